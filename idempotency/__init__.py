@@ -1,0 +1,45 @@
+"""Make mutating API operations safe to retry.
+
+The names below are the public interface. They are resolved at first use, because an app's package is imported before
+Django's models can be.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .decorators import idempotent
+    from .execution import current_claim
+    from .operation import ACCEPTED, CONFLICT, PARK, REEXECUTE, Operation, Wait
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ACCEPTED": "operation",
+    "CONFLICT": "operation",
+    "Operation": "operation",
+    "PARK": "operation",
+    "REEXECUTE": "operation",
+    "Wait": "operation",
+    "current_claim": "execution",
+    "idempotent": "decorators",
+}
+
+__all__ = [
+    "ACCEPTED",
+    "CONFLICT",
+    "PARK",
+    "REEXECUTE",
+    "Operation",
+    "Wait",
+    "current_claim",
+    "idempotent",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,20 @@
+"""The app's wiring: what is switched on when Django has loaded the apps."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from django.apps import AppConfig, apps
+from django.utils.module_loading import autodiscover_modules
+
+
+class IdempotencyConfig(AppConfig):
+    name = "idempotency"
+    verbose_name = "Idempotency"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        import_module("idempotency.checks")
+        autodiscover_modules("operations")
+        if apps.is_installed("rest_framework"):
+            import_module("idempotency.contrib.rest_framework")

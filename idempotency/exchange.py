@@ -1,0 +1,247 @@
+"""One HTTP request under one operation: from its key to its response.
+
+``Exchange`` speaks plain Django. ``contrib.rest_framework`` registers one that speaks DRF, and the first registered
+class that handles a request is used, so that this module imports no other framework.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.core.handlers.exception import response_for_exception
+from django.http import Http404
+from django.http.response import HttpResponseBase
+from django.utils.datastructures import MultiValueDict
+
+from . import claims, keys
+from .claims import Claim
+from .conf import settings
+from .exceptions import (
+    AccountRequiredError,
+    IdempotencyError,
+    InProgressError,
+    KeyMissingError,
+    LeaseLostError,
+    OperationError,
+    PayloadInvalidError,
+    UnavailableError,
+)
+from .execution import Slot, as_atomic_request, run_under
+from .fingerprint import Payload, parse_json
+from .operation import ACCEPTED, Operation, Wait
+from .outcome import REPLAYED_HEADER, Outcome, outcome_of, response_of
+from .problems import accepted_response, problem_response
+from .sql import Scope
+
+logger = logging.getLogger("idempotency")
+
+#: How often a waiting duplicate looks for the outcome, in seconds: soon at first, then at a pace that costs little.
+FIRST_POLL = 0.02
+SLOWEST_POLL = 0.5
+
+#: What a handler raises to say no. Django turns them into 4xx responses, and the same request gets the same one again.
+DETERMINISTIC_FAILURES = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
+
+
+class Exchange:
+    """A request, the operation it is for, and the handler that would answer it unprotected."""
+
+    registered: ClassVar[list[type[Exchange]]] = []
+
+    def __init__(
+        self, operation: Operation, request: Any, handler: Callable[[], Any], route: dict[str, object]
+    ) -> None:
+        self.operation = operation
+        self.request = request
+        self.handler = handler
+        self.route = route
+
+    @classmethod
+    def handles(cls, request: Any) -> bool:
+        return True
+
+    @classmethod
+    def of(cls, operation: Operation, request: Any, handler: Callable[[], Any], route: dict[str, object]) -> Exchange:
+        for registered in cls.registered:
+            if registered.handles(request):
+                return registered(operation, request, handler, route)
+        return Exchange(operation, request, handler, route)
+
+    # What a framework does in its own way
+
+    def parsed_body(self) -> object:
+        """The request's payload as the handler will see it, leaving the request readable for the handler."""
+        request = self.request
+        content_type = request.content_type or ""
+        if content_type in {"application/x-www-form-urlencoded", "multipart/form-data"}:
+            self._keep_body_readable()
+            fields: MultiValueDict[str, object] = MultiValueDict(request.POST)
+            for name, files in request.FILES.lists():
+                fields.setlist(name, fields.getlist(name) + files)
+            return fields
+        body: bytes = request.body
+        if content_type == "application/json" or content_type.endswith("+json"):
+            try:
+                return parse_json(body)
+            except ValueError:
+                pass  # malformed: the handler says so itself, and its answer belongs to these very bytes
+        return body
+
+    def _keep_body_readable(self) -> None:
+        """Buffer a body that fits in memory by Django's own limit, or parsing the form would use its stream up."""
+        from django.conf import settings as django_settings
+
+        try:
+            length = int(self.request.META.get("CONTENT_LENGTH") or 0)
+        except ValueError:
+            return
+        limit = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        if limit is None or length <= limit:
+            self.request.body  # noqa: B018 - reading it is what buffers it
+
+    def rendered(self, response: Any) -> Any:
+        """``response`` with its final status, headers and content."""
+        if hasattr(response, "render") and not response.is_rendered:
+            response = response.render()
+        return response
+
+    def response_to_failure(self, error: Exception) -> Any | None:
+        """The response the framework gives to an exception of the handler, or None where it would be a crash."""
+        if isinstance(error, DETERMINISTIC_FAILURES):
+            return response_for_exception(self.request, error)
+        return None
+
+    def response_to_error(self, error: IdempotencyError) -> Any:
+        return problem_response(error)
+
+    # What is the same everywhere
+
+    def respond(self) -> Any:
+        """Run the operation once for all its retries, and answer this one. No IdempotencyError gets out of here."""
+        try:
+            key = self._key()
+        except IdempotencyError as error:
+            return self._refuse(error)
+        if key is None:
+            return as_atomic_request(self.handler)
+        try:
+            response = self._respond_to(key)
+        except IdempotencyError as error:
+            response = self._refuse(error)
+        response[keys.HEADER] = self.request.META[keys.META_NAME]  # as it was sent; it parsed, so it is harmless
+        return response
+
+    def _respond_to(self, key: str) -> Any:
+        scope = Scope(self._account_id(), self.operation.name, key)
+        payload = self._payload()
+        held = self._acquire(scope, payload)
+        if isinstance(held, Outcome):
+            return self._replay(held)
+        try:
+            return self._run(held)
+        except LeaseLostError:
+            logger.warning("Operation %r: attempt %d lost its lease", self.operation.name, held.attempt)
+            return self._replay(claims.peek(held, payload))
+
+    def _key(self) -> str | None:
+        value = self.request.META.get(keys.META_NAME)
+        if value is not None:
+            return keys.parse_header(value)
+        if self.operation.required:
+            raise KeyMissingError
+        return None
+
+    def _account_id(self) -> str:
+        account_id = self.operation.account(self.request)
+        if account_id is None:
+            raise AccountRequiredError
+        if not isinstance(account_id, str):
+            raise TypeError(
+                f"The account resolver of operation {self.operation.name!r} must return a str or None, "
+                f"not {type(account_id).__name__}."
+            )
+        if not 0 < len(account_id) <= 255 or not account_id.isprintable():
+            raise AccountRequiredError("The authenticated account has no usable identifier.")
+        return account_id
+
+    def _payload(self) -> Payload:
+        try:
+            command = self.command()
+            payload = Payload(
+                command,
+                method=self.request.method or "",
+                route=self.route,
+                query=self.request.META.get("QUERY_STRING", ""),
+            )
+            payload.request_hash  # noqa: B018 - computed here, where what can't be canonicalised is a 400
+        except RecursionError as error:
+            raise PayloadInvalidError("The payload is nested too deeply.") from error
+        return payload
+
+    def command(self) -> object:
+        declared = self.operation.command
+        return self.parsed_body() if declared is None else declared(self.request)
+
+    def _acquire(self, scope: Scope, payload: Payload) -> Claim | Outcome:
+        answer = self.operation.in_progress
+        if not isinstance(answer, Wait):
+            return claims.acquire(self.operation, scope, payload)
+        deadline = time.monotonic() + answer.seconds
+        pause = FIRST_POLL
+        while True:
+            try:
+                return claims.acquire(self.operation, scope, payload)
+            except InProgressError:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise
+                time.sleep(min(pause, left))  # no transaction and no lock is held meanwhile
+                pause = min(pause * 2, SLOWEST_POLL)
+
+    def _run(self, claim: Claim) -> Any:
+        response: Any = None
+
+        def record_response(answer: Any, slot: Slot) -> None:
+            nonlocal response
+            response = self.rendered(answer)
+            if self.operation.recordable(response.status_code):
+                slot.outcome = outcome_of(response, self.operation, claim.reference)
+
+        def explain(error: Exception) -> bool:
+            answer = self.response_to_failure(error)
+            if answer is None:
+                return False
+            record_response(answer, slot)
+            return True
+
+        with run_under(claim) as slot:
+            slot.explain = explain
+            record_response(self.handler(), slot)
+        return response
+
+    def _replay(self, outcome: Outcome) -> Any:
+        if outcome.reference is not None and self.operation.rebuild is not None:
+            response: HttpResponseBase = self.rendered(self.operation.rebuild(outcome.reference, self.request))
+        else:
+            response = response_of(outcome)
+        response[REPLAYED_HEADER] = "true"
+        return response
+
+    def _refuse(self, error: IdempotencyError) -> Any:
+        if isinstance(error, (OperationError, UnavailableError)):
+            logger.error(
+                "Operation %r answered %d (%s): %s",
+                self.operation.name,
+                error.status_code,
+                error.code,
+                error,
+                exc_info=error,
+            )
+        if isinstance(error, InProgressError) and self.operation.in_progress is ACCEPTED:
+            return accepted_response(error)
+        custom = settings.error_response
+        return self.response_to_error(error) if custom is None else custom(self.request, error)

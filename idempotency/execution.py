@@ -1,0 +1,193 @@
+"""Run a callable under a claim, so that its effects and its outcome stand or fall together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TypeVar
+
+from django.db import DatabaseError, InterfaceError, InternalError, connections, transaction
+
+from . import claims, sql
+from .claims import Claim
+from .exceptions import IdempotencyError, LeaseLostError, TransactionBrokenError, UnavailableError
+from .lifecycle import Recovery
+from .outcome import Outcome
+
+T = TypeVar("T")
+
+logger = logging.getLogger("idempotency")
+
+_current: ContextVar[Claim | None] = ContextVar("idempotency_claim", default=None)
+
+
+def current_claim() -> Claim | None:
+    """The claim that the calling code runs under: the innermost one, or None outside of a protected operation."""
+    return _current.get()
+
+
+@dataclass
+class Slot:
+    """Where the code under a claim leaves what is to be recorded. None: nothing of this run is to be kept.
+
+    ``explain`` is asked about an exception of the block, after the block's writes are rolled back. True: it is an
+    answer, whose outcome (or None) ``explain`` has left in the slot. False: it is a crash, and is raised on.
+    """
+
+    outcome: Outcome | None = None
+    explain: Callable[[Exception], bool] = lambda error: False
+
+
+@contextmanager
+def run_under(claim: Claim) -> Iterator[Slot]:
+    """Run the block as the claim's attempt, and record the outcome it leaves in the slot.
+
+    With ``transaction=True`` the block is one transaction of the record's database, and the completing update is its
+    last statement: business state and outcome are both there or neither is. A block that raises, or leaves no
+    outcome, is rolled back and the claim is released. Without, the outcome is recorded right after the block.
+
+    :raises LeaseLostError: another attempt owns the record; this one's writes are rolled back.
+    :raises UnavailableError: the outcome could not be recorded, or COMMIT failed without saying how it ended.
+    :raises TransactionBrokenError: the block swallowed a database error and went on.
+    """
+    token = _current.set(claim)
+    try:
+        with _in_transaction(claim) if claim.operation.transaction else _in_autocommit(claim) as slot:
+            yield slot
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def _in_transaction(claim: Claim) -> Iterator[Slot]:
+    slot = Slot()
+    committing = undone = False
+    try:
+        with transaction.atomic(using=claim.using, durable=True):
+            yield slot
+            if slot.outcome is None:
+                transaction.set_rollback(True, using=claim.using)
+            elif connections[claim.using].needs_rollback and slot.outcome.status >= 400:
+                undone = True  # the handler undid its writes to answer with a failure: set_rollback(True), or an error
+            else:
+                _complete(claim, slot.outcome)
+                committing = True
+    except LeaseLostError:
+        raise  # nothing of ours is left to give up
+    except Exception as error:
+        # A BaseException (the worker is told to exit) passes by and releases nothing: a dying process makes no
+        # promises, and the lease runs out by itself.
+        if committing and not sql.backend(claim.using).commit_was_refused(error):
+            if not isinstance(error, (DatabaseError, InterfaceError)):
+                raise  # an on_commit callback failed; everything is committed, and the retry replays it
+            # COMMIT was sent and its answer never came: it may have happened. Releasing now could run the operation
+            # twice. The retry reads the record and finds out.
+            logger.exception("COMMIT of operation %r did not say how it ended", claim.operation.name)
+            raise UnavailableError(
+                "The database did not confirm the commit. Retry with the same Idempotency-Key to learn the outcome.",
+                retry_after=1,
+            ) from error
+        if not _explained(claim, slot, error):
+            raise
+        undone = True
+    if slot.outcome is None:
+        give_up(claim)
+    elif undone:
+        record(claim, slot.outcome)
+
+
+@contextmanager
+def _in_autocommit(claim: Claim) -> Iterator[Slot]:
+    slot = Slot()
+    try:
+        yield slot
+    except LeaseLostError:
+        raise
+    except Exception as error:
+        if not _explained(claim, slot, error):
+            raise
+    if slot.outcome is None:
+        give_up(claim)
+    else:
+        # Dies before this COMMIT, or fails in it: the effect may be there without its outcome. Nothing is given up;
+        # the lease runs out and recovery does what the operation declares.
+        record(claim, slot.outcome)
+
+
+def _explained(claim: Claim, slot: Slot, error: Exception) -> bool:
+    slot.outcome = None
+    try:
+        explained = not isinstance(error, IdempotencyError) and slot.explain(error)
+    except Exception:
+        give_up(claim)
+        raise
+    if not explained:
+        give_up(claim)
+    return explained
+
+
+def record(claim: Claim, outcome: Outcome) -> None:
+    """Record an outcome in a transaction of its own.
+
+    :raises LeaseLostError: another attempt owns the record.
+    :raises UnavailableError: it could not be recorded, or may have been.
+    """
+    try:
+        with transaction.atomic(using=claim.using, durable=True):
+            claims.complete(claim, outcome)
+    except (DatabaseError, InterfaceError) as error:
+        raise UnavailableError(retry_after=1) from error
+
+
+def _complete(claim: Claim, outcome: Outcome) -> None:
+    """Complete within the block's own transaction."""
+    if connections[claim.using].needs_rollback:
+        raise _broken(claim)
+    try:
+        claims.complete(claim, outcome)
+    except InternalError as error:  # PostgreSQL ignores every statement after an error, until the transaction ends
+        raise _broken(claim) from error
+    except (DatabaseError, InterfaceError) as error:
+        raise UnavailableError(retry_after=1) from error
+
+
+def _broken(claim: Claim) -> IdempotencyError:
+    return TransactionBrokenError(
+        f"Operation {claim.operation.name!r} returned a response although its transaction had been marked for rollback "
+        f"or broken by a database error, so nothing it wrote could be kept. Let the error propagate, or run the "
+        f"statement that may fail in an atomic() of its own."
+    )
+
+
+def give_up(claim: Claim) -> None:
+    """End an attempt that recorded nothing, as far as its operation lets us say what that means.
+
+    In one transaction with the record, or with REEXECUTE declared, another run is safe and may come at once. A PARK
+    operation that ended without an outcome may have had its effect. Never raises: what ended the attempt matters
+    more, and a claim that could not be given up is recovered when its lease is over.
+    """
+    operation = claim.operation
+    try:
+        if operation.transaction or operation.recovery is Recovery.REEXECUTE:
+            claims.release(claim)
+        else:
+            claims.park(claim)
+    except (DatabaseError, InterfaceError):
+        logger.warning(
+            "Operation %r: attempt %d could not be released; its lease runs out by itself",
+            operation.name,
+            claim.attempt,
+            exc_info=True,
+        )
+
+
+def as_atomic_request(call: Callable[[], T]) -> T:
+    """Call an unprotected path of a view as Django would have, had the view not been exempt from ATOMIC_REQUESTS."""
+    using = claims.alias()
+    if not connections[using].settings_dict["ATOMIC_REQUESTS"]:
+        return call()
+    with transaction.atomic(using=using):
+        return call()

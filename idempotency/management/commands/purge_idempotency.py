@@ -1,0 +1,229 @@
+"""``manage.py purge_idempotency``: parse arguments, purge batch after batch, report."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any, TextIO
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.db import DatabaseError, connections
+from django.db.models import Count
+
+from idempotency.claims import alias
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
+from idempotency.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, due, purge_batches
+
+EXIT_REFUSED = 1
+EXIT_USAGE = 2
+EXIT_WORK_LEFT = 3
+EXIT_SIGNAL = 128  # plus the signal's number, as shells do
+
+EPILOG = f"""exit codes:
+  0    everything that was due is purged
+  {EXIT_REFUSED}    the database refused; what earlier batches deleted stays deleted
+  {EXIT_USAGE}    an argument is wrong, nothing was done
+  {EXIT_WORK_LEFT}    stopped by --max-batches, and more is due
+  {EXIT_SIGNAL + signal.SIGINT}  interrupted, {EXIT_SIGNAL + signal.SIGTERM} terminated: after the batch in hand
+"""
+
+# Where nobody watches, a line now and then shows in the log that a long run is alive.
+REPORT_EVERY = 10.0  # seconds
+
+# A signal that is handled doesn't end a sleep, so a pause is slept in slices of this.
+SLICE = 0.2  # seconds
+
+MAX_PAUSE = 3600.0  # seconds
+
+_Report = Callable[[int], None]
+
+
+class _HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
+    """Keeps the lines of the epilog."""
+
+
+class Command(BaseCommand):
+    help = (
+        "Delete idempotency records past their retention, oldest first, in bounded batches.\n"
+        "Claims are never deleted, and parked (failed) records only with --include-failed.\n"
+        "May run at any time, and more than once at a time."
+    )
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        kwargs = {"epilog": EPILOG, "formatter_class": _HelpFormatter, **kwargs}
+        return super().create_parser(prog_name, subcommand, **kwargs)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--batch-size",
+            type=int,
+            default=DEFAULT_BATCH_SIZE,
+            metavar="N",
+            help=f"records to delete in one transaction, up to {MAX_BATCH_SIZE} (default: %(default)s)",
+        )
+        parser.add_argument("--max-batches", type=int, metavar="N", help="stop after N batches (default: no limit)")
+        parser.add_argument(
+            "--pause", type=float, default=0.0, metavar="S", help="seconds to wait between batches (default: 0)"
+        )
+        parser.add_argument("--dry-run", action="store_true", help="count what is due, delete nothing")
+        parser.add_argument("--include-failed", action="store_true", help="delete parked records past retention too")
+        parser.add_argument("--database", metavar="ALIAS", help="default: the database that records are written to")
+
+    def handle(
+        self,
+        *args: object,
+        batch_size: int,
+        max_batches: int | None,
+        pause: float,
+        dry_run: bool,
+        include_failed: bool,
+        database: str | None,
+        **options: Any,
+    ) -> None:
+        # call_command() hands values over without parsing them, so they are checked here for both ways in.
+        if not 1 <= batch_size <= MAX_BATCH_SIZE:
+            raise CommandError(f"--batch-size must be between 1 and {MAX_BATCH_SIZE}.", returncode=EXIT_USAGE)
+        if max_batches is not None and max_batches < 1:
+            raise CommandError("--max-batches must be 1 or more.", returncode=EXIT_USAGE)
+        if not 0 <= pause <= MAX_PAUSE:
+            raise CommandError(f"--pause must be between 0 and {MAX_PAUSE:.0f} seconds.", returncode=EXIT_USAGE)
+        using = alias() if database is None else database
+        if using not in connections:
+            raise CommandError(f"--database: there is no database {using!r} in DATABASES.", returncode=EXIT_USAGE)
+        try:
+            if dry_run:
+                self._count(using, include_failed)
+            else:
+                self._purge(using, batch_size, max_batches, pause, include_failed, options)
+        except DatabaseError as error:
+            message = f"Database {using!r} refused: {error} What earlier batches deleted stays deleted."
+            raise CommandError(message, returncode=EXIT_REFUSED) from error
+
+    def _count(self, using: str, include_failed: bool) -> None:
+        past_retention = IdempotencyRecord.objects.using(using).past_retention()
+        counted = dict(past_retention.order_by().values_list("status").annotate(count=Count("pk")))
+        kept = [Status.IN_PROGRESS] if include_failed else [Status.IN_PROGRESS, Status.FAILED]
+        going = sum(count for status, count in counted.items() if status not in kept)
+        self.stdout.write(f"Would purge {_records(going)} from database {using!r}.")
+        for status in kept:
+            if status in counted:
+                self.stdout.write(f"Would keep {_records(counted[status])} past retention: {status.replace('_', ' ')}.")
+
+    def _purge(
+        self,
+        using: str,
+        batch_size: int,
+        max_batches: int | None,
+        pause: float,
+        include_failed: bool,
+        options: dict[str, Any],
+    ) -> None:
+        deleted = batches = 0
+        finished = False
+        with _stop_between_batches() as stop, self._reporter(using, include_failed, options) as report:
+            for batch in purge_batches(batch_size=batch_size, include_failed=include_failed, using=using):
+                deleted += batch.deleted
+                batches += 1
+                finished = batch.exhausted
+                report(deleted)
+                if finished or batches == max_batches or not stop.sleep(pause):
+                    break
+        if options["verbosity"]:
+            self.stdout.write(f"Purged {_records(deleted)} from database {using!r}.")
+        if finished or not due(include_failed=include_failed, using=using).exists():
+            return
+        if stop.signum is not None:
+            name = signal.Signals(stop.signum).name
+            raise CommandError(f"Stopped by {name}. More is due.", returncode=EXIT_SIGNAL + stop.signum)
+        if options["verbosity"]:
+            self.stdout.write(f"Stopped by --max-batches {max_batches}. More is due.")
+        sys.exit(EXIT_WORK_LEFT)
+
+    def _reporter(self, using: str, include_failed: bool, options: dict[str, Any]) -> AbstractContextManager[_Report]:
+        """Progress as a bar on a terminal, if rich is installed, and as plain lines elsewhere."""
+        # The bar goes where errors go, so that the output can be kept in a file while somebody watches.
+        stream: TextIO = options.get("stderr") or sys.stderr
+        if options["verbosity"] and stream.isatty():
+            try:
+                import rich  # noqa: F401
+            except ImportError:
+                pass
+            else:
+                return _bar(stream, due(include_failed=include_failed, using=using).count())
+        return self._lines(options["verbosity"])
+
+    @contextmanager
+    def _lines(self, verbosity: int) -> Iterator[_Report]:
+        last = time.monotonic()
+
+        def report(deleted: int) -> None:
+            nonlocal last
+            if verbosity > 1 or (verbosity and time.monotonic() - last >= REPORT_EVERY):
+                last = time.monotonic()
+                self.stdout.write(f"Purged {_records(deleted)} so far.")
+                self.stdout.flush()
+
+        yield report
+
+
+@contextmanager
+def _bar(stream: TextIO, total: int) -> Iterator[_Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("Purging"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=stream)) as progress:
+        task = progress.add_task("", total=total)
+        # More can fall due during a run than were counted before it.
+        yield lambda deleted: progress.update(task, completed=deleted, total=max(total, deleted))
+
+
+class _Stop:
+    """Notes the first SIGINT or SIGTERM instead of dying of it. A second one has its usual effect."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def listen(self) -> None:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            self._previous[signum] = signal.signal(signum, self._note)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+        self.restore()
+
+    def restore(self) -> None:
+        while self._previous:
+            signum, handler = self._previous.popitem()
+            signal.signal(signum, handler or signal.SIG_DFL)  # None: it was not installed from Python
+
+    def sleep(self, seconds: float) -> bool:
+        """Sleep, unless a signal came or comes. Whether to go on."""
+        end = time.monotonic() + seconds
+        while self.signum is None and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, SLICE))
+        return self.signum is None
+
+
+@contextmanager
+def _stop_between_batches() -> Iterator[_Stop]:
+    stop = _Stop()
+    # Python lets no other thread than the main one handle signals. There the process's own handling remains.
+    if threading.current_thread() is threading.main_thread():
+        stop.listen()
+    try:
+        yield stop
+    finally:
+        stop.restore()
+
+
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count:,} records"

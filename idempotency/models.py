@@ -1,0 +1,109 @@
+"""``IdempotencyRecord``, its constraints and its querysets. Statements that decide ownership live in ``claims.py``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db import models
+from django.db.models.functions import Now
+
+from .lifecycle import Status
+
+
+class BytewiseCharField(models.CharField):
+    """Text of which two values are equal only if their bytes are.
+
+    MySQL and MariaDB compare by a collation that folds case, accents and trailing spaces unless told otherwise. On
+    PostgreSQL equality is bytewise already, but an index in a locale's order is corrupted by an upgrade of the C
+    library that changes the order, and a unique index that misses a row lets a second claim through: "C" never moves.
+    """
+
+    def db_parameters(self, connection: Any) -> Any:
+        parameters = super().db_parameters(connection)
+        if connection.vendor == "postgresql":
+            parameters["collation"] = "C"
+        elif connection.vendor == "mysql":
+            parameters["collation"] = "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
+        return parameters
+
+
+class JSONTextField(models.TextField):
+    """JSON kept as the exact text it was given, and read back as that text.
+
+    PostgreSQL's ``json`` keeps the text and checks its syntax; ``jsonb`` would lose key order, spacing and the form of
+    numbers. Elsewhere it is a text column.
+    """
+
+    def db_type(self, connection: Any) -> str | None:
+        return "json" if connection.vendor == "postgresql" else super().db_type(connection)
+
+    def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
+        # Drivers parse a json column into Python objects, and the text would be gone.
+        return (f"{sql}::text" if compiler.connection.vendor == "postgresql" else sql), params
+
+
+class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
+    """Records in the words of the design. Every time is the database's."""
+
+    def in_scope(self, account_id: str, operation: str, idempotency_key: str) -> RecordQuerySet:
+        return self.filter(account_id=account_id, operation=operation, idempotency_key=idempotency_key)
+
+    def in_progress(self) -> RecordQuerySet:
+        return self.filter(status=Status.IN_PROGRESS)
+
+    def completed(self) -> RecordQuerySet:
+        return self.filter(status=Status.COMPLETED)
+
+    def recoverable(self) -> RecordQuerySet:
+        return self.filter(status=Status.RECOVERABLE)
+
+    def parked(self) -> RecordQuerySet:
+        return self.filter(status=Status.FAILED)
+
+    def live(self) -> RecordQuerySet:
+        """Claims whose lease runs."""
+        return self.in_progress().filter(lease_expires_at__gt=Now())
+
+    def abandoned(self) -> RecordQuerySet:
+        """Claims whose lease is over: their process is gone, or slower than it promised."""
+        return self.in_progress().filter(lease_expires_at__lte=Now())
+
+    def past_retention(self) -> RecordQuerySet:
+        return self.filter(expires_at__lte=Now())
+
+
+class IdempotencyRecord(models.Model):
+    """One logical operation: who asked for what under which key, who owns it now, and how it ended."""
+
+    id = models.BigAutoField(primary_key=True)
+    account_id = BytewiseCharField(max_length=255)
+    operation = BytewiseCharField(max_length=255)
+    idempotency_key = BytewiseCharField(max_length=255)
+    request_hash = models.CharField(max_length=128)
+    status = models.CharField(max_length=16, choices=[(s.value, s.value.replace("_", " ")) for s in Status])
+    #: The fencing number: 1 at the first claim, +1 at every further one, never reset.
+    attempt = models.PositiveIntegerField(default=1)
+    response_status = models.PositiveSmallIntegerField(null=True, blank=True)
+    #: A list of [name, value] pairs, so that a repeated header keeps its place.
+    response_headers = models.JSONField(null=True, blank=True)
+    response_body = JSONTextField(null=True, blank=True)  # noqa: DJ001 - null is "no outcome yet", not an empty text
+    response_reference = models.TextField(null=True, blank=True)  # noqa: DJ001 - null is "none", "" is a reference
+    lease_expires_at = models.DateTimeField(null=True, blank=True)
+    expires_at = models.DateTimeField(db_index=True)
+    created_at = models.DateTimeField(db_default=Now())
+    completed_at = models.DateTimeField(null=True, blank=True)
+
+    objects: ClassVar[models.Manager[IdempotencyRecord]] = RecordQuerySet.as_manager()  # type: ignore[assignment]
+
+    class Meta:
+        db_table = "idempotency_record"
+        constraints: ClassVar = [
+            # account_id leads: it is the distribution key of a partitioned table, and it names one caller's records.
+            models.UniqueConstraint(
+                fields=["account_id", "operation", "idempotency_key"], name="idempotency_record_scope"
+            ),
+        ]
+        permissions: ClassVar = [("view_response_body", "Can view recorded response bodies")]
+
+    def __str__(self) -> str:
+        return f"{self.operation} of account {self.account_id}, attempt {self.attempt}: {self.status}"

@@ -1,0 +1,132 @@
+"""The purge: forget records whose retention is over, one bounded batch at a time.
+
+A record is past retention by the database's clock. Never purged is a claim, live or abandoned: an abandoned one is
+recovered first, because its row is all that is known of it. A failed one waits for somebody to resolve it, unless the
+caller says otherwise.
+
+A batch that dies before its COMMIT deleted nothing; one that dies after it is done. Several purges may run at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from django.db import OperationalError, connections, transaction
+
+from . import sql
+from .claims import alias
+from .lifecycle import Status
+from .models import IdempotencyRecord, RecordQuerySet
+from .sql import postgresql_purge
+
+# A batch is one transaction, and so the most that a claim can come to wait for, that a standby has to replay at once,
+# and that is lost when the process is killed. A thousand rows are deleted in some 10 ms.
+DEFAULT_BATCH_SIZE: Final = 1000
+# Above this a batch gains nothing and holds its row locks for longer than a claim waits for one.
+MAX_BATCH_SIZE: Final = 10_000
+
+PURGED: Final = frozenset({Status.COMPLETED, Status.RECOVERABLE})
+
+# A batch is repeated when the database refused it because of another transaction, which under REPEATABLE READ each
+# record that was claimed anew since the batch's snapshot can cause. It happens a few times at most, then it is trouble.
+_MAX_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class PurgeResult:
+    """One batch."""
+
+    deleted: int
+    #: Whether the batch found fewer records than it may take: nothing more is due, or others are at it.
+    exhausted: bool
+    #: The latest retention's end among the records of the batch; None if it found none.
+    reached: datetime | None
+
+
+def due(*, include_failed: bool = False, using: str | None = None) -> RecordQuerySet:
+    """The records that a purge would delete now."""
+    return _due(using or alias(), _statuses(include_failed), None)
+
+
+def purge_once(
+    *,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    include_failed: bool = False,
+    after: datetime | None = None,
+    using: str | None = None,
+) -> PurgeResult:
+    """Delete up to ``batch_size`` records past retention, oldest first, in a transaction of its own.
+
+    ``after`` skips what ended before it; see ``purge_batches``. ``using`` is a database alias, by default the one
+    that records are written to.
+
+    Raises ValueError unless 1 <= batch_size <= MAX_BATCH_SIZE, and django.db.DatabaseError as the database does;
+    nothing of the batch is deleted then.
+    """
+    if not 1 <= batch_size <= MAX_BATCH_SIZE:
+        raise ValueError(f"batch_size must be between 1 and {MAX_BATCH_SIZE}, not {batch_size}.")
+    using = using or alias()
+    statuses = _statuses(include_failed)
+    delete = postgresql_purge.delete_due if connections[using].vendor == "postgresql" else _delete_due
+    rounds = 0
+    while True:
+        try:
+            with transaction.atomic(using=using, durable=True):
+                return PurgeResult(*delete(using, statuses, batch_size, after))
+        except OperationalError as error:  # noqa: PERF203 - it is the loop that is about errors
+            rounds += 1
+            if rounds == _MAX_ROUNDS or not sql.backend(using).lost_a_race(error):
+                raise
+
+
+def purge_batches(
+    *, batch_size: int = DEFAULT_BATCH_SIZE, include_failed: bool = False, using: str | None = None
+) -> Iterator[PurgeResult]:
+    """Purge batch after batch until nothing more is due. The caller may stop between any two.
+
+    Each batch starts where the one before it ended. From the beginning it would walk again over the index entries of
+    all that was deleted, which stay until a vacuum, and of all that is kept, so the last batch would cost the most.
+    What another transaction held locked is passed over, and is the next run's.
+    """
+    after = None
+    while True:
+        batch = purge_once(batch_size=batch_size, include_failed=include_failed, after=after, using=using)
+        yield batch
+        if batch.exhausted:
+            return
+        after = batch.reached
+
+
+def _statuses(include_failed: bool) -> frozenset[Status]:
+    return PURGED | {Status.FAILED} if include_failed else PURGED
+
+
+def _due(using: str, statuses: Collection[Status], after: datetime | None) -> RecordQuerySet:
+    records: RecordQuerySet = (
+        RecordQuerySet(IdempotencyRecord, using=using).past_retention().filter(status__in=statuses)
+    )
+    if after is not None:
+        records = records.filter(expires_at__gte=after)
+    return records
+
+
+def _delete_due(
+    using: str, statuses: Collection[Status], limit: int, after: datetime | None
+) -> tuple[int, bool, datetime | None]:
+    """The batch on a database other than PostgreSQL, through the ORM. Runs inside the caller's transaction."""
+    connection = connections[using]
+    records = _due(using, statuses, after).order_by("expires_at", "id")
+    if connection.features.has_select_for_update_skip_locked:
+        records = records.select_for_update(skip_locked=True)
+    found = list(records.values_list("id", "expires_at")[:limit])
+    ids = [pk for pk, _ in found]
+    # A statement takes a bounded number of parameters, on SQLite a low one.
+    step = max(1, connection.ops.bulk_batch_size([IdempotencyRecord._meta.pk], ids))
+    deleted = 0
+    for start in range(0, len(ids), step):
+        # The predicate is named again: where the select took no locks, a record may have been claimed anew since.
+        deleted += _due(using, statuses, after).filter(pk__in=ids[start : start + step]).delete()[0]
+    return deleted, len(found) < limit, found[-1][1] if found else None

@@ -1,0 +1,88 @@
+"""The statements on records, a module a database: ``postgresql`` in SQL, ``portable`` on the ORM for the others.
+
+Each module offers the same functions. A boolean answer is "one row matched": the compare-and-set won.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol, cast
+
+from django.db import OperationalError, connections
+
+from ..lifecycle import Status
+from ..outcome import Outcome
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The identity of one logical operation."""
+
+    account_id: str
+    operation: str
+    idempotency_key: str
+
+
+@dataclass(frozen=True)
+class Fence:
+    """What a change of an owned record must still match."""
+
+    scope: Scope
+    id: int
+    attempt: int
+    request_hash: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A record as a request that didn't win finds it. The database's clock has judged its times."""
+
+    id: int
+    attempt: int
+    status: Status
+    request_hash: str
+    lease_over: bool
+    lease_left: float  # seconds; 0 or less when the lease is over
+    retention_over: bool
+    outcome: Outcome | None  # of a completed record
+
+
+class Backend(Protocol):
+    def insert_claim(
+        self, using: str, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
+    ) -> int | None: ...
+
+    def read(self, using: str, scope: Scope) -> Row | None: ...
+
+    def take_over(self, using: str, scope: Scope, row: Row, lease: timedelta) -> bool: ...
+
+    def start_over(
+        self, using: str, scope: Scope, row: Row, request_hash: str, *, lease: timedelta, ttl: timedelta
+    ) -> bool: ...
+
+    def park_abandoned(self, using: str, scope: Scope, row: Row) -> bool: ...
+
+    def complete(self, using: str, fence: Fence, outcome: Outcome) -> bool: ...
+
+    def release(self, using: str, fence: Fence) -> bool: ...
+
+    def park(self, using: str, fence: Fence) -> bool: ...
+
+    def lost_a_race(self, error: OperationalError) -> bool:
+        """The transaction was refused because of another one; the same again may succeed."""
+        ...
+
+    def timed_out_waiting(self, error: OperationalError) -> bool:
+        """Another transaction holds the row's lock."""
+        ...
+
+    def commit_was_refused(self, error: BaseException) -> bool:
+        """The database itself said that it rolled back. Any other error out of COMMIT may hide a commit."""
+        ...
+
+
+def backend(using: str) -> Backend:
+    from . import portable, postgresql
+
+    return cast(Backend, postgresql if connections[using].vendor == "postgresql" else portable)

@@ -1,0 +1,13 @@
+"""The sample project for an ASGI server."""
+
+from __future__ import annotations
+
+import os
+
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+# Each request has a thread of its own, which takes a persistent connection with it when it ends.
+os.environ.setdefault("CONN_MAX_AGE", "0")
+
+application = get_asgi_application()

@@ -1,0 +1,97 @@
+"""All charges at once: a pool of threads, each of which sees one charge of one side through to its end."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
+import httpx
+
+from .client import Answer, Client, Endpoint
+from .plan import Charge, Plan, Trouble
+from .tally import Seen, Tally
+from .verdict import History
+
+#: The first of a burst behaves, the others have troubles of their own.
+TROUBLES_IN_A_BURST = (Trouble.CALM, Trouble.CALM, Trouble.CALM, Trouble.TIMEOUT, Trouble.CUT)
+
+
+class Storm:
+    """One run of the charges against both endpoints. ``histories`` fills up while it runs."""
+
+    def __init__(self, plan: Plan, charges: Sequence[Charge], endpoints: Sequence[Endpoint], tally: Tally) -> None:
+        self.plan = plan
+        self.charges = charges
+        self.endpoints = endpoints
+        self.tally = tally
+        self.stop = threading.Event()
+        self.histories = {endpoint.side: [History(charge) for charge in charges] for endpoint in endpoints}
+        self._futures: list[Future[None]] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The storm goes on in the background of the block, and is over after it, finished or not."""
+        # No proxy from the environment, and no kept connections: see gunicorn_conf. Bursts add threads of their own.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        with (
+            httpx.Client(trust_env=False, limits=limits) as http,
+            ThreadPoolExecutor(self.plan.concurrency, thread_name_prefix="charge") as pool,
+        ):
+            try:
+                for index in range(len(self.charges)):
+                    for endpoint in self.endpoints:
+                        history = self.histories[endpoint.side][index]
+                        self._futures.append(pool.submit(self._see_through, history, endpoint, http))
+                yield
+            finally:
+                self.stop.set()
+                pool.shutdown(cancel_futures=True)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end of the storm for at most ``seconds``; True when it is over. Raises what a thread raised."""
+        done, waiting = wait(self._futures, timeout=seconds)
+        for future in done:
+            future.result()
+        return not waiting
+
+    def _see_through(self, history: History, endpoint: Endpoint, http: httpx.Client) -> None:
+        charge = history.charge
+
+        def client(role: str) -> Client:
+            return Client(charge, endpoint, http, self.plan, self.tally, self.stop, role=role)
+
+        if charge.trouble is Trouble.BURST:
+            self._burst(history, [client(f"burst-{number}") for number in range(charge.burst)])
+        else:
+            keep(history, history.answers, client("first").pursue(charge.trouble))
+        # Only once the outcome is known: before, a changed payload might rightly be the first to arrive.
+        if history.answers and charge.late_duplicate:
+            keep(history, history.answers, client("late").send_again())
+        if history.answers and charge.changed_payload:
+            keep(history, history.answers_to_changed, client("changed").send_changed())
+        self.tally.add(endpoint.side, Seen.DONE)
+
+    def _burst(self, history: History, clients: Sequence[Client]) -> None:
+        """Let the clients go at the same instant, and wait for all of them."""
+        barrier = threading.Barrier(len(clients))
+        chance = random.Random(f"{self.plan.seed}:{history.charge.number}:burst")
+        troubles = [Trouble.CALM, *chance.choices(TROUBLES_IN_A_BURST, k=len(clients) - 1)]
+
+        def pursue(client: Client, trouble: Trouble) -> Answer | None:
+            barrier.wait()
+            return client.pursue(trouble)
+
+        with ThreadPoolExecutor(len(clients)) as pool:
+            for answer in pool.map(pursue, clients, troubles):
+                keep(history, history.answers, answer)
+
+
+def keep(history: History, answers: list[Answer], answer: Answer | None) -> None:
+    """Remember what a client was told in the end, or that it never learned it."""
+    if answer is None:
+        history.gave_up += 1
+    else:
+        answers.append(answer)

@@ -1,0 +1,39 @@
+"""Counters of what the clients and the killer see while the storm runs, safe to use from every thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from enum import Enum
+
+
+class Seen(str, Enum):
+    """One thing that was seen to happen, on one side."""
+
+    ATTEMPT = "attempt"  # a request was sent
+    REPLAY = "replay"  # a recorded outcome came back
+    CONFLICT = "conflict"  # 409: another attempt is at work
+    MISMATCH = "mismatch"  # 422: the key belongs to another payload
+    CUT = "cut"  # the client reset the connection
+    TIMEOUT = "timeout"  # the client stopped waiting
+    BROKEN = "broken"  # the connection broke, as it does when a worker is killed
+    UNAVAILABLE = "unavailable"  # 503
+    ERROR = "error"  # any other 5xx
+    KILLED_AT_WORK = "killed_at_work"  # a charge lost its worker at the point chosen for it
+    DONE = "done"  # all clients of a charge know its outcome, or gave up
+
+
+class Tally:
+    """How often each thing was seen on each side."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, Seen]] = Counter()
+
+    def add(self, side: str, seen: Seen) -> None:
+        with self._lock:
+            self._counts[side, seen] += 1
+
+    def of(self, side: str) -> Counter[Seen]:
+        with self._lock:
+            return Counter({seen: count for (where, seen), count in self._counts.items() if where == side})

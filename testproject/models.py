@@ -1,0 +1,61 @@
+"""What the sample API brings about. One row is one effect, so effects are counted by counting rows."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+
+#: The largest amount, in the currency's minor unit. Far inside a bigint, so that sums are too.
+MAX_AMOUNT = 10**12
+
+
+class Effect(models.Model):
+    """Something that must not happen twice.
+
+    ``label`` is the client's own name of the logical operation. It is neither unique nor looked at by any view: rows
+    with one label are the effects of one logical operation.
+    """
+
+    account = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    label = models.CharField(max_length=128, blank=True, default="", db_index=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        abstract = True
+
+
+class BaseCharge(Effect):
+    amount = models.BigIntegerField()
+    currency = models.CharField(max_length=3)
+    # A unique field is the classic trap of a retried create: the validator meets the row of the first run.
+    reference = models.CharField(max_length=64, unique=True, null=True)  # noqa: DJ001 - many have none
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.amount} {self.currency}"
+
+
+class Charge(BaseCharge):
+    """A charge made under an idempotency key."""
+
+
+class UnprotectedCharge(BaseCharge):
+    """A charge made by the control, which does the same work without protection."""
+
+
+class Transfer(Effect):
+    recipient = models.CharField(max_length=64)
+    amount = models.BigIntegerField()
+
+    def __str__(self) -> str:
+        return f"{self.amount} to {self.recipient}"
+
+
+class Notification(Effect):
+    recipient = models.CharField(max_length=64)
+    message = models.TextField()
+
+    def __str__(self) -> str:
+        return f"to {self.recipient}"

@@ -1,0 +1,32 @@
+"""The charge as its clients see it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from rest_framework import serializers
+
+from .models import MAX_AMOUNT, BaseCharge, Charge, UnprotectedCharge
+
+#: The only means of payment. One of them never works, so that a recorded failure can be seen.
+SOURCES = ("card", "declined")
+
+
+class BaseChargeSerializer(serializers.ModelSerializer[Any]):
+    amount = serializers.IntegerField(min_value=1, max_value=MAX_AMOUNT)
+    currency = serializers.RegexField(r"\A[a-z]{3}\Z")
+    source = serializers.ChoiceField(choices=SOURCES, default="card", write_only=True)
+
+    class Meta:
+        model: type[BaseCharge]
+        fields: ClassVar = ["id", "amount", "currency", "reference", "label", "source", "created_at"]
+
+
+class ChargeSerializer(BaseChargeSerializer):
+    class Meta(BaseChargeSerializer.Meta):
+        model = Charge
+
+
+class UnprotectedChargeSerializer(BaseChargeSerializer):
+    class Meta(BaseChargeSerializer.Meta):
+        model = UnprotectedCharge

@@ -1,0 +1,122 @@
+"""The endpoints of the sample API, each one a way to protect a view, and one that is not protected."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar
+
+from django.conf import settings
+from django.db import IntegrityError
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import reverse
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST
+from rest_framework import mixins, status, viewsets
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from idempotency import idempotent
+from idempotency.contrib.rest_framework import IdempotentMixin
+
+from .authentication import token_required
+from .models import MAX_AMOUNT, BaseCharge, Charge, Notification, Transfer, UnprotectedCharge
+from .payloads import InvalidPayloadError, parse_object, text, whole_number
+from .serializers import ChargeSerializer, UnprotectedChargeSerializer
+
+
+class BaseChargeViewSet(
+    mixins.CreateModelMixin, mixins.RetrieveModelMixin, mixins.ListModelMixin, viewsets.GenericViewSet[Any]
+):
+    """Create a charge and look at one's own. It knows nothing of idempotency."""
+
+    model: ClassVar[type[BaseCharge]]
+    detail_route: ClassVar[str]
+    lookup_value_regex = "[0-9]{1,18}"
+
+    def get_queryset(self) -> QuerySet[Any]:
+        return self.model._default_manager.filter(account_id=self.request.user.pk).order_by("pk")
+
+    def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        serializer = self.get_serializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        source = serializer.validated_data.pop("source")
+        _talk_to_the_card_network()
+        if source == "declined":
+            refusal = {"detail": "The card was declined.", "code": "card_declined"}
+            return Response(refusal, status=status.HTTP_402_PAYMENT_REQUIRED)
+        try:
+            charge = serializer.save(account=request.user)
+        except IntegrityError as error:
+            # Another request has taken the reference since it was validated.
+            raise ValidationError({"reference": ["charge with this reference already exists."]}) from error
+        _talk_to_the_card_network()
+        location = reverse(self.detail_route, args=[charge.pk])
+        return Response(serializer.data, status=status.HTTP_201_CREATED, headers={"Location": location})
+
+
+def _talk_to_the_card_network() -> None:
+    """Take half of ``PROCESSING_SECONDS``. Called on both sides of the effect."""
+    if settings.PROCESSING_SECONDS:
+        time.sleep(settings.PROCESSING_SECONDS / 2)
+
+
+class ChargeViewSet(IdempotentMixin, BaseChargeViewSet):
+    """POST /charges/"""
+
+    model = Charge
+    detail_route = "charge-detail"
+    serializer_class = ChargeSerializer
+    idempotent_operations: ClassVar = {"create": "charges.create"}
+
+
+class UnprotectedChargeViewSet(BaseChargeViewSet):
+    """POST /unprotected/charges/: the control."""
+
+    model = UnprotectedCharge
+    detail_route = "unprotected-charge-detail"
+    serializer_class = UnprotectedChargeSerializer
+
+
+@csrf_exempt  # the caller proves itself by a token, which no browser sends by itself
+@require_POST
+@token_required
+@idempotent("transfers.create")
+def create_transfer(request: HttpRequest) -> HttpResponse:
+    """POST /transfers/: a plain view."""
+    try:
+        payload = parse_object(request.body)
+        recipient = text(payload, "recipient", max_length=64)
+        amount = whole_number(payload, "amount", minimum=1, maximum=MAX_AMOUNT)
+        label = text(payload, "label", max_length=128, default="")
+    except InvalidPayloadError as error:
+        return error.as_response()
+    transfer = Transfer.objects.create(account_id=request.user.pk, recipient=recipient, amount=amount, label=label)
+    created = {"id": transfer.pk, "recipient": recipient, "amount": amount, "label": label}
+    return JsonResponse(created, status=201)
+
+
+@csrf_exempt
+@require_POST
+@token_required
+@idempotent("notifications.create")
+async def create_notification(request: HttpRequest) -> HttpResponse:
+    """POST /notifications/: an async view."""
+    try:
+        payload = parse_object(request.body)
+        recipient = text(payload, "recipient", max_length=64)
+        message = text(payload, "message", max_length=10_000)
+        label = text(payload, "label", max_length=128, default="")
+    except InvalidPayloadError as error:
+        return error.as_response()
+    notification = await Notification.objects.acreate(
+        account_id=request.user.pk, recipient=recipient, message=message, label=label
+    )
+    created = {"id": notification.pk, "recipient": recipient, "message": message, "label": label}
+    return JsonResponse(created, status=201)
+
+
+def health(request: HttpRequest) -> HttpResponse:
+    """GET /health/: the server answers. It asks the database nothing."""
+    return JsonResponse({"status": "ok"})
