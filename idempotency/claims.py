@@ -13,9 +13,7 @@ as right as the other's, and only one of the two can.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, OperationalError, connections, router, transaction
 
@@ -25,8 +23,8 @@ from .exceptions import (
     InProgressError,
     KeyReusedError,
     LeaseLostError,
-    OuterTransactionError,
     OutcomeUnknownError,
+    OuterTransactionError,
     UnavailableError,
 )
 from .fingerprint import Payload
@@ -35,8 +33,6 @@ from .models import IdempotencyRecord
 from .operation import Operation
 from .outcome import Outcome
 from .sql import Row, Scope
-
-T = TypeVar("T")
 
 #: A claim starts again when the record changed under it: purged after the insert met it, taken over by another, or
 #: (REPEATABLE READ, InnoDB) refused as a serialization failure or a deadlock. Each round needs another process to have
@@ -133,19 +129,17 @@ def _one_round(operation: Operation, scope: Scope, payload: Payload, using: str)
     if decision is Decision.REPLAY:
         return row.outcome
     if decision is Decision.TAKE_OVER:
-        # Fenced on the attempt just read, so of many who saw the same abandoned claim one wins, and the lease is
-        # checked again: a claim renewed since the read is left alone. A claimant that only slept finds its attempt gone.
-        return _claimed(operation, scope, row, row.request_hash, using, lambda: backend.take_over(using, scope, row, operation.lease))
+        # Fenced on the attempt just read, so of many who saw the same abandoned claim one wins; and the lease is judged
+        # again, so a claim renewed since the read is left alone. Who slept since the read finds its attempt gone.
+        # Waits for the disk: unlike a first claim, a take-over that a crash forgets could be handed out twice.
+        with transaction.atomic(using=using, durable=True):
+            won = backend.take_over(using, scope, row, operation.lease)
+        return Claim(operation, scope, row.id, row.attempt + 1, row.request_hash, using) if won else None
     if decision is Decision.START_OVER:
         new_hash = payload.request_hash
-        return _claimed(
-            operation,
-            scope,
-            row,
-            new_hash,
-            using,
-            lambda: backend.start_over(using, scope, row, new_hash, lease=operation.lease, ttl=operation.ttl),
-        )
+        with transaction.atomic(using=using, durable=True):
+            won = backend.start_over(using, scope, row, new_hash, lease=operation.lease, ttl=operation.ttl)
+        return Claim(operation, scope, row.id, row.attempt + 1, new_hash, using) if won else None
     if decision is Decision.PARK:
         with transaction.atomic(using=using, durable=True):
             backend.park_abandoned(using, scope, row)
@@ -155,15 +149,6 @@ def _one_round(operation: Operation, scope: Scope, payload: Payload, using: str)
     if decision is Decision.REFUSE_REUSE:
         raise KeyReusedError
     raise OutcomeUnknownError
-
-
-def _claimed(
-    operation: Operation, scope: Scope, row: Row, request_hash: str, using: str, compare_and_set: Callable[[], bool]
-) -> Claim | None:
-    # Commits to disk: unlike a first claim, a take-over that a crash forgets could be handed out twice.
-    with transaction.atomic(using=using, durable=True):
-        won = compare_and_set()
-    return Claim(operation, scope, row.id, row.attempt + 1, request_hash, using) if won else None
 
 
 def complete(claim: Claim, outcome: Outcome) -> None:

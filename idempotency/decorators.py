@@ -57,13 +57,15 @@ class Protected:
     def __init__(self, operation: Operation, view: Callable[..., Any]) -> None:
         _refuse_unprotectable(operation, view)
         functools.update_wrapper(self, view)
-        self.__doc__ = _Docstring(view.__doc__ or "", operation)
+        docstring = _Docstring(view.__doc__ or "")
+        docstring.operation = operation
+        self.__doc__ = docstring
         self.operation = operation
         self.view = view
         self._non_atomic_requests = RecordAlias(getattr(view, "_non_atomic_requests", ()))
         self._is_async = iscoroutinefunction(view)
         if self._is_async:
-            markcoroutinefunction(self)  # type: ignore[type-var]
+            markcoroutinefunction(self)
 
     def __set_name__(self, owner: type, name: str) -> None:
         if name == "dispatch" and hasattr(owner, "handle_exception"):
@@ -112,17 +114,16 @@ async def _shielded(respond: Callable[[], Any]) -> Any:
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:
-            await asyncio.shield(running)
+            await asyncio.wait({running})
         except asyncio.CancelledError as error:
             cancelled = error
-        except Exception:
-            break  # the exchange's own; raised below
-    if cancelled is not None and not running.cancelled():
+    if cancelled is not None:
+        running.exception()  # the exchange answered to nobody; an error of its own is not "never retrieved"
         raise cancelled
     return running.result()
 
 
-class _Docstring(str):
+class _Docstring(str):  # noqa: SLOT000 - one instance a view, and it carries an attribute
     """A docstring that tells of the class it is put into.
 
     ``@api_view`` makes a class that calls the function and shows nothing of it, except that the function's docstring
@@ -130,15 +131,10 @@ class _Docstring(str):
     must be exempt from ATOMIC_REQUESTS.
     """
 
-    _operation: Operation
-
-    def __new__(cls, text: str, operation: Operation) -> _Docstring:
-        docstring = super().__new__(cls, text)
-        docstring._operation = operation
-        return docstring
+    operation: Operation
 
     def __set_name__(self, owner: type, name: str) -> None:
-        owner.idempotent_operation = lambda handler: self._operation  # type: ignore[attr-defined]
+        owner.idempotent_operation = lambda handler: self.operation  # type: ignore[attr-defined]
         exempt_from_atomic_requests(owner)
 
 
@@ -150,17 +146,18 @@ def exempt_from_atomic_requests(view_class: type) -> None:
     """
     if not hasattr(view_class, "as_view") or getattr(view_class.as_view, "_exempts", False):
         return
-    inherited = view_class.__dict__.get("as_view")
+    own = view_class.__dict__.get("as_view")
 
-    def as_view(cls: type, *args: Any, **initkwargs: Any) -> Any:
-        make = inherited.__get__(None, cls) if inherited is not None else super(view_class, cls).as_view  # type: ignore[misc]
+    def as_view(cls: Any, *args: Any, **initkwargs: Any) -> Any:
+        inherited: Any = super(view_class, cls)  # type: ignore[arg-type]
+        make = inherited.as_view if own is None else own.__get__(None, cls)
         view = make(*args, **initkwargs)
         if isinstance(getattr(view, "_non_atomic_requests", None), RecordAlias):
             return view
         return _selectively_atomic(view, cls)
 
     as_view._exempts = True  # type: ignore[attr-defined]
-    view_class.as_view = classmethod(as_view)  # type: ignore[attr-defined]
+    setattr(view_class, "as_view", classmethod(as_view))  # noqa: B010 - a class of any kind
 
 
 def _selectively_atomic(view: Callable[..., Any], view_class: type) -> Callable[..., Any]:

@@ -1,14 +1,14 @@
 """The states of a record and the one decision table over them. Pure: no I/O, nothing of Django.
 
-    absent       -> in_progress     claim: one winner, attempt 1
-    in_progress  -> completed       complete, if the attempt still owns the record
-    in_progress  -> recoverable     release, if the attempt still owns the record and had no effect
-    in_progress  -> in_progress     take over after the lease, attempt + 1, where running again is safe
-    in_progress  -> failed          the lease is over and nobody can say what happened: parked
-    recoverable  -> in_progress     claim, attempt + 1
-    failed       -> completed       somebody found the outcome
-    failed       -> recoverable     somebody found that nothing had happened
-    any but a live claim -> in_progress   claim past retention: a new request, attempt + 1
+absent       -> in_progress     claim: one winner, attempt 1
+in_progress  -> completed       complete, if the attempt still owns the record
+in_progress  -> recoverable     release, if the attempt still owns the record and had no effect
+in_progress  -> in_progress     take over after the lease, attempt + 1, where running again is safe
+in_progress  -> failed          the lease is over and nobody can say what happened: parked
+recoverable  -> in_progress     claim, attempt + 1
+failed       -> completed       somebody found the outcome
+failed       -> recoverable     somebody found that nothing had happened
+any but a live claim -> in_progress   claim past retention: a new request, attempt + 1
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class Status(str, Enum):
     FAILED = "failed"  # parked: nobody knows whether it took effect
 
     __str__ = str.__str__
-    __format__ = str.__format__
 
 
 class Recovery(Enum):

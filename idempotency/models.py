@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from .lifecycle import Status
 
 
-class BytewiseCharField(models.CharField):
+class BytewiseCharField(models.CharField):  # type: ignore[type-arg]
     """Text of which two values are equal only if their bytes are.
 
     MySQL and MariaDB compare by a collation that folds case, accents and trailing spaces unless told otherwise. On
@@ -27,7 +27,7 @@ class BytewiseCharField(models.CharField):
         return parameters
 
 
-class JSONTextField(models.TextField):
+class JSONTextField(models.TextField):  # type: ignore[type-arg]
     """JSON kept as the exact text it was given, and read back as that text.
 
     PostgreSQL's ``json`` keeps the text and checks its syntax; ``jsonb`` would lose key order, spacing and the form of
@@ -86,14 +86,14 @@ class IdempotencyRecord(models.Model):
     response_status = models.PositiveSmallIntegerField(null=True, blank=True)
     #: A list of [name, value] pairs, so that a repeated header keeps its place.
     response_headers = models.JSONField(null=True, blank=True)
-    response_body = JSONTextField(null=True, blank=True)  # noqa: DJ001 - null is "no outcome yet", not an empty text
+    response_body = JSONTextField(null=True, blank=True)
     response_reference = models.TextField(null=True, blank=True)  # noqa: DJ001 - null is "none", "" is a reference
     lease_expires_at = models.DateTimeField(null=True, blank=True)
     expires_at = models.DateTimeField(db_index=True)
     created_at = models.DateTimeField(db_default=Now())
     completed_at = models.DateTimeField(null=True, blank=True)
 
-    objects: ClassVar[models.Manager[IdempotencyRecord]] = RecordQuerySet.as_manager()  # type: ignore[assignment]
+    objects: ClassVar[models.Manager[IdempotencyRecord]] = RecordQuerySet.as_manager()
 
     class Meta:
         db_table = "idempotency_record"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -49,7 +49,7 @@ class Wait:
             )
 
 
-InProgressAnswer = Union[InProgress, Wait]
+InProgressAnswer: TypeAlias = InProgress | Wait
 
 
 def problem_of(option: str, value: Any) -> str | None:

@@ -28,7 +28,10 @@ ENVELOPE = '{"$idempotency-envelope":'
 
 @dataclass(frozen=True)
 class Outcome:
-    """A recorded response. ``body`` is JSON text as ``encode_body`` makes it; None where ``reference`` stands for it."""
+    """A recorded response.
+
+    ``body`` is JSON text as ``encode_body`` makes it; None where ``reference`` stands in for it.
+    """
 
     status: int
     headers: tuple[tuple[str, str], ...] = ()

@@ -76,7 +76,7 @@ def purge_once(
         try:
             with transaction.atomic(using=using, durable=True):
                 return PurgeResult(*delete(using, statuses, batch_size, after))
-        except OperationalError as error:  # noqa: PERF203 - it is the loop that is about errors
+        except OperationalError as error:
             rounds += 1
             if rounds == _MAX_ROUNDS or not sql.backend(using).lost_a_race(error):
                 raise

@@ -114,7 +114,11 @@ class RestFrameworkExchange(Exchange):
             exception.auth_header = self.view.get_authenticate_header(self.request)
         response = self._handled(exception)
         renderer = getattr(self.request, "accepted_renderer", None)
-        if isinstance(response, Response) and response.data is exception.detail and renderer.format == "json":
+        if (
+            isinstance(response, Response)
+            and response.data is exception.detail
+            and getattr(renderer, "format", None) == "json"
+        ):
             response.content_type = CONTENT_TYPE
         return response
 

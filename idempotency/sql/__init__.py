@@ -85,4 +85,4 @@ class Backend(Protocol):
 def backend(using: str) -> Backend:
     from . import portable, postgresql
 
-    return cast(Backend, postgresql if connections[using].vendor == "postgresql" else portable)
+    return cast("Backend", postgresql if connections[using].vendor == "postgresql" else portable)

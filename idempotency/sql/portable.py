@@ -6,6 +6,7 @@ even in strict mode, and so makes two keys one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +24,7 @@ MYSQL_DEADLOCK = 1213
 MYSQL_LOCK_WAIT_TIMEOUT = 1205
 
 
-def _from_now(duration: timedelta) -> ExpressionWrapper:
+def _from_now(duration: timedelta) -> ExpressionWrapper[Any]:
     return ExpressionWrapper(Now() + Value(duration), output_field=DateTimeField())
 
 
@@ -70,7 +71,7 @@ def read(using: str, scope: Scope) -> Row | None:
     )
 
 
-def _outcome(record: dict[str, Any]) -> Outcome:
+def _outcome(record: Mapping[str, Any]) -> Outcome:
     pairs = record["response_headers"] or ()
     return Outcome(
         status=record["response_status"],
@@ -90,9 +91,7 @@ def take_over(using: str, scope: Scope, row: Row, lease: timedelta) -> bool:
     )
 
 
-def start_over(
-    using: str, scope: Scope, row: Row, request_hash: str, *, lease: timedelta, ttl: timedelta
-) -> bool:
+def start_over(using: str, scope: Scope, row: Row, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
     live = Q(status=Status.IN_PROGRESS, lease_expires_at__gt=Now())
     return _changed_one(
         _observed(using, scope, row).filter(~live, expires_at__lte=Now()),

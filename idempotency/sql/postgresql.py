@@ -157,9 +157,7 @@ def take_over(using: str, scope: Scope, row: Row, lease: timedelta) -> bool:
     return _bounded(using, TAKE_OVER, (lease.total_seconds(), *_observed(scope, row)))
 
 
-def start_over(
-    using: str, scope: Scope, row: Row, request_hash: str, *, lease: timedelta, ttl: timedelta
-) -> bool:
+def start_over(using: str, scope: Scope, row: Row, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
     return _bounded(
         using, START_OVER, (request_hash, lease.total_seconds(), ttl.total_seconds(), *_observed(scope, row))
     )
@@ -171,9 +169,7 @@ def park_abandoned(using: str, scope: Scope, row: Row) -> bool:
 
 def complete(using: str, fence: Fence, outcome: Outcome) -> bool:
     headers = json.dumps(outcome.headers)
-    return _changed_one(
-        using, COMPLETE, (outcome.status, headers, outcome.body, outcome.reference, *_fenced(fence))
-    )
+    return _changed_one(using, COMPLETE, (outcome.status, headers, outcome.body, outcome.reference, *_fenced(fence)))
 
 
 def release(using: str, fence: Fence) -> bool:

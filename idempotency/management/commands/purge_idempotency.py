@@ -103,7 +103,7 @@ class Command(BaseCommand):
             else:
                 self._purge(using, batch_size, max_batches, pause, include_failed, options)
         except DatabaseError as error:
-            message = f"Database {using!r} refused: {error} What earlier batches deleted stays deleted."
+            message = f"Database {using!r} refused: {str(error).strip()}\nWhat earlier batches deleted stays deleted."
             raise CommandError(message, returncode=EXIT_REFUSED) from error
 
     def _count(self, using: str, include_failed: bool) -> None:
