@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .decorators import idempotent
     from .execution import current_claim
+    from .function import claim
     from .operation import ACCEPTED, CONFLICT, PARK, REEXECUTE, Operation, Wait
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ _HOMES = {
     "PARK": "operation",
     "REEXECUTE": "operation",
     "Wait": "operation",
+    "claim": "function",
     "current_claim": "execution",
     "idempotent": "decorators",
 }
@@ -34,6 +36,7 @@ __all__ = [
     "REEXECUTE",
     "Operation",
     "Wait",
+    "claim",
     "current_claim",
     "idempotent",
 ]

@@ -20,6 +20,7 @@ from django.db import DatabaseError, IntegrityError, InterfaceError, Operational
 from . import sql
 from .conf import settings
 from .exceptions import (
+    AccountRequiredError,
     InProgressError,
     KeyReusedError,
     LeaseLostError,
@@ -38,6 +39,8 @@ from .sql import Row, Scope
 #: (REPEATABLE READ, InnoDB) refused as a serialization failure or a deadlock. Each round needs another process to have
 #: moved in between, so more than a few in a row means trouble that waiting doesn't cure.
 MAX_ROUNDS = 8
+
+MAX_ACCOUNT_LENGTH = 255
 
 
 @dataclass
@@ -60,6 +63,23 @@ class Claim:
 def alias() -> str:
     """The database that records are written to and read from. A replica may lag behind, so it is never asked."""
     return router.db_for_write(IdempotencyRecord)
+
+
+def scope_of(operation: Operation, account_id: str | None, key: str) -> Scope:
+    """The identity of one logical operation, from parts that came from outside.
+
+    :raises AccountRequiredError: there is no account, or its identifier can't be stored and compared as it is.
+    :raises TypeError: the account resolver returned something else than a str or None.
+    """
+    if account_id is None:
+        raise AccountRequiredError
+    if not isinstance(account_id, str):
+        raise TypeError(
+            f"The account of operation {operation.name!r} must be a str or None, not {type(account_id).__name__}."
+        )
+    if not 0 < len(account_id) <= MAX_ACCOUNT_LENGTH or not account_id.isprintable():
+        raise AccountRequiredError("The authenticated account has no usable identifier.")
+    return Scope(account_id, operation.name, key)
 
 
 def acquire(operation: Operation, scope: Scope, payload: Payload) -> Claim | Outcome:

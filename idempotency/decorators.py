@@ -149,7 +149,7 @@ def exempt_from_atomic_requests(view_class: type) -> None:
     own = view_class.__dict__.get("as_view")
 
     def as_view(cls: Any, *args: Any, **initkwargs: Any) -> Any:
-        inherited: Any = super(view_class, cls)  # type: ignore[arg-type]
+        inherited: Any = super(view_class, cls)
         make = inherited.as_view if own is None else own.__get__(None, cls)
         view = make(*args, **initkwargs)
         if isinstance(getattr(view, "_non_atomic_requests", None), RecordAlias):

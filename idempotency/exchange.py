@@ -21,7 +21,6 @@ from . import claims, keys
 from .claims import Claim
 from .conf import settings
 from .exceptions import (
-    AccountRequiredError,
     IdempotencyError,
     InProgressError,
     KeyMissingError,
@@ -136,7 +135,7 @@ class Exchange:
         return response
 
     def _respond_to(self, key: str) -> Any:
-        scope = Scope(self._account_id(), self.operation.name, key)
+        scope = claims.scope_of(self.operation, self.operation.account(self.request), key)
         payload = self._payload()
         held = self._acquire(scope, payload)
         if isinstance(held, Outcome):
@@ -154,19 +153,6 @@ class Exchange:
         if self.operation.required:
             raise KeyMissingError
         return None
-
-    def _account_id(self) -> str:
-        account_id = self.operation.account(self.request)
-        if account_id is None:
-            raise AccountRequiredError
-        if not isinstance(account_id, str):
-            raise TypeError(
-                f"The account resolver of operation {self.operation.name!r} must return a str or None, "
-                f"not {type(account_id).__name__}."
-            )
-        if not 0 < len(account_id) <= 255 or not account_id.isprintable():
-            raise AccountRequiredError("The authenticated account has no usable identifier.")
-        return account_id
 
     def _payload(self) -> Payload:
         try:

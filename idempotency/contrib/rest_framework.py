@@ -140,7 +140,7 @@ class IdempotencyAPIException(APIException):
         self.status_code = error.status_code
         self.default_code = error.code
         # Not through APIException.__init__, which would turn the status member into text.
-        self.detail = problem(error)  # type: ignore[assignment]
+        self.detail = problem(error)
         self.wait = error.retry_after  # DRF's handler makes Retry-After of it
         self.auth_header: str | None = None
         self.__cause__ = error

@@ -1,0 +1,217 @@
+"""The admin: find a record by key or account, and see at a glance what has become of it. Read-only.
+
+Recorded responses may hold secrets. They are shown, and can be filtered on, by nobody without the permission
+``idempotency.view_response_body``; of everything else ``idempotency.view_idempotencyrecord`` decides, as usual.
+
+The table may be huge, so nothing here counts it whole, sorts it by a column without an index or lists its operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.core.paginator import Paginator
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from .claims import alias
+from .lifecycle import Status
+from .models import IdempotencyRecord, RecordQuerySet
+from .operation import registry
+
+if TYPE_CHECKING:
+    RecordModelAdmin = admin.ModelAdmin[IdempotencyRecord]
+    RecordPaginator = Paginator[IdempotencyRecord]
+else:
+    RecordModelAdmin = admin.ModelAdmin
+    RecordPaginator = Paginator
+
+#: Counting stops here, and so do the pages. Nobody turns a hundred of them; a search or a filter finds the record.
+MAX_LISTED = 10_000
+
+#: Of a recorded body, as much is shown as a person reads.
+MAX_SHOWN = 20_000  # characters
+
+NONE = "–"  # noqa: RUF001 - the dash that stands for "nothing" in a table
+
+_RESPONSE_FIELDS = ("response_headers", "response_body", "response_reference")
+
+_STATES: dict[str, tuple[str, Callable[[RecordQuerySet], RecordQuerySet]]] = {
+    "live": ("in progress, lease running", RecordQuerySet.live),
+    "abandoned": ("in progress, lease over", RecordQuerySet.abandoned),
+    "completed": ("completed", RecordQuerySet.completed),
+    "recoverable": ("recoverable", RecordQuerySet.recoverable),
+    "parked": ("failed: outcome unknown", RecordQuerySet.parked),
+    "past_retention": ("past retention", RecordQuerySet.past_retention),
+}
+
+
+class BoundedPaginator(RecordPaginator):
+    """Counts no further than ``MAX_LISTED``: an exact count of a filtered table reads all of it."""
+
+    @cached_property
+    def count(self) -> int:
+        records: QuerySet[IdempotencyRecord] = self.object_list.order_by()  # type: ignore[union-attr, assignment]
+        return records[:MAX_LISTED].count()
+
+
+class StateFilter(admin.SimpleListFilter):
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
+        return [(name, label) for name, (label, _) in _STATES.items()]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        _, choose = _STATES.get(self.value() or "", ("", None))
+        return queryset if choose is None else choose(queryset)
+
+
+class OperationFilter(admin.SimpleListFilter):
+    """By the operations that are declared. The names in the table would take a scan of it to find."""
+
+    title = "operation"
+    parameter_name = "operation"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
+        return [(name, name) for name in sorted(operation.name for operation in registry)]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        name = self.value()
+        return queryset if name is None else queryset.filter(operation=name)
+
+
+@admin.register(IdempotencyRecord)
+class IdempotencyRecordAdmin(RecordModelAdmin):
+    list_display = ("idempotency_key", "account_id", "operation", "state", "attempt", "age", "lease", "retention")
+    list_filter = (StateFilter, OperationFilter)
+    search_fields = ("idempotency_key", "account_id")  # how they are searched: get_search_results()
+    search_help_text = (
+        'A key, an account, or "account key", which is the fastest. If there is none like it: the beginning of a key.'
+    )
+    ordering = ("-id",)
+    sortable_by = ("retention",)
+    list_per_page = 100
+    show_full_result_count = False
+    paginator = BoundedPaginator
+    actions = None
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> bool:
+        return False
+
+    def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
+        # By default any column can be filtered on in the URL, and response_body__startswith would tell, one letter at
+        # a time, what may not be shown.
+        return lookup in {"account_id", "idempotency_key", "operation", "status"}
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyRecord]:
+        # From the database that is written to: a replica may show a lease that was renewed as over. Responses, up to a
+        # megabyte each, are only loaded where they are shown.
+        records = super().get_queryset(request).using(alias())
+        return records.annotate(database_time=Now()).defer(*_RESPONSE_FIELDS)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Whole values first, so that an index can answer; only then the beginning of a key, as logs show it.
+
+        The unique index leads with account_id. A key alone is found by walking that index, not the table.
+        """
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        whole = Q(account_id=term)
+        account, *key = term.rsplit(maxsplit=1)
+        # A key has no white space in it. An account may.
+        whole |= Q(account_id=account, idempotency_key=key[0]) if key else Q(idempotency_key=term)
+        found = queryset.filter(whole)
+        if not found.exists():
+            found = queryset.filter(idempotency_key__startswith=term.partition("…")[0])
+        return found, False
+
+    def get_fieldsets(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> Any:
+        response = ["response_status"]
+        if request.user.has_perm("idempotency.view_response_body"):
+            response += ["headers", "reference", "body"]
+        return [
+            (None, {"fields": ["account_id", "operation", "idempotency_key", "request_hash"]}),
+            ("State", {"fields": ["state", "attempt", "age", "lease", "retention"]}),
+            ("Times", {"fields": ["created_at", "completed_at", "lease_expires_at", "expires_at"]}),
+            ("Response", {"fields": response}),
+        ]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> list[str]:
+        return [name for _, options in self.get_fieldsets(request, obj) for name in options["fields"]]
+
+    @admin.display(description="state")
+    def state(self, record: IdempotencyRecord) -> str:
+        if record.status == Status.COMPLETED:
+            return f"completed, {record.response_status}"
+        if record.status == Status.IN_PROGRESS:
+            return _STATES["live" if _time_left(record, record.lease_expires_at) > timedelta(0) else "abandoned"][0]
+        return _STATES["parked" if record.status == Status.FAILED else "recoverable"][0]
+
+    @admin.display(description="age")
+    def age(self, record: IdempotencyRecord) -> str:
+        return _written(-_time_left(record, record.created_at))
+
+    @admin.display(description="lease")
+    def lease(self, record: IdempotencyRecord) -> str:
+        if record.status != Status.IN_PROGRESS or record.lease_expires_at is None:
+            return NONE
+        left = _time_left(record, record.lease_expires_at)
+        return f"{_written(left)} left" if left > timedelta(0) else f"over for {_written(-left)}"
+
+    @admin.display(description="retention", ordering="expires_at")
+    def retention(self, record: IdempotencyRecord) -> str:
+        left = _time_left(record, record.expires_at)
+        return f"{_written(left)} left" if left > timedelta(0) else f"over for {_written(-left)}"
+
+    @admin.display(description="headers")
+    def headers(self, record: IdempotencyRecord) -> str:
+        return _preformatted("\n".join(f"{name}: {value}" for name, value in record.response_headers or ()))
+
+    @admin.display(description="reference")
+    def reference(self, record: IdempotencyRecord) -> str:
+        return _preformatted(record.response_reference)
+
+    @admin.display(description="body")
+    def body(self, record: IdempotencyRecord) -> str:
+        return _preformatted(record.response_body)
+
+
+def _time_left(record: Any, until: datetime | None) -> timedelta:
+    """From now until then, by the clock of the database, which set it. An unset time is over."""
+    return timedelta(0) if until is None else until - record.database_time
+
+
+def _written(duration: timedelta) -> str:
+    """A duration in its two largest units: "2 d 3 h", "1 min 5 s"."""
+    seconds = max(0, round(duration.total_seconds()))
+    parts = []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, seconds = divmod(seconds, size)
+        if count or parts:
+            parts.append((count, unit))
+    return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count) or "0 s"
+
+
+def _preformatted(text: str | None) -> str | SafeString:
+    if not text:
+        return NONE
+    left_out = len(text) - MAX_SHOWN
+    shown = text if left_out <= 0 else f"{text[:MAX_SHOWN]}… ({left_out} more characters)"
+    return format_html('<pre style="margin: 0; white-space: pre-wrap">{}</pre>', shown)

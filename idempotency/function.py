@@ -1,0 +1,90 @@
+"""``claim()``: a block of code as one logical operation, outside of HTTP.
+
+For commands, queue consumers, GraphQL resolvers: whatever knows an account, a key and a payload.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from . import claims, keys
+from .claims import Claim
+from .exceptions import OutcomeUnreadableError
+from .execution import run_under
+from .fingerprint import Payload
+from .operation import Operation, operation_for
+from .outcome import Outcome
+
+#: The status recorded for a block that ended well. A block that raises is released, not recorded.
+DONE = 200
+
+
+class Run:
+    """One pass through a ``claim()`` block.
+
+    ``replayed`` is True when the operation has run already; ``result`` is then what that run left. Otherwise the
+    block does the work and sets ``result`` to anything that JSON can hold.
+    """
+
+    def __init__(self, claim: Claim | None, result: Any = None) -> None:
+        self.claim = claim
+        self.result = result
+
+    @property
+    def replayed(self) -> bool:
+        return self.claim is None
+
+
+@contextmanager
+def claim(
+    operation: str | Operation, *, account_id: str, key: str, payload: object = None, **policy: Any
+) -> Iterator[Run]:
+    """Run the block at most once for an account and key, and keep its result for every further pass::
+
+        with claim("invoices.send", account_id=account, key=key, payload=invoice) as run:
+            if not run.replayed:
+                run.result = send(invoice)
+        use(run.result)
+
+    With ``transaction=True`` the block is one transaction with the record, as a protected view is.
+
+    :param payload: what the key stands for; the same key with another payload is refused.
+    :param policy: the keyword arguments of ``Operation``, when ``operation`` is a name.
+    :raises KeyInvalidError: the key is not 1 to 255 visible ASCII characters.
+    :raises PayloadInvalidError: the payload has no canonical form.
+    :raises InProgressError: another pass is under way.
+    :raises KeyReusedError: the key belongs to another payload.
+    :raises OutcomeUnknownError: a pass was cut off and nobody knows how it ended.
+    :raises LeaseLostError: this pass was taken over; its writes are rolled back.
+    :raises UnavailableError: the record could not be read or written.
+    :raises TypeError: the result is not JSON; the block's writes are rolled back.
+    """
+    declared = operation_for(operation, policy)
+    scope = claims.scope_of(declared, account_id, keys.validate_key(key))
+    held = claims.acquire(declared, scope, Payload(payload))
+    if isinstance(held, Outcome):
+        yield Run(None, _result_of(held))
+        return
+    with run_under(held) as slot:
+        run = Run(held)
+        yield run
+        slot.outcome = Outcome(status=DONE, body=_text_of(run.result, declared))
+
+
+def _text_of(result: Any, operation: Operation) -> str:
+    try:
+        return json.dumps(result, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"The result of operation {operation.name!r} must be JSON, so that it can be replayed: {error}"
+        ) from error
+
+
+def _result_of(outcome: Outcome) -> Any:
+    try:
+        return json.loads(outcome.body or "null")
+    except ValueError as error:
+        raise OutcomeUnreadableError from error
