@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib import admin
 from django.core.paginator import Paginator
@@ -58,8 +58,8 @@ class BoundedPaginator(RecordPaginator):
 
     @cached_property
     def count(self) -> int:
-        records: QuerySet[IdempotencyRecord] = self.object_list.order_by()  # type: ignore[union-attr, assignment]
-        return records[:MAX_LISTED].count()
+        records = cast("QuerySet[IdempotencyRecord]", self.object_list)
+        return records.order_by()[:MAX_LISTED].count()
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -115,7 +115,7 @@ class IdempotencyRecordAdmin(RecordModelAdmin):
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
         # By default any column can be filtered on in the URL, and response_body__startswith would tell, one letter at
         # a time, what may not be shown.
-        return lookup in {"account_id", "idempotency_key", "operation", "status"}
+        return lookup in {"account_id", "idempotency_key", "operation", "state"}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyRecord]:
         # From the database that is written to: a replica may show a lease that was renewed as over. Responses, up to a
@@ -201,7 +201,7 @@ def _time_left(record: Any, until: datetime | None) -> timedelta:
 def _written(duration: timedelta) -> str:
     """A duration in its two largest units: "2 d 3 h", "1 min 5 s"."""
     seconds = max(0, round(duration.total_seconds()))
-    parts = []
+    parts: list[tuple[int, str]] = []
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
         count, seconds = divmod(seconds, size)
         if count or parts:

@@ -13,8 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
 from .claims import alias
-from .exchange import Exchange
-from .execution import as_atomic_request, current_claim
+from .exchange import Exchange, is_running
+from .execution import as_atomic_request
 from .operation import Operation, operation_for
 
 
@@ -86,7 +86,7 @@ class Protected:
                 f"{getattr(self.view, '__qualname__', self.view)!r}."
             )
         call = functools.partial(self.view, *args, **kwargs)
-        if _is_running(self.operation):
+        if is_running(self.operation, request):  # decorated under the mixin too, or reached by super().create()
             return call()
         if request.method not in self.operation.methods:
             return call() if self._is_async else as_atomic_request(call)
@@ -94,12 +94,6 @@ class Protected:
         if self._is_async:
             return _shielded(Exchange.of(self.operation, request, async_to_sync(call), route).respond)
         return Exchange.of(self.operation, request, call, route).respond()
-
-
-def _is_running(operation: Operation) -> bool:
-    """A protected handler within the same operation's: a decorated method under the mixin, or ``super().create()``."""
-    claim = current_claim()
-    return claim is not None and claim.operation.name == operation.name
 
 
 async def _shielded(respond: Callable[[], Any]) -> Any:

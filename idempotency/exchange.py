@@ -204,9 +204,14 @@ class Exchange:
             record_response(answer, slot)
             return True
 
-        with run_under(claim) as slot:
-            slot.explain = explain
-            record_response(self.handler(), slot)
+        running = _running(self.request)
+        running.add(self.operation.name)
+        try:
+            with run_under(claim) as slot:
+                slot.explain = explain
+                record_response(self.handler(), slot)
+        finally:
+            running.discard(self.operation.name)
         return response
 
     def _replay(self, outcome: Outcome) -> Any:
@@ -231,3 +236,16 @@ class Exchange:
             return accepted_response(error)
         custom = settings.error_response
         return self.response_to_error(error) if custom is None else custom(self.request, error)
+
+
+def is_running(operation: Operation, request: Any) -> bool:
+    """Whether this very request is being run under the operation: what it calls then is part of that run."""
+    return operation.name in _running(request)
+
+
+def _running(request: Any) -> set[str]:
+    # Kept on Django's request, which DRF wraps anew. Not in a context variable: a request made from within a handler
+    # (a test client, an internal call) is another one, and its scope is its own.
+    attributes: dict[str, Any] = getattr(request, "_request", request).__dict__
+    running: set[str] = attributes.setdefault("_idempotency_running", set())
+    return running

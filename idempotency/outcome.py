@@ -38,6 +38,18 @@ class Outcome:
     body: str | None = None
     reference: str | None = None
 
+    @classmethod
+    def stored(cls, status: Any, headers: Any, body: Any, reference: Any) -> Outcome:
+        """The outcome that a completed record's columns hold, ``headers`` being the parsed JSON.
+
+        :raises OutcomeUnreadableError: they hold something else.
+        """
+        try:
+            pairs = tuple((str(name), str(value)) for name, value in headers)
+            return cls(status=int(status), headers=pairs, body=body, reference=reference)
+        except (TypeError, ValueError) as error:
+            raise OutcomeUnreadableError from error
+
 
 def outcome_of(response: HttpResponseBase, operation: Operation, reference: str | None = None) -> Outcome:
     """Take down a rendered response as the outcome of ``operation``.
@@ -81,7 +93,7 @@ def response_of(outcome: Outcome) -> HttpResponse:
         del response["Content-Type"]  # Django's default; the recorded one, or none, is what was sent
         for name, value in outcome.headers:
             response[name] = value
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise OutcomeUnreadableError from error
     return response
 

@@ -6,7 +6,6 @@ even in strict mode, and so makes two keys one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -67,17 +66,14 @@ def read(using: str, scope: Scope) -> Row | None:
         lease_over=lease_expires_at is None or bool(record["lease_over"]),
         lease_left=0.0 if lease_expires_at is None else (lease_expires_at - record["read_at"]).total_seconds(),
         retention_over=bool(record["retention_over"]),
-        outcome=_outcome(record) if status is Status.COMPLETED else None,
-    )
-
-
-def _outcome(record: Mapping[str, Any]) -> Outcome:
-    pairs = record["response_headers"] or ()
-    return Outcome(
-        status=record["response_status"],
-        headers=tuple((name, value) for name, value in pairs),
-        body=record["response_body"],
-        reference=record["response_reference"],
+        outcome=Outcome.stored(
+            record["response_status"],
+            record["response_headers"],
+            record["response_body"],
+            record["response_reference"],
+        )
+        if status is Status.COMPLETED
+        else None,
     )
 
 

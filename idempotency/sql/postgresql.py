@@ -144,13 +144,10 @@ def read(using: str, scope: Scope) -> Row | None:
         lease_over=row[4],
         lease_left=row[5],
         retention_over=row[6],
-        outcome=_outcome(*row[7:]) if status is Status.COMPLETED else None,
+        outcome=Outcome.stored(row[7], json.loads(row[8] or "null"), row[9], row[10])
+        if status is Status.COMPLETED
+        else None,
     )
-
-
-def _outcome(status: int, headers: str | None, body: str | None, reference: str | None) -> Outcome:
-    pairs = json.loads(headers) if headers else ()
-    return Outcome(status=status, headers=tuple((name, value) for name, value in pairs), body=body, reference=reference)
 
 
 def take_over(using: str, scope: Scope, row: Row, lease: timedelta) -> bool:

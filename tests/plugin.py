@@ -1,0 +1,57 @@
+"""Gives the test session its database, before pytest-django reads the settings.
+
+``DATABASE_URL`` wins. Without it ``--database`` decides: an embedded PostgreSQL of the session's own, or a SQLite file.
+The processes of pytest-xdist, and those that tests start, inherit it through the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+VENDORS = {"postgres": ("postgres", "postgresql", "pgsql", "psql"), "sqlite": ("sqlite",)}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--database",
+        choices=sorted(VENDORS),
+        help="Which database the tests run on when DATABASE_URL is not set (default: postgres, embedded).",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]:
+    """A wrapper runs before every other hook of this name, so also before pytest-django's."""
+    _provide_database(early_config)
+    return (yield)
+
+
+def _provide_database(config: pytest.Config) -> None:
+    asked_for = config.known_args_namespace.database
+    if url := os.environ.get("DATABASE_URL"):
+        scheme = url.partition(":")[0]
+        if asked_for and scheme not in VENDORS[asked_for]:
+            raise pytest.UsageError(f"--database={asked_for}, but DATABASE_URL names a {scheme} database.")
+        return
+
+    resources = ExitStack()
+    config.add_cleanup(resources.close)
+    if asked_for == "sqlite":
+        directory = resources.enter_context(tempfile.TemporaryDirectory(prefix="tests-sqlite-"))
+        url = f"sqlite:///{Path(directory, 'db.sqlite3')}"
+    else:
+        # Only here, so that the tests of the core run where the sample project's packages are not installed.
+        from testproject.embedded import EmbeddedPostgresError, embedded_postgres
+
+        try:
+            url = resources.enter_context(embedded_postgres())
+        except EmbeddedPostgresError as error:
+            raise pytest.UsageError(f"{error}\nOr run the tests with --database=sqlite.") from error
+    os.environ["DATABASE_URL"] = url
+    resources.callback(os.environ.pop, "DATABASE_URL", None)

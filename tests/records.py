@@ -1,0 +1,63 @@
+"""Records in every state of their life, their times set by the database's clock."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import DateTimeField, ExpressionWrapper, F, Value
+from django.db.models.functions import Now
+
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
+
+HOUR = timedelta(hours=1)
+
+_numbers = itertools.count()
+
+
+def from_now(duration: timedelta) -> ExpressionWrapper:
+    """The database's time, ``duration`` from now."""
+    return ExpressionWrapper(Now() + Value(duration), output_field=DateTimeField())
+
+
+def make_records(
+    count: int = 1,
+    status: Status = Status.COMPLETED,
+    *,
+    expires: timedelta = -HOUR,
+    lease: timedelta | None = None,
+    **fields: Any,
+) -> list[int]:
+    """Insert ``count`` records and return their ids, the first to expire first.
+
+    The last one's retention ends ``expires`` from now, each other's a millisecond before the next one's.
+    """
+    values = {
+        "account_id": "1",
+        "operation": "charges.create",
+        "request_hash": "v1:" + 64 * "0",
+        "status": status,
+        "lease_expires_at": None if lease is None else from_now(lease),
+        **fields,
+    }
+    if status is Status.COMPLETED:
+        values = {"response_status": 201, "response_headers": [], "response_body": "{}", "completed_at": Now()} | values
+    numbered = [{"idempotency_key": f"key-{next(_numbers)}"} | values for _ in range(count)]
+    records = IdempotencyRecord.objects.bulk_create(
+        IdempotencyRecord(expires_at=from_now(expires - timedelta(milliseconds=count - 1 - place)), **one)
+        for place, one in enumerate(numbered)
+    )
+    return [record.pk for record in records]
+
+
+def expire(*ids: int) -> None:
+    """Let the retention of records end an hour ago, and the leases of those that are claims."""
+    IdempotencyRecord.objects.filter(pk__in=ids).update(
+        expires_at=from_now(-HOUR), lease_expires_at=F("lease_expires_at") - HOUR
+    )
+
+
+def remaining() -> set[int]:
+    return set(IdempotencyRecord.objects.values_list("pk", flat=True))

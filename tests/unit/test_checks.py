@@ -1,0 +1,120 @@
+"""Scenario 30: a broken setting is caught by ``manage.py check``, with an id and a hint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+from django.db import connection, connections
+from django.test import override_settings
+
+from idempotency import Operation
+from idempotency.checks import check_databases
+from idempotency.conf import NAMES
+from idempotency.operation import registry
+
+NOT_A_FUNCTION = 7
+
+
+def messages() -> dict[str, Any]:
+    return {message.id: message for message in run_checks(databases=["default"]) if "idempotency" in (message.id or "")}
+
+
+def test_scenario_30_the_defaults_and_the_sample_project_are_sound() -> None:
+    assert messages() == {}
+
+
+@pytest.mark.parametrize(
+    ("entries", "message_id", "said"),
+    [
+        ([], "idempotency.E001", "must be a dictionary"),
+        ({"TLT": timedelta(days=1)}, "idempotency.E002", "no entry 'TLT'"),
+        ({"TTL": 3}, "idempotency.E003", "'TTL'"),
+        ({"TTL": timedelta(0)}, "idempotency.E003", "'TTL'"),
+        ({"LEASE": timedelta(seconds=-5)}, "idempotency.E004", "'LEASE'"),
+        ({"IN_PROGRESS": "CONFLICT"}, "idempotency.E005", "'IN_PROGRESS'"),
+        ({"REQUIRED": None}, "idempotency.E006", "'REQUIRED'"),
+        ({"METHODS": "POST"}, "idempotency.E007", "'METHODS'"),
+        ({"ACCOUNT": "no.such.thing"}, "idempotency.E008", "can't be imported"),
+        ({"ACCOUNT": "tests.unit.test_checks.NOT_A_FUNCTION"}, "idempotency.E008", "must name a callable"),
+        ({"RECORDABLE": 201}, "idempotency.E009", "'RECORDABLE'"),
+        ({"RECORDED_HEADERS": "Location"}, "idempotency.E010", "'RECORDED_HEADERS'"),
+        ({"MAX_BODY": -1}, "idempotency.E011", "'MAX_BODY'"),
+        ({"ERROR_RESPONSE": "nope"}, "idempotency.E012", "'ERROR_RESPONSE'"),
+        ({"MAX_RETRY_AFTER": 30}, "idempotency.E013", "'MAX_RETRY_AFTER'"),
+        ({"LEASE": timedelta(days=3)}, "idempotency.E014", "shorter than"),
+    ],
+)
+def test_scenario_30_a_wrong_setting_has_an_id_a_message_and_a_hint(entries: Any, message_id: str, said: str) -> None:
+    with override_settings(IDEMPOTENCY=entries):
+        found = messages()
+        assert list(found) == [message_id]
+        assert said in found[message_id].msg
+        assert found[message_id].hint
+        with pytest.raises(SystemCheckError, match=message_id):
+            call_command("check")
+
+
+def test_scenario_30_an_unknown_name_is_answered_with_the_one_that_was_meant() -> None:
+    with override_settings(IDEMPOTENCY={"MAXBODY": 1}):
+        assert messages()["idempotency.E002"].hint == "Did you mean 'MAX_BODY'?"
+    with override_settings(IDEMPOTENCY={"QQQQ": 1}):
+        assert all(name in messages()["idempotency.E002"].hint for name in NAMES)
+
+
+@pytest.fixture
+def declared() -> Iterator[Callable[..., Operation]]:
+    made: list[str] = []
+
+    def declare(name: str, **policy: Any) -> Operation:
+        made.append(name)
+        return Operation(name, **policy)
+
+    yield declare
+    for name in made:
+        registry.discard(name)
+
+
+def test_an_operation_that_only_the_settings_make_contradictory(declared: Callable[..., Operation]) -> None:
+    declared("unit.long", lease=timedelta(hours=2))
+    with override_settings(IDEMPOTENCY={"TTL": timedelta(hours=1)}):
+        assert "unit.long" in messages()["idempotency.E015"].msg
+
+
+def test_a_database_without_autocommit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+    assert "AUTOCOMMIT" in messages()["idempotency.E016"].msg
+
+
+class ElsewhereRouter:
+    def db_for_write(self, model: type, **hints: Any) -> str | None:
+        return "records" if model._meta.app_label == "idempotency" else None  # type: ignore[attr-defined]
+
+
+def test_failure_mode_27_records_in_another_database_than_the_default_one_are_pointed_out(
+    declared: Callable[..., Operation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections.settings, "records", connection.settings_dict)
+    declared("unit.elsewhere")
+    with override_settings(DATABASE_ROUTERS=[ElsewhereRouter()]):
+        found = messages()
+    assert "'records'" in found["idempotency.W001"].msg
+    del connections["records"]
+
+
+@pytest.mark.sqlite
+def test_failure_mode_21_sqlite_with_deferred_transactions_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(connection.settings_dict["OPTIONS"], "transaction_mode")
+    assert "IMMEDIATE" in messages()["idempotency.W002"].hint
+
+
+def test_a_database_that_this_release_is_not_tested_on_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections["default"], "vendor", "mysql")
+    monkeypatch.setattr(connections["default"], "display_name", "MySQL")
+
+    assert [message.id for message in check_databases(None)] == ["idempotency.W003"]
