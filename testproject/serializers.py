@@ -15,7 +15,7 @@ SOURCES = ("card", "declined")
 class BaseChargeSerializer(serializers.ModelSerializer[Any]):
     amount = serializers.IntegerField(min_value=1, max_value=MAX_AMOUNT)
     currency = serializers.RegexField(r"\A[a-z]{3}\Z")
-    source = serializers.ChoiceField(choices=SOURCES, default="card", write_only=True)
+    source = serializers.ChoiceField(choices=SOURCES, default="card", write_only=True)  # type: ignore[assignment]
 
     class Meta:
         model: type[BaseCharge]

@@ -20,7 +20,7 @@ from rest_framework.response import Response
 from idempotency import idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 
-from .authentication import token_required
+from .authentication import caller, token_required
 from .models import MAX_AMOUNT, BaseCharge, Charge, Notification, Transfer, UnprotectedCharge
 from .payloads import InvalidPayloadError, parse_object, text, whole_number
 from .serializers import ChargeSerializer, UnprotectedChargeSerializer
@@ -92,7 +92,7 @@ def create_transfer(request: HttpRequest) -> HttpResponse:
         label = text(payload, "label", max_length=128, default="")
     except InvalidPayloadError as error:
         return error.as_response()
-    transfer = Transfer.objects.create(account_id=request.user.pk, recipient=recipient, amount=amount, label=label)
+    transfer = Transfer.objects.create(account=caller(request), recipient=recipient, amount=amount, label=label)
     created = {"id": transfer.pk, "recipient": recipient, "amount": amount, "label": label}
     return JsonResponse(created, status=201)
 
@@ -111,7 +111,7 @@ async def create_notification(request: HttpRequest) -> HttpResponse:
     except InvalidPayloadError as error:
         return error.as_response()
     notification = await Notification.objects.acreate(
-        account_id=request.user.pk, recipient=recipient, message=message, label=label
+        account=caller(request), recipient=recipient, message=message, label=label
     )
     created = {"id": notification.pk, "recipient": recipient, "message": message, "label": label}
     return JsonResponse(created, status=201)

@@ -60,7 +60,7 @@ def run(plan: Plan, report: Report) -> int:
     django.setup()
     from testproject.management.commands.create_demo_users import create_demo_users
 
-    from .ledger import count_effects, database_name, effects_of
+    from .ledger import can_be_outlived, count_effects, count_take_overs, database_name, effects_of
 
     call_command("migrate", verbosity=0, interactive=False)
     tokens = create_demo_users()
@@ -75,10 +75,10 @@ def run(plan: Plan, report: Report) -> int:
         started = time.monotonic()
         with (
             storm.running(),
-            report.progress(tally, lambda side: count_effects(side, name), lambda: server.kills) as update,
+            report.progress(tally, lambda side: count_effects(side, name), lambda: server.workers.kills) as update,
         ):
             threading.Thread(
-                target=server.kill_at_random, args=(plan.kill_every, plan.seed, storm.stop), daemon=True
+                target=server.workers.kill_at_random, args=(plan.kill_every, plan.seed, storm.stop), daemon=True
             ).start()
             while not storm.wait(0.25):
                 update()
@@ -90,9 +90,13 @@ def run(plan: Plan, report: Report) -> int:
             crashed.append(f"The server's log ends with:\n{server.log_tail()}")
     # The server has ended, so nothing is under way any more and what is counted stays.
     findings = {side: judge(storm.histories[side], effects_of(side, name)) for side in SIDES}
-    problems = complaints(findings["protected"], findings["unprotected"], tally.of("protected"), server.kills, crashed)
-    report.table(findings, tally, server.kills, seconds)
-    report.verdict(findings, problems, server.kills)
+    take_overs = count_take_overs(name)
+    report.table(findings, tally, server.workers.kills, take_overs, seconds)
+    seen = tally.of("protected")
+    problems = crashed + complaints(
+        findings["protected"], findings["unprotected"], seen, server.workers.kills, take_overs, can_be_outlived()
+    )
+    report.verdict(findings, problems, server.workers.kills)
     return 1 if problems else 0
 
 

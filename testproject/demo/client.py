@@ -25,11 +25,16 @@ HONEST_TIMEOUT = 15.0
 SHORT_TIMEOUT = (0.03, 0.10)
 LONG_WORK = (200, 400)
 SHORT_WORK = (0, 25)
+#: So many seconds longer than the lease that a retry that comes at its end has taken the claim over.
+STALLED_BEYOND_THE_LEASE = 1.0
 #: A cut comes this many seconds after the request was sent: before the server has read it, at work, or afterwards.
 CUT_AFTER = (0.0, 0.06)
 #: Without a Retry-After a client comes back after this many seconds.
 BACK_OFF = (0.02, 0.15)
 
+KILLINGS = frozenset({Trouble.KILL_AT_WORK, Trouble.KILL_AT_REPLY})
+#: Asked for until they come about.
+SERVERS_TROUBLES = KILLINGS | {Trouble.STALL}
 RETRIABLE = frozenset({408, 425, 429})
 #: Closing a socket with this option sends a reset instead of an orderly end.
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -104,22 +109,25 @@ class Client:
         deadline = time.monotonic() + self.plan.patience
         while not self.stop.is_set() and time.monotonic() < deadline:
             answer = self._attempt(payload, trouble)
-            trouble = Trouble.CALM  # one trouble a client; what the killer adds comes on top
-            if answer is None or answer.status >= 500:
-                pause = self.chance.uniform(*BACK_OFF)
-            elif answer.is_final or not respect_conflicts:
+            if not (trouble in SERVERS_TROUBLES and answer is None and not self._was_troubled()):
+                trouble = Trouble.CALM  # one trouble a client; what the killer adds comes on top
+            if answer is not None and (answer.is_final or (answer.status < 500 and not respect_conflicts)):
                 return answer
-            else:
-                pause = self.chance.uniform(*BACK_OFF)
-            if answer is not None and answer.retry_after is not None:
-                # Within bounds: no claim lives for longer than its lease, whatever the answer says.
-                pause = min(answer.retry_after, self.plan.lease + 1.0)
-            self.stop.wait(pause)
+            self.stop.wait(self._pause_after(answer))
         return None
+
+    def _pause_after(self, answer: Answer | None) -> float:
+        """Seconds until the next attempt."""
+        pause = self.chance.uniform(*BACK_OFF)
+        if answer is None or answer.retry_after is None or self.charge.trouble is Trouble.STALL:
+            return pause  # the twin of a stalled request asks again and again, so that it takes over as soon as it may
+        # Within bounds: no claim lives for longer than its lease, whatever the answer says.
+        return min(answer.retry_after, self.plan.lease + 1.0)
 
     def _attempt(self, payload: bytes, trouble: Trouble) -> Answer | None:
         """One request. None if the client never saw an answer."""
         self._saw(Seen.ATTEMPT)
+        started = time.monotonic()
         headers = self._headers(trouble)
         if trouble is Trouble.CUT:
             self._send_and_cut(payload, headers)
@@ -132,16 +140,23 @@ class Client:
             return None
         except httpx.TransportError:
             self._saw(Seen.BROKEN)
+            if trouble in KILLINGS and self._was_troubled():
+                self._saw(Seen.KILLED_AT_WORK)
             return None
         answer = answer_of(response)
         self._count(answer)
+        stalled = trouble is Trouble.STALL and time.monotonic() - started > self.plan.lease + STALLED_BEYOND_THE_LEASE
+        if stalled and (answer.replayed or not answer.is_final):
+            self._saw(Seen.OUTLIVED)  # told what the winner did, or that it is at it
         return answer
 
     def _headers(self, trouble: Trouble) -> dict[str, str]:
+        name = f"{self.endpoint.side}/{self.charge.number}"
         fault = {
+            Trouble.STALL: f"stall={name}={round(1000 * (self.plan.lease + STALLED_BEYOND_THE_LEASE))}",
             Trouble.TIMEOUT: f"pause={self.chance.randint(*LONG_WORK)}",
-            Trouble.KILL_AT_WORK: "kill=work",
-            Trouble.KILL_AT_REPLY: "kill=reply",
+            Trouble.KILL_AT_WORK: f"kill_at_work={name}",
+            Trouble.KILL_AT_REPLY: f"kill_at_reply={name}",
         }.get(trouble, f"pause={self.chance.randint(*SHORT_WORK)}")
         return {
             "Host": f"127.0.0.1:{self.endpoint.port}",
@@ -179,6 +194,10 @@ class Client:
             self._saw(Seen.UNAVAILABLE)
         elif answer.status >= 500:
             self._saw(Seen.ERROR)
+
+    def _was_troubled(self) -> bool:
+        """Whether the trouble came about that this charge asked for. A neighbour's may have ended its worker before."""
+        return self.tally.was_troubled(self.endpoint.side, self.charge.number)
 
     def _saw(self, seen: Seen) -> None:
         self.tally.add(self.endpoint.side, seen)

@@ -1,8 +1,7 @@
 """The demo's gunicorn: how its workers report themselves, and how they end when the demo is gone.
 
-The demo hands over one end of a socket pair. Workers write lines to it (``born 123``, ``gone 123``, and the fault
-points of ``faults``), so that the demo knows whom it may kill. Nothing ever comes from the demo's end but its end: then
-the demo has died.
+The demo hands over one end of a socket pair. What is written to it is read by ``workers``. Nothing ever comes from
+the demo's end, until it closes: then the demo is gone.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import threading
 from typing import Any
 
 worker_class = "gthread"
-threads = 4
+threads = 8
 # Forked workers start at once, so that a killed one is missed for milliseconds and not for the time Django takes.
 preload_app = True
 timeout = 30

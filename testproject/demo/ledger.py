@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from django.db import connection
 
+from idempotency.models import IdempotencyRecord
 from testproject.models import BaseCharge, Charge, UnprotectedCharge
 
 from .verdict import Effects
@@ -23,7 +24,22 @@ def effects_of(side: str, run: str) -> Effects:
 
 
 def count_effects(side: str, run: str) -> int:
-    return TABLES[side]._default_manager.filter(label__startswith=f"{run}-").count()
+    count: int = TABLES[side]._default_manager.filter(label__startswith=f"{run}-").count()
+    return count
+
+
+def count_take_overs(run: str) -> int:
+    """How often a claim of the run changed hands, because its worker had died or stood still for too long."""
+    records = IdempotencyRecord.objects.filter(idempotency_key__startswith=f"{run}-")
+    return sum(attempt - 1 for attempt in records.values_list("attempt", flat=True))
+
+
+def can_be_outlived() -> bool:
+    """Whether another can take over a claim while the stalled holder's transaction is open.
+
+    In SQLite it can't: there is one writer at a time, so everybody waits for the stalled one.
+    """
+    return connection.vendor != "sqlite"
 
 
 def database_name() -> str:

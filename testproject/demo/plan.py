@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
 
 ACCOUNTS = ("alice", "bob")
 
@@ -28,16 +31,18 @@ class Trouble(str, Enum):
     TIMEOUT = "timeout"  # the client stops waiting while the server still works
     CUT = "cut"  # the client's connection is reset after the request was sent
     BURST = "burst"  # several requests at the same instant, some of them cut or timed out
+    STALL = "stall"  # two requests, and the worker that got the claim stands still until another has taken it over
     KILL_AT_WORK = "kill_at_work"  # the worker is killed after it wrote the charge, before it answered
     KILL_AT_REPLY = "kill_at_reply"  # the worker is killed when all is done but the answer is not sent
 
 
 #: Out of a hundred. Killings are few because each takes a worker's other requests with it.
 WEIGHTS = {
-    Trouble.CALM: 20,
+    Trouble.CALM: 18,
     Trouble.TIMEOUT: 22,
     Trouble.CUT: 24,
     Trouble.BURST: 31,
+    Trouble.STALL: 2,
     Trouble.KILL_AT_WORK: 2,
     Trouble.KILL_AT_REPLY: 1,
 }
@@ -70,7 +75,7 @@ class Charge:
     label: str  # names this charge in the database, where its effects are counted; no endpoint looks at it
     amount: int  # cents
     trouble: Trouble
-    burst: int  # requests sent at the same instant: 1 unless the trouble is BURST
+    burst: int  # requests sent at the same instant
     late_duplicate: bool  # sent once more when the outcome is known
     changed_payload: bool  # then the same key is used with another amount, which must be refused
 
@@ -105,7 +110,7 @@ def draw_charges(plan: Plan, run: str) -> list[Charge]:
                 label=f"{run}-{number}",
                 amount=chance.randint(100, 100_000),
                 trouble=trouble,
-                burst=chance.randint(2, MAX_BURST) if trouble is Trouble.BURST else 1,
+                burst={Trouble.BURST: chance.randint(2, MAX_BURST), Trouble.STALL: 2}.get(trouble, 1),
                 late_duplicate=number % 10 == 0 or chance.random() < CHANCE_OF_LATE_DUPLICATE,
                 changed_payload=number % 15 == 0 or chance.random() < CHANCE_OF_CHANGED_PAYLOAD,
             )
@@ -120,42 +125,41 @@ def other_account(account: str) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a run, for the command and for the process it starts."""
     default = Plan()
-    integer, number = bounded(int), bounded(float)
     parser.add_argument(
         "--operations",
-        type=integer(MIN_OPERATIONS, MAX_OPERATIONS),
+        type=within(int, MIN_OPERATIONS, MAX_OPERATIONS),
         default=default.operations,
         help=f"logical charges to send to each of the two endpoints, at least {MIN_OPERATIONS} (default: %(default)s)",
     )
     parser.add_argument(
         "--workers",
-        type=integer(1, 64),
+        type=within(int, 1, 64),
         default=default.workers,
         help="gunicorn worker processes (default: %(default)s)",
     )
     parser.add_argument(
         "--concurrency",
-        type=integer(1, 256),
+        type=within(int, 1, 256),
         default=default.concurrency,
         help="charges under way at the same time, most of them waiting (default: %(default)s)",
     )
     parser.add_argument(
         "--kill-every",
-        type=number(0.1, 3600),
+        type=within(float, 0.1, 3600),
         default=default.kill_every,
         metavar="SECONDS",
         help="a random worker is killed about this often, besides those killed in mid-charge (default: %(default)s)",
     )
     parser.add_argument(
         "--lease",
-        type=integer(1, 60),
+        type=within(int, 1, 60),
         default=default.lease,
         metavar="SECONDS",
         help="how long a killed worker's claim is respected before a retry takes it over (default: %(default)s)",
     )
     parser.add_argument(
         "--time-limit",
-        type=number(1, 86400),
+        type=within(float, 1, 86400),
         default=default.time_limit,
         metavar="SECONDS",
         help="give up, as a failure, if the storm is not over by then (default: %(default)s)",
@@ -174,17 +178,14 @@ def arguments_of(plan: Plan) -> Sequence[str]:
     return [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(plan, name)))]
 
 
-def bounded(kind: type) -> object:
-    """A maker of argparse types: a number of ``kind`` within bounds, both included."""
+def within(kind: Callable[[str], Number], low: Number, high: Number) -> Callable[[str], Number]:
+    """An argparse type: a number from ``low`` to ``high``, both included."""
 
-    def between(low: float, high: float) -> object:
-        def parse(text: str) -> object:
-            value = kind(text)
-            if not low <= value <= high:
-                raise argparse.ArgumentTypeError(f"{text} is not between {low} and {high}")
-            return value
+    def parse(text: str) -> Number:
+        value = kind(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text} is not between {low} and {high}")
+        return value
 
-        parse.__name__ = kind.__name__  # argparse names it when the text is no number at all
-        return parse
-
-    return between
+    parse.__name__ = kind.__name__  # argparse says "invalid int value" by it
+    return parse

@@ -31,8 +31,8 @@ class Report:
     def introduce(self) -> None:
         self.console.print(
             f"[bold]Sending {self.plan.operations:,} charges over a bad network to a server that is being killed.[/]\n"
-            "Clients stop waiting, cut their connection or send duplicates at the same instant, and retry under one\n"
-            "Idempotency-Key until they know the outcome, while worker processes die by SIGKILL. The same storm meets\n"
+            "Clients stop waiting, cut their connection or send duplicates at the same instant, and retry under one "
+            "Idempotency-Key until they know the outcome, while worker processes die by SIGKILL. The same storm meets "
             "an endpoint without protection beside it. Effects are counted in the database."
         )
 
@@ -100,7 +100,9 @@ class Report:
 
         return update
 
-    def table(self, findings: Mapping[str, Findings], tally: Tally, kills: int, seconds: float) -> None:
+    def table(
+        self, findings: Mapping[str, Findings], tally: Tally, kills: int, take_overs: int, seconds: float
+    ) -> None:
         """The figures of both sides beside each other."""
         counts = {side: tally.of(side) for side in SIDES}
         table = Table(title=f"{seconds:.0f} seconds of bad network", title_justify="left")
@@ -137,6 +139,8 @@ class Report:
         seen("told to come back, 503", Seen.UNAVAILABLE)
         seen("other server errors, 5xx", Seen.ERROR, section=True)
         seen("charges whose worker was killed on purpose", Seen.KILLED_AT_WORK)
+        seen("stalled workers that woke up too late", Seen.OUTLIVED)
+        row("claims taken over from dead or stalled workers", [take_overs, 0])
         row("workers killed with SIGKILL, of both sides", [kills] * 2)
         self.console.print()
         self.console.print(table)
@@ -151,9 +155,9 @@ class Report:
             return
         self.console.print(
             f"[bold green]PASSED.[/] Protected: {protected.operations:,} charges, {protected.effects:,} effects; "
-            f"{kills} killed workers lost or doubled none,\nand every client was told the one outcome of its charge.\n"
+            f"{kills} killed workers lost or doubled none, and every client was told the one outcome of its charge.\n"
             f"Without protection the same storm charged {control.doubled:,} of {control.operations:,} more than once: "
-            f"{control.effects - control.operations:,} effects too many,\n"
+            f"{control.effects - control.operations:,} effects too many, "
             f"and {control.wrong:,} answers that contradict others."
         )
 

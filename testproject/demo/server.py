@@ -1,4 +1,4 @@
-"""The server under the storm: gunicorn with several worker processes on loopback, and the killer of its workers.
+"""The server under the storm: gunicorn with several worker processes, on loopback.
 
 Everything is started here and stopped here, by process id. Should the demo itself be killed, the workers notice that
 its end of the socket pair is closed and stop gunicorn (``gunicorn_conf``).
@@ -7,19 +7,18 @@ its end of the socket pair is closed and stop gunicorn (``gunicorn_conf``).
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .tally import Seen, Tally
+from .tally import Tally
+from .workers import Workers
 
 START_LIMIT = 60.0  # seconds; a loaded machine may take several to import Django
 STOP_LIMIT = 10.0
@@ -30,64 +29,19 @@ class ServerError(RuntimeError):
 
 
 class Server:
-    """A running gunicorn. ``port`` is where it listens on 127.0.0.1; ``kills`` counts the workers killed so far."""
+    """A running gunicorn that listens on ``port`` of 127.0.0.1."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], port: int, log: Path, ears: socket.socket, tally: Tally
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path, workers: Workers) -> None:
         self.process = process
         self.port = port
         self.log = log
-        self.kills = 0
-        self._tally = tally
-        self._ears = ears
-        self._workers: set[int] = set()
-        self._lock = threading.Lock()
-        threading.Thread(target=self._listen, name="listener", daemon=True).start()
-
-    def _listen(self) -> None:
-        for line in self._ears.makefile(encoding="ascii"):
-            word, pid, *side = line.split()
-            if word == "born":
-                with self._lock:
-                    self._workers.add(int(pid))
-            elif word == "gone":
-                with self._lock:
-                    self._workers.discard(int(pid))
-            else:
-                # Dead already means that another charge at its fault point was faster, in the same worker.
-                self._kill(int(pid))
-                self._tally.add(side[0], Seen.KILLED_AT_WORK)
-
-    def workers(self) -> list[int]:
-        with self._lock:
-            return sorted(self._workers)
-
-    def _kill(self, pid: int) -> None:
-        """SIGKILL one worker, if it is one of ours and alive."""
-        with self._lock:
-            if pid not in self._workers:
-                return
-            self._workers.remove(pid)
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                return
-            self.kills += 1
-
-    def kill_at_random(self, every: float, seed: int, stop: threading.Event) -> None:
-        """Kill a random worker about ``every`` seconds until ``stop`` is set. Both sides' requests may be in it."""
-        chance = random.Random(f"{seed}:killer")
-        while not stop.wait(every * chance.uniform(0.5, 1.5)):
-            workers = self.workers()
-            if workers:
-                self._kill(chance.choice(workers))
+        self.workers = workers
 
     def wait_until_ready(self, workers: int) -> None:
         """Return when every worker is born and a request is answered. Raises ``ServerError``."""
         deadline = time.monotonic() + START_LIMIT
         while time.monotonic() < deadline and self.process.poll() is None:
-            if len(self.workers()) >= workers and self._answers():
+            if self.workers.alive() >= workers and self._answers():
                 return
             time.sleep(0.05)
         raise ServerError(f"The server did not start. Its log ends with:\n{self.log_tail()}")
@@ -112,9 +66,7 @@ class Server:
             # The group is gunicorn's own, made for it by start_new_session.
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        # The listener owns what it reads; shutting down ends its loop.
-        self._ears.shutdown(socket.SHUT_RDWR)
-        self._ears.close()
+        self.workers.close()
 
 
 @contextmanager
@@ -145,7 +97,7 @@ def serve(workers: int, tally: Tally) -> Iterator[Server]:
             )
         port = listener.getsockname()[1]
         listener.close()  # only gunicorn listens: if it dies, clients are refused instead of waiting for nobody
-        server = Server(process, port, log, ears, tally)
+        server = Server(process, port, log, Workers(ears, tally))
         try:
             server.wait_until_ready(workers)
             yield server

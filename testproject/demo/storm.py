@@ -63,7 +63,7 @@ class Storm:
         def client(role: str) -> Client:
             return Client(charge, endpoint, http, self.plan, self.tally, self.stop, role=role)
 
-        if charge.trouble is Trouble.BURST:
+        if charge.burst > 1:
             self._burst(history, [client(f"burst-{number}") for number in range(charge.burst)])
         else:
             keep(history, history.answers, client("first").pursue(charge.trouble))
@@ -78,7 +78,10 @@ class Storm:
         """Let the clients go at the same instant, and wait for all of them."""
         barrier = threading.Barrier(len(clients))
         chance = random.Random(f"{self.plan.seed}:{history.charge.number}:burst")
-        troubles = [Trouble.CALM, *chance.choices(TROUBLES_IN_A_BURST, k=len(clients) - 1)]
+        if history.charge.trouble is Trouble.STALL:
+            troubles = [Trouble.STALL] * len(clients)
+        else:
+            troubles = [Trouble.CALM, *chance.choices(TROUBLES_IN_A_BURST, k=len(clients) - 1)]
 
         def pursue(client: Client, trouble: Trouble) -> Answer | None:
             barrier.wait()

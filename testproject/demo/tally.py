@@ -19,7 +19,8 @@ class Seen(str, Enum):
     BROKEN = "broken"  # the connection broke, as it does when a worker is killed
     UNAVAILABLE = "unavailable"  # 503
     ERROR = "error"  # any other 5xx
-    KILLED_AT_WORK = "killed_at_work"  # a charge lost its worker at the point chosen for it
+    KILLED_AT_WORK = "killed_at_work"  # a charge lost its worker at the point it had chosen
+    OUTLIVED = "outlived"  # a stalled worker woke up, lost its claim and writes, and answered what the winner had done
     DONE = "done"  # all clients of a charge know its outcome, or gave up
 
 
@@ -29,6 +30,7 @@ class Tally:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, Seen]] = Counter()
+        self._troubled: set[tuple[str, int]] = set()
 
     def add(self, side: str, seen: Seen) -> None:
         with self._lock:
@@ -37,3 +39,12 @@ class Tally:
     def of(self, side: str) -> Counter[Seen]:
         with self._lock:
             return Counter({seen: count for (where, seen), count in self._counts.items() if where == side})
+
+    def note_trouble(self, side: str, number: int) -> None:
+        """Note that a charge has met the trouble that it asked the server for."""
+        with self._lock:
+            self._troubled.add((side, number))
+
+    def was_troubled(self, side: str, number: int) -> bool:
+        with self._lock:
+            return (side, number) in self._troubled

@@ -97,10 +97,13 @@ def outcome_of(answer: Answer) -> tuple[object, ...]:
 
 
 def complaints(
-    protected: Findings, control: Findings, seen: Mapping[Seen, int], kills: int, crashed: Sequence[str] = ()
+    protected: Findings, control: Findings, seen: Mapping[Seen, int], kills: int, take_overs: int, can_be_outlived: bool
 ) -> list[str]:
-    """Every reason to call the run a failure, in words; none if it passed. ``seen`` is the protected side's."""
-    found = list(crashed)
+    """Every reason to call the run a failure, in words; none if it passed. ``seen`` is the protected side's.
+
+    ``can_be_outlived``: the database lets another write while a stalled worker's transaction is open.
+    """
+    found: list[str] = []
     if protected.effects != protected.operations:
         found.append(f"{protected.operations} charges had {protected.effects} effects.")
     if protected.doubled:
@@ -116,6 +119,10 @@ def complaints(
         found.append("No worker was killed, so nothing is shown about crashes.")
     if not seen.get(Seen.KILLED_AT_WORK):
         found.append("No worker was killed in the middle of a protected charge.")
+    if not take_overs:
+        found.append("No claim was taken over from a dead or stalled worker.")
+    if can_be_outlived and not seen.get(Seen.OUTLIVED):
+        found.append("No stalled worker woke up after its claim had been taken over.")
     if not seen.get(Seen.CUT) or not seen.get(Seen.TIMEOUT):
         found.append("No request was cut, or none timed out.")
     if not seen.get(Seen.REPLAY) or not seen.get(Seen.CONFLICT):

@@ -28,7 +28,7 @@ class Command(BaseCommand):
         "exactly once. Starts a PostgreSQL of its own, and deletes it, unless a database is given."
     )
     # The storm's own process checks and migrates the database that is used; this one doesn't touch any.
-    requires_system_checks: tuple[str, ...] = ()  # type: ignore[assignment]
+    requires_system_checks: tuple[str, ...] = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_arguments(parser)

@@ -1,0 +1,66 @@
+"""Django is the one hard dependency: the core imports, migrates and protects a view without any extra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.test import Client
+
+# Made of what the extras install, and of what these bring along that the core could come to lean on.
+EXTRAS = ("celery", "environ", "httpx", "kombu", "psycopg", "psycopg2", "rest_framework", "rich", "psutil")
+
+IMPORT_THE_CORE = """
+import importlib, pkgutil, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {extras!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+
+import django
+from django.conf import settings
+
+settings.configure(
+    INSTALLED_APPS=["django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes", "idempotency"],
+    DATABASES={{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}}},
+)
+django.setup()
+
+import idempotency
+
+for module in pkgutil.walk_packages(idempotency.__path__, "idempotency."):
+    if not module.name.startswith("idempotency.contrib."):
+        importlib.import_module(module.name)
+for name in idempotency.__all__:
+    getattr(idempotency, name)
+"""
+
+
+def test_the_core_imports_where_no_extra_is_installed() -> None:
+    script = IMPORT_THE_CORE.format(extras=EXTRAS)
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+
+
+@pytest.mark.urls("tests.base.urls")
+@pytest.mark.django_db(transaction=True)
+def test_a_plain_view_has_one_effect_and_replays_where_no_extra_is_installed() -> None:
+    client = Client()
+    client.force_login(User.objects.create(username="alice"))
+
+    def post(key: str, prefix: str) -> tuple[int, bytes, bool]:
+        response = client.post(
+            "/groups/", {"prefix": prefix}, content_type="application/json", headers={"Idempotency-Key": key}
+        )
+        return response.status_code, response.content, "Idempotency-Replayed" in response.headers
+
+    status, body, replayed = post("k1", "a")
+    assert (status, replayed) == (201, False)
+    assert post("k1", "a") == (201, body, True)
+    assert post("k1", "b")[0] == 422
+    assert [group.name for group in Group.objects.all()] == ["a-0"]

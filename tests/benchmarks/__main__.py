@@ -1,0 +1,42 @@
+"""The command line of the benchmarks: ``python -m tests.benchmarks --help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from .database import scratch_database
+
+EXPERIMENTS = ("requests", "claims", "pages")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("experiments", nargs="*", metavar="experiment", help=f"of {', '.join(EXPERIMENTS)}; all of them")
+    parser.add_argument("--operations", type=int, default=600, help="of each variant (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the order of the variants (default: %(default)s)")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.experiments) - set(EXPERIMENTS):
+        parser.error(f"no such experiment: {', '.join(sorted(unknown))}")
+    if arguments.operations < 1:
+        parser.error("--operations must be at least 1")
+
+    with scratch_database():
+        from . import claim_shapes, record_pages, requests  # they import models, and so need Django to be set up
+
+        run = {"requests": requests.compare, "claims": claim_shapes.compare, "pages": record_pages.compare}
+        for name in arguments.experiments or EXPERIMENTS:
+            for table in run[name](arguments.operations, arguments.seed, _progress()):
+                print(f"{table}\n", flush=True)
+
+
+def _progress() -> Callable[[str], None]:
+    """One line that changes on a terminal, and nothing in a pipe: the tables are what is kept."""
+    if not sys.stderr.isatty():
+        return lambda text: None
+    return lambda text: print(f"\r{text:<60}\r", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Where the benchmarks run: a database of their own, in an embedded PostgreSQL or in the server of ``DATABASE_URL``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+# A checkpoint makes the next change of every page write the whole page to the log, and an autovacuum takes a core.
+# Neither belongs to any one of the variants that are compared, so both are kept out of the minutes of a run.
+PARAMETERS = {
+    "autovacuum": "off",
+    "checkpoint_timeout": "1h",
+    "max_wal_size": "4GB",
+    "shared_buffers": "256MB",
+    "track_io_timing": "off",
+}
+
+
+@contextmanager
+def scratch_database() -> Iterator[None]:
+    """Set Django up on a new, empty, migrated database, and drop it at the end.
+
+    The server is that of ``DATABASE_URL``, where the account must be allowed to create a database; without it, an
+    embedded one.
+    """
+    from testproject.embedded import embedded_postgres
+
+    url = os.environ.get("DATABASE_URL")
+    with nullcontext(url) if url else embedded_postgres(PARAMETERS) as server:
+        os.environ["DATABASE_URL"] = server
+        os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+
+        import django
+
+        django.setup()
+
+        from django.db import connection
+
+        if connection.vendor != "postgresql":
+            raise SystemExit("The benchmarks compare statements of PostgreSQL; DATABASE_URL names another database.")
+        original = connection.settings_dict["NAME"]
+        connection.creation.create_test_db(verbosity=0, autoclobber=True)
+        try:
+            yield
+        finally:
+            connection.creation.destroy_test_db(original, verbosity=0)
+            connection.close()

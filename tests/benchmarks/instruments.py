@@ -1,0 +1,149 @@
+"""What one operation costs: time, CPU of client and server, log bytes, flushes to disk, and round trips."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from django.db import connection
+
+NANOSECONDS = 1e9
+
+
+@dataclass
+class Cost:
+    """The measurements of one variant. One entry an operation, except where it says one a block."""
+
+    seconds: list[float] = field(default_factory=list)
+    client_cpu: list[float] = field(default_factory=list)  # seconds
+    server_cpu: list[float] = field(default_factory=list)  # seconds an operation, one entry a block
+    wal_bytes: list[float] = field(default_factory=list)  # an operation, one entry a block
+    fsyncs: int = 0
+    round_trips: float | None = None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def p95(self) -> float:
+        return sorted(self.seconds)[int(len(self.seconds) * 0.95)]
+
+    @property
+    def cpu(self) -> float | None:
+        """Seconds of both sides together, None where the server's are not known."""
+        return self.client + self.server if self.server is not None else None
+
+    @property
+    def client(self) -> float:
+        return statistics.median(self.client_cpu)
+
+    @property
+    def server(self) -> float | None:
+        return statistics.median(self.server_cpu) if self.server_cpu else None
+
+    @property
+    def wal(self) -> float:
+        return statistics.median(self.wal_bytes)
+
+    @property
+    def fsyncs_each(self) -> float:
+        return self.fsyncs / len(self.seconds)
+
+
+def measure_block(cost: Cost, operations: Iterable[Callable[[], object]]) -> None:
+    """Time each of ``operations`` by itself, and read the server's counters around all of them.
+
+    The first one is not timed: reading the counters has left caches cold.
+    """
+    warm_up, *timed = operations
+    gc.collect()
+    warm_up()
+    before = _counters()
+    for operation in timed:
+        cpu = time.thread_time_ns()
+        start = time.perf_counter_ns()
+        operation()
+        end = time.perf_counter_ns()
+        cost.client_cpu.append((time.thread_time_ns() - cpu) / NANOSECONDS)
+        cost.seconds.append((end - start) / NANOSECONDS)
+    after = _counters(first_cpu=True)
+    cost.wal_bytes.append((after.wal - before.wal) / len(timed))
+    cost.fsyncs += after.fsyncs - before.fsyncs
+    if before.cpu is not None and after.cpu is not None:
+        cost.server_cpu.append((after.cpu - before.cpu) / len(timed) / NANOSECONDS)
+
+
+def round_trips(operation: Callable[[], object]) -> int | None:
+    """How often the server had to be waited for, read off the wire. None where libpq can't show it."""
+    server = connection.connection.pgconn
+    with tempfile.TemporaryFile() as log:
+        try:
+            server.trace(log.fileno())
+        except NotImplementedError:  # other than Linux
+            return None
+        try:
+            operation()
+        finally:
+            server.untrace()
+        log.seek(0)
+        return log.read().count(b"\tReadyForQuery")
+
+
+@contextmanager
+def preparing() -> Iterator[psycopg.Cursor[Any]]:
+    """A cursor that binds parameters in the server and prepares each statement at once.
+
+    Django's own cursors bind in the client, and its connections prepare nothing: a pooler may hand the next
+    transaction to another session.
+    """
+    raw: psycopg.Connection[Any] = connection.connection
+    threshold, raw.prepare_threshold = raw.prepare_threshold, 0
+    try:
+        with psycopg.Cursor(raw) as cursor:
+            yield cursor
+    finally:
+        raw.prepare_threshold = threshold
+        with psycopg.ClientCursor(raw) as cursor:
+            cursor.execute("DEALLOCATE ALL")
+
+
+@dataclass
+class _Counters:
+    wal: int
+    fsyncs: int
+    cpu: int | None
+
+
+def _counters(*, first_cpu: bool = False) -> _Counters:
+    # At the end of a block the CPU is read before the counters' own statements, at its start after them.
+    cpu = _server_cpu() if first_cpu else None
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')")
+        (wal,) = cursor.fetchone()
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+        if connection.pg_version >= 180000:
+            cursor.execute("SELECT sum(fsyncs) FROM pg_stat_io WHERE object = 'wal'")
+        else:
+            cursor.execute("SELECT wal_sync FROM pg_stat_wal")
+        (fsyncs,) = cursor.fetchone()
+    return _Counters(int(wal), int(fsyncs), cpu if first_cpu else _server_cpu())
+
+
+def _server_cpu() -> int | None:
+    """Nanoseconds on a CPU of the process that serves this connection. None where it can't be seen from here."""
+    process = Path("/proc", str(connection.connection.info.backend_pid))
+    try:
+        if (process / "comm").read_text().strip() != "postgres":
+            return None  # a server elsewhere: the number names another process
+        return int((process / "schedstat").read_text().split()[0])
+    except OSError:
+        return None

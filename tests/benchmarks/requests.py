@@ -1,0 +1,150 @@
+"""First executions and replays of one small operation: bare view, hand-written protection, this package."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import connection
+from rest_framework.test import APIRequestFactory, force_authenticate
+
+from testproject.models import Transfer
+
+from . import views
+from .instruments import Cost, measure_block, round_trips
+from .report import Table, bytes_of, count, microseconds, milliseconds, ratio
+
+BODY = {"recipient": "acct_1", "amount": 1250, "label": "benchmark"}
+BLOCK = 20
+RECORD_TABLES = ("idempotency_record", "handwritten_record")
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    view: type[Any]
+
+
+BASELINE = Variant("hand-written", views.HandwrittenView)
+PACKAGE = Variant("**this package**", views.PackageView)
+FIRST_EXECUTIONS = (
+    Variant("bare view, autocommit", views.BareView),
+    Variant("bare view, own `atomic()`", views.BareAtomicView),
+    BASELINE,
+    Variant("hand-written, claim waits for the disk", views.HandwrittenDurableView),
+    Variant("hand-written, claim in autocommit", views.HandwrittenAutocommitView),
+    Variant("hand-written, claim and read in one statement", views.HandwrittenOneStatementView),
+    PACKAGE,
+    Variant("this package, claim waits for the disk", views.PackageDurableView),
+    Variant("this package, view has its own `atomic()`", views.PackageAtomicView),
+)
+REPLAYS = (
+    BASELINE,
+    Variant("hand-written, claim in autocommit", views.HandwrittenAutocommitView),
+    Variant("hand-written, claim and read in one statement", views.HandwrittenOneStatementView),
+    PACKAGE,
+)
+
+
+def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
+    """Measure every variant ``operations`` times, in blocks in random order, so that noise hits all alike."""
+    lots = random.Random(seed)
+    with _tables():
+        caller = Caller(User.objects.create_user("benchmark"))
+        first = {variant: Cost() for variant in FIRST_EXECUTIONS}
+        replayed = {variant: Cost() for variant in REPLAYS}
+        rounds = max(1, operations // BLOCK)
+        size = min(operations, BLOCK)
+        for variant in FIRST_EXECUTIONS:  # imports, caches of the framework, and of the server for its statements
+            for _ in range(size):
+                caller.calling(variant)()
+            first[variant].round_trips = round_trips(caller.calling(variant))
+        for number in range(rounds):
+            progress(f"requests, round {number + 1} of {rounds}")
+            for variant in lots.sample(FIRST_EXECUTIONS, len(FIRST_EXECUTIONS)):
+                with _effects(size + 1):
+                    measure_block(first[variant], [caller.calling(variant) for _ in range(size + 1)])
+            for variant in lots.sample(REPLAYS, len(REPLAYS)):
+                keys = [caller.new_key() for _ in range(size + 1)]
+                for key in keys:
+                    caller.calling(variant, key)()
+                with _effects(0):
+                    measure_block(replayed[variant], [caller.calling(variant, key) for key in keys])
+                    replayed[variant].round_trips = round_trips(caller.calling(variant, keys[0]))
+    return [_table("First execution", first), _table("Replay", replayed)]
+
+
+class Caller:
+    """Calls a view in this process as a router would, without a server, a middleware or a token to look up."""
+
+    def __init__(self, user: User) -> None:
+        self.user = user
+        self.factory = APIRequestFactory()
+
+    @staticmethod
+    def new_key() -> str:
+        return str(uuid.uuid4())
+
+    def calling(self, variant: Variant, key: str | None = None) -> Callable[[], None]:
+        """A call of the variant with a request that is made already, and so isn't timed."""
+        view = variant.view.as_view()
+        request = self.factory.post("/transfers/", BODY, format="json", HTTP_IDEMPOTENCY_KEY=key or self.new_key())
+        force_authenticate(request, self.user)
+
+        def call() -> None:
+            response = view(request)
+            if not getattr(response, "is_rendered", True):
+                response.render()
+            assert response.status_code == 201, response.content
+
+        return call
+
+
+@contextmanager
+def _tables() -> Iterator[None]:
+    with connection.cursor() as cursor:
+        cursor.execute(views.DROP_TABLE)
+        cursor.execute(views.CREATE_TABLE)
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(views.DROP_TABLE)
+
+
+@contextmanager
+def _effects(expected: int) -> Iterator[None]:
+    """Whatever is fast must be right as well."""
+    before = Transfer.objects.count()
+    yield
+    effects = Transfer.objects.count() - before
+    assert effects == expected, f"{effects} effects instead of {expected}"
+
+
+def _table(title: str, costs: dict[Variant, Cost]) -> Table:
+    base = costs[BASELINE]
+    table = Table(
+        title,
+        ("", "median", "p95", "wall", "CPU client", "CPU server", "CPU", "WAL", "WAL", "fsyncs", "round trips"),
+        note="The columns with × are relative to the row `hand-written`; CPU × is of client and server together.",
+    )
+    for variant, cost in costs.items():
+        table.add(
+            variant.name,
+            milliseconds(cost.median),
+            milliseconds(cost.p95),
+            ratio(cost.median, base.median),
+            microseconds(cost.client),
+            microseconds(cost.server),
+            ratio(cost.cpu, base.cpu),
+            bytes_of(cost.wal),
+            ratio(cost.wal, base.wal),
+            f"{cost.fsyncs_each:.2f}",
+            count(cost.round_trips),
+        )
+    return table

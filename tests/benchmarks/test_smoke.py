@@ -1,0 +1,22 @@
+"""The benchmarks run and count right. How long anything takes is no test's business."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.mark.parametrize("experiment", ["requests", "claim_shapes", "record_pages"])
+def test_experiment_gives_a_full_table(experiment: str) -> None:
+    compare = importlib.import_module(f"tests.benchmarks.{experiment}").compare
+
+    tables = compare(2, 1, lambda text: None)
+
+    assert tables
+    for table in tables:
+        assert table.rows
+        assert all(len(row) == len(table.headings) for row in table.rows)
+        assert str(table).startswith("### ")

@@ -1,0 +1,175 @@
+"""The same work three ways: unprotected, protected by hand, and protected by the package.
+
+The hand-written views are what a good engineer writes into one view for this one purpose: a digest of the request's
+body, one claim, one completing update, a release on failure; no policy, no lease, no fence, no second framework.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, ClassVar
+
+from django.db import connection, transaction
+from django.http import HttpResponse, JsonResponse
+from rest_framework import serializers
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency.contrib.rest_framework import IdempotentMixin
+from idempotency.operation import PARK, Operation
+from testproject.models import Transfer
+
+#: The same columns, constraint, indexes and collations as the package's own table.
+CREATE_TABLE = "CREATE TABLE handwritten_record (LIKE idempotency_record INCLUDING ALL)"
+DROP_TABLE = "DROP TABLE IF EXISTS handwritten_record"
+
+INSERT = """
+INSERT INTO handwritten_record
+    (account_id, operation, idempotency_key, request_hash, status, attempt, lease_expires_at, expires_at)
+VALUES (%s, 'transfers', %s, %s, 'in_progress', 1, now() + interval '1 minute', now() + interval '3 days')
+ON CONFLICT (account_id, operation, idempotency_key) DO NOTHING
+RETURNING id
+"""
+# The setting within the statement, so that it costs no round trip of its own.
+INSERT_WITHOUT_DISK = INSERT.replace("1, now()", "length(set_config('synchronous_commit', 'off', true)) - 2, now()", 1)
+
+READ = """
+SELECT request_hash, status, response_status, response_body::text
+FROM handwritten_record
+WHERE account_id = %s AND operation = 'transfers' AND idempotency_key = %s
+"""
+
+# One round trip that claims or reads: the snapshot of the SELECT is older than the insert, so one of the two answers.
+INSERT_OR_READ = f"""
+WITH claimed AS ({INSERT_WITHOUT_DISK})
+SELECT id, NULL AS request_hash, NULL AS status, NULL AS response_status, NULL AS response_body FROM claimed
+UNION ALL
+SELECT NULL, request_hash, status, response_status, response_body::text FROM handwritten_record
+WHERE account_id = %s AND operation = 'transfers' AND idempotency_key = %s
+"""
+
+COMPLETE = """
+UPDATE handwritten_record
+SET status = 'completed', completed_at = now(), lease_expires_at = NULL, response_status = 201, response_body = %s
+WHERE id = %s
+"""
+RELEASE = "DELETE FROM handwritten_record WHERE id = %s"
+
+
+class TransferSerializer(serializers.ModelSerializer[Any]):
+    class Meta:
+        model = Transfer
+        fields: ClassVar = ["id", "recipient", "amount", "label", "created_at"]
+
+
+class BareView(APIView):
+    """Creates one row, in autocommit."""
+
+    def post(self, request: Request) -> Any:
+        return Response(self.work(request), status=201)
+
+    def work(self, request: Request) -> Any:
+        serializer = TransferSerializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        serializer.save(account=request.user)
+        return serializer.data
+
+
+class BareAtomicView(BareView):
+    """Creates one row, in a transaction of its own making."""
+
+    def post(self, request: Request) -> Any:
+        with transaction.atomic():
+            return super().post(request)
+
+
+class HandwrittenView(BareView):
+    """Claim, then work and outcome: two transactions, two statements more than the work. The claim waits for no disk."""
+
+    insert = INSERT_WITHOUT_DISK
+
+    def post(self, request: Request) -> Any:
+        key = request.META.get("HTTP_IDEMPOTENCY_KEY", "")
+        if not 0 < len(key) <= 255:
+            return JsonResponse({"detail": "Idempotency-Key is missing or too long."}, status=400)
+        digest = hashlib.sha256(request.body).hexdigest()
+        scope = (str(request.user.pk), key)
+        claimed, found = self.claim(scope, digest)
+        return self.replay(found, digest) if claimed is None else self.run(request, claimed)
+
+    def claim(self, scope: tuple[str, str], digest: str) -> tuple[int | None, Any]:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(self.insert, (*scope, digest))
+            won = cursor.fetchone()
+        if won is not None:
+            return won[0], None
+        with connection.cursor() as cursor:
+            cursor.execute(READ, scope)
+            return None, cursor.fetchone()
+
+    def run(self, request: Request, claimed: int) -> HttpResponse:
+        try:
+            with transaction.atomic():
+                body = JSONRenderer().render(self.work(request))
+                with connection.cursor() as cursor:
+                    cursor.execute(COMPLETE, (body.decode(), claimed))
+        except Exception:
+            with connection.cursor() as cursor:
+                cursor.execute(RELEASE, (claimed,))
+            raise
+        return HttpResponse(body, status=201, content_type="application/json")
+
+    def replay(self, found: Any, digest: str) -> HttpResponse:
+        request_hash, status, response_status, body = found
+        if request_hash != digest:
+            return JsonResponse({"detail": "Idempotency-Key was used with another payload."}, status=422)
+        if status != "completed":
+            return JsonResponse({"detail": "In progress."}, status=409)
+        return HttpResponse(body, status=response_status, content_type="application/json")
+
+
+class HandwrittenDurableView(HandwrittenView):
+    """The claim's COMMIT waits for the disk, as it does for whoever does not think of it."""
+
+    insert = INSERT
+
+
+class HandwrittenAutocommitView(HandwrittenView):
+    """The claim in autocommit: a transaction as well, without the round trips of BEGIN and COMMIT."""
+
+    def claim(self, scope: tuple[str, str], digest: str) -> tuple[int | None, Any]:
+        with connection.cursor() as cursor:
+            cursor.execute(self.insert, (*scope, digest))
+            won = cursor.fetchone()
+            if won is not None:
+                return won[0], None
+            cursor.execute(READ, scope)
+            return None, cursor.fetchone()
+
+
+class HandwrittenOneStatementView(HandwrittenView):
+    """The claim and the loser's read in one statement, in autocommit: a replay is one round trip."""
+
+    def claim(self, scope: tuple[str, str], digest: str) -> tuple[int | None, Any]:
+        with connection.cursor() as cursor:
+            cursor.execute(INSERT_OR_READ, (*scope, digest, *scope))
+            won, *found = cursor.fetchone()
+        return won, found
+
+
+class PackageView(IdempotentMixin, BareView):
+    idempotent_operations: ClassVar = {"post": "benchmarks.transfers"}
+
+
+class PackageAtomicView(IdempotentMixin, BareAtomicView):
+    """The view's own ``atomic()`` is a savepoint in the package's transaction."""
+
+    idempotent_operations: ClassVar = {"post": "benchmarks.atomic"}
+
+
+class PackageDurableView(IdempotentMixin, BareView):
+    """The claim's COMMIT waits for the disk, because the operation could not bear to lose it."""
+
+    idempotent_operations: ClassVar = {"post": Operation("benchmarks.durable", recovery=PARK)}

@@ -1,0 +1,144 @@
+"""Who calls, and what a test looks at afterwards: the wire, the effects, the record."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
+from django.db import connections
+from django.http import HttpRequest
+from django.test import AsyncClient, Client
+
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
+from testproject.models import Transfer
+from tests.factories import TokenFactory
+from tests.records import from_now
+
+Serve = Callable[..., None]
+
+
+class Caller:
+    """One account at the other end of the wire. A response is what a client would see: a crash is a 500."""
+
+    def __init__(self, user: User | None, transport: str = "wsgi") -> None:
+        self.user = user
+        self.token = None if user is None else TokenFactory(user=user)
+        self.transport = transport
+
+    def request(
+        self,
+        method: str,
+        url: str = "/",
+        data: Any = None,
+        *,
+        key: str | None = None,
+        content_type: str = "application/json",
+        headers: dict[str, str] | None = None,
+        **environment: Any,
+    ) -> Any:
+        sent = dict(headers or {})
+        if self.token is not None:
+            sent["Authorization"] = f"Token {self.token.key}"
+        if key is not None:
+            sent["Idempotency-Key"] = key
+        body = data if isinstance(data, bytes) else json.dumps({} if data is None else data).encode()
+        arguments = {"data": body, "content_type": content_type, "headers": sent, **environment}
+        if self.transport == "asgi":
+            client = AsyncClient(raise_request_exception=False)
+            return async_to_sync(client.generic)(method, url, **arguments)
+        return Client(raise_request_exception=False).generic(method, url, **arguments)
+
+    def post(self, url: str = "/", data: Any = None, **options: Any) -> Any:
+        return self.request("POST", url, data, **options)
+
+    def patch(self, url: str = "/", data: Any = None, **options: Any) -> Any:
+        return self.request("PATCH", url, data, **options)
+
+    def get(self, url: str = "/", **options: Any) -> Any:
+        return self.request("GET", url, b"", **options)
+
+
+def effects() -> int:
+    return Transfer.objects.count()
+
+
+def problem_code(response: Any) -> str:
+    """The code of a response that is a problem of the wire contract, in every member."""
+    assert response["Content-Type"] == "application/problem+json"
+    problem = json.loads(response.content)
+    assert problem.keys() == {"type", "title", "status", "detail", "code"}
+    assert problem["status"] == response.status_code
+    assert all(isinstance(problem[member], str) and problem[member] for member in ("type", "title", "detail"))
+    code: str = problem["code"]
+    return code
+
+
+def claim_anew(*, lease: timedelta = timedelta(seconds=60)) -> None:
+    """Turn the one record back into a claim, as if its run had not come to an end."""
+    IdempotencyRecord.objects.update(
+        status=Status.IN_PROGRESS,
+        lease_expires_at=from_now(lease),
+        completed_at=None,
+        response_status=None,
+        response_headers=None,
+        response_body=None,
+    )
+
+
+class InThread:
+    """A request made in another thread, on a connection of its own. What goes wrong there surfaces in ``answer()``."""
+
+    def __init__(self, request: Callable[[], Any]) -> None:
+        self._request = request
+        self._answer: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._answer = self._request()
+        except BaseException as error:
+            self._error = error
+        finally:
+            connections.close_all()
+
+    def answer(self) -> Any:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+
+class Gate:
+    """A handler that has had its effect and then stands still until it is told to go on."""
+
+    def __init__(self, handler: Callable[[HttpRequest], Any]) -> None:
+        self._handler = handler
+        self._entered = threading.Event()
+        self._go_on = threading.Event()
+
+    def __call__(self, request: HttpRequest) -> Any:
+        answer = self._handler(request)
+        self._entered.set()
+        assert self._go_on.wait(30)
+        return answer
+
+    @contextmanager
+    def running(self, request: Callable[[], Any]) -> Iterator[InThread]:
+        """Make a request in another thread; the block runs while it stands still."""
+        first = InThread(request)
+        try:
+            assert self._entered.wait(30)
+            yield first
+        finally:
+            self._go_on.set()
+            first.answer()

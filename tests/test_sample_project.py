@@ -1,0 +1,215 @@
+"""The sample project on its own: what each endpoint does for one caller, and that no input becomes a server error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.http import HttpResponse
+from django.test import Client
+from rest_framework.authtoken.models import Token
+
+from testproject.models import Charge, Effect, Notification, Transfer, UnprotectedCharge
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+CHARGE = {"amount": 1000, "currency": "usd", "label": "order-1"}
+TRANSFER = {"recipient": "bob", "amount": 5, "label": "rent"}
+NOTIFICATION = {"recipient": "bob", "message": "Hello", "label": "greeting"}
+
+#: (path, a good payload, the model whose rows are its effects)
+ENDPOINTS = [
+    pytest.param("/charges/", CHARGE, Charge, id="charges"),
+    pytest.param("/unprotected/charges/", CHARGE, UnprotectedCharge, id="unprotected"),
+    pytest.param("/transfers/", TRANSFER, Transfer, id="transfers"),
+    pytest.param("/notifications/", NOTIFICATION, Notification, id="notifications"),
+]
+PROTECTED = [endpoint for endpoint in ENDPOINTS if endpoint.id != "unprotected"]
+CHARGES = [endpoint for endpoint in ENDPOINTS if endpoint.id in ("charges", "unprotected")]
+
+#: Bodies that are not one JSON object, or not JSON.
+MALFORMED = [
+    b"",
+    b"{",
+    b"[]",
+    b"1",
+    b"null",
+    b'"text"',
+    b"\xff",
+    b'{"amount": NaN}',
+    b'{"amount": Infinity}',
+    b'{"\\ud800": 1}',
+    b'{"amount": ' + b"9" * 6000 + b"}",
+    b"[" * 100_000,
+]
+
+#: Fields that a good payload becomes a bad one with, for the endpoints that have them.
+WRONG: dict[str, list[Any]] = {
+    "amount": [None, True, "ten", [], {}, 0, -1, 10**13, 10**30, 1.5, 1e400],
+    "currency": [None, 1, "", "us", "us\nd", "USD", "u\x00d"],
+    "label": [None, {}, "x" * 129, "a\x00b", "\ud800"],
+    "message": [None, 1, "", "x" * 10_001, "a\x00b"],
+    "recipient": [None, 1, [], "", "x" * 65, "a\x00b"],
+    "reference": [{}, "", "x" * 65, "a\x00b"],
+    "source": [None, [], "cash", "\x00"],
+}
+
+Post = Callable[..., HttpResponse]
+
+
+def token_of(username: str) -> str:
+    user, _ = User.objects.get_or_create(username=username)
+    token, _ = Token.objects.get_or_create(user=user)
+    return token.key
+
+
+@pytest.fixture
+def post(client: Client) -> Post:
+    """Post as alice, with a new key unless one is given."""
+
+    def send(path: str, body: Any, key: str | None = None, authorization: str | None = None) -> Any:
+        headers = {
+            "Authorization": f"Token {token_of('alice')}" if authorization is None else authorization,
+            "Idempotency-Key": key or uuid4().hex,
+        }
+        data = body if isinstance(body, bytes) else json.dumps(body)
+        return client.post(path, data, content_type="application/json", headers=headers)
+
+    return send
+
+
+@pytest.mark.parametrize(("path", "payload", "effects"), ENDPOINTS)
+def test_a_request_has_one_effect_which_bears_its_account_and_label(
+    post: Post, path: str, payload: dict[str, Any], effects: type[Effect]
+) -> None:
+    response = post(path, payload)
+    assert response.status_code == 201, response.content
+    effect = effects._default_manager.get()
+    assert (effect.account.username, effect.label) == ("alice", payload["label"])
+    assert json.loads(response.content)["id"] == effect.pk
+
+
+@pytest.mark.parametrize(("path", "payload", "effects"), PROTECTED)
+def test_a_retry_of_a_protected_request_replays_its_one_effect(
+    post: Post, path: str, payload: dict[str, Any], effects: type[Effect]
+) -> None:
+    first = post(path, payload, key="k")
+    retry = post(path, payload, key="k")
+    assert (retry.status_code, retry.content) == (201, first.content)
+    assert retry.headers.get("Location") == first.headers.get("Location")
+    assert retry.headers["Idempotency-Replayed"] == "true"
+    assert "Idempotency-Replayed" not in first.headers
+    assert effects._default_manager.count() == 1
+
+
+def test_a_retry_of_an_unprotected_request_has_a_second_effect(post: Post) -> None:
+    for _ in range(2):
+        assert post("/unprotected/charges/", CHARGE, key="k").status_code == 201
+    assert UnprotectedCharge.objects.filter(label="order-1").count() == 2
+
+
+@pytest.mark.parametrize(("path", "payload", "effects"), CHARGES)
+def test_a_charge_is_found_where_its_location_says_and_by_its_owner_only(
+    client: Client, post: Post, path: str, payload: dict[str, Any], effects: type[Effect]
+) -> None:
+    created = post(path, payload)
+    location = created.headers["Location"]
+    assert location.startswith(path)
+
+    def get(username: str, where: str) -> HttpResponse:
+        return client.get(where, headers={"Authorization": f"Token {token_of(username)}"})
+
+    assert get("alice", location).content == created.content
+    assert json.loads(get("alice", path).content)["count"] == 1
+    assert get("bob", location).status_code == 404
+    assert json.loads(get("bob", path).content)["count"] == 0
+
+
+@pytest.mark.parametrize(("path", "payload", "effects"), CHARGES)
+def test_a_declined_card_is_a_402_without_a_charge(
+    post: Post, path: str, payload: dict[str, Any], effects: type[Effect]
+) -> None:
+    response = post(path, {**payload, "source": "declined"})
+    assert (response.status_code, json.loads(response.content)["code"]) == (402, "card_declined")
+    assert effects._default_manager.count() == 0
+
+
+@pytest.mark.parametrize(("path", "payload", "effects"), CHARGES)
+def test_a_reference_is_charged_once(post: Post, path: str, payload: dict[str, Any], effects: type[Effect]) -> None:
+    referenced = {**payload, "reference": "invoice-7"}
+    assert [post(path, referenced).status_code for _ in range(2)] == [201, 400]
+    assert [post(path, {**payload, "reference": None}).status_code for _ in range(2)] == [201, 201]
+    assert effects._default_manager.filter(reference="invoice-7").count() == 1
+
+
+@pytest.mark.parametrize(("path", "payload", "effects"), CHARGES)
+def test_a_reference_taken_after_it_was_validated_is_a_400(
+    post: Post,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    payload: dict[str, Any],
+    effects: type[Effect],
+) -> None:
+    alice = User.objects.get(auth_token=token_of("alice"))
+    taken = False
+
+    def somebody_else_is_faster() -> None:
+        nonlocal taken
+        if not taken:
+            effects._default_manager.create(account=alice, amount=1, currency="usd", reference="invoice-7")
+            taken = True
+
+    monkeypatch.setattr("testproject.views._talk_to_the_card_network", somebody_else_is_faster)
+    response = post(path, {**payload, "reference": "invoice-7"})
+    assert (response.status_code, list(json.loads(response.content))) == (400, ["reference"])
+
+
+@pytest.mark.parametrize(("path", "payload", "effects"), ENDPOINTS)
+@pytest.mark.parametrize("body", MALFORMED, ids=lambda body: ascii(body[:20]))
+def test_a_malformed_body_is_a_400_without_an_effect(
+    post: Post, body: bytes, path: str, payload: dict[str, Any], effects: type[Effect]
+) -> None:
+    assert post(path, body).status_code == 400
+    assert effects._default_manager.count() == 0
+
+
+@pytest.mark.parametrize(("path", "payload", "effects"), ENDPOINTS)
+def test_a_wrong_field_is_a_400_without_an_effect(
+    post: Post, path: str, payload: dict[str, Any], effects: type[Effect]
+) -> None:
+    taken = {*payload, "reference", "source"} if "charges" in path else payload
+    wrong = [(field, value) for field in taken for value in WRONG[field]]
+    answers = [(field, ascii(value)[:40], post(path, {**payload, field: value}).status_code) for field, value in wrong]
+    assert [answer for answer in answers if answer[-1] != 400] == []
+    assert effects._default_manager.count() == 0
+
+
+@pytest.mark.parametrize(("path", "payload", "effects"), ENDPOINTS)
+@pytest.mark.parametrize(
+    "authorization", ["", "Token", "Token a b", "Token " + "0" * 40, "Token a\x00b", "Token é", "Basic YTpi"], ids=ascii
+)
+def test_a_caller_without_a_valid_token_is_refused(
+    post: Post, authorization: str, path: str, payload: dict[str, Any], effects: type[Effect]
+) -> None:
+    assert post(path, payload, authorization=authorization).status_code == 401
+    assert effects._default_manager.count() == 0
+
+
+def test_the_demo_users_are_made_once_and_their_tokens_are_printed() -> None:
+    output = [StringIO(), StringIO()]
+    for stream in output:
+        call_command("create_demo_users", stdout=stream)
+    assert output[0].getvalue() == output[1].getvalue()
+    for user in User.objects.all():
+        assert f"{user.username}: Authorization: Token {user.auth_token.key}\n" in output[0].getvalue()
+    assert set(User.objects.values_list("username", flat=True)) == {"alice", "bob"}
+
+
+def test_the_server_answers_before_anybody_is_authenticated(client: Client) -> None:
+    assert json.loads(client.get("/health/").content) == {"status": "ok"}
