@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from django.apps import AppConfig, apps
+from django.apps import AppConfig
 from django.utils.module_loading import autodiscover_modules
 
 
@@ -16,5 +16,3 @@ class IdempotencyConfig(AppConfig):
     def ready(self) -> None:
         import_module("idempotency.checks")
         autodiscover_modules("operations")
-        if apps.is_installed("rest_framework"):
-            import_module("idempotency.contrib.rest_framework")

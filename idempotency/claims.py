@@ -205,8 +205,12 @@ def peek(claim: Claim, payload: Payload) -> Outcome:
     """What a claimant that lost its lease answers with: the winner's outcome.
 
     :raises InProgressError: there is none yet.
+    :raises UnavailableError: the store can't be read.
     """
-    row = sql.backend(claim.using).read(claim.using, claim.scope)
+    try:
+        row = sql.backend(claim.using).read(claim.using, claim.scope)
+    except (DatabaseError, InterfaceError) as error:
+        raise UnavailableError(retry_after=1) from error
     if row is not None and row.outcome is not None and payload.matches(row.request_hash):
         return row.outcome
     raise InProgressError(retry_after=1)

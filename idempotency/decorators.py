@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
 from .claims import alias
-from .exchange import Exchange, is_running
+from .exchange import exchange_for, is_running
 from .execution import as_atomic_request
 from .operation import Operation, operation_for
 
@@ -89,11 +89,11 @@ class Protected:
         if is_running(self.operation, request):  # decorated under the mixin too, or reached by super().create()
             return call()
         if request.method not in self.operation.methods:
-            return call() if self._is_async else as_atomic_request(call)
+            return call() if self._is_async else as_atomic_request(call, set(self._non_atomic_requests))
         route = _route(request, kwargs)
         if self._is_async:
-            return _shielded(Exchange.of(self.operation, request, async_to_sync(call), route).respond)
-        return Exchange.of(self.operation, request, call, route).respond()
+            return _shielded(exchange_for(self.operation, request, async_to_sync(call), route).respond)
+        return exchange_for(self.operation, request, call, route).respond()
 
 
 async def _shielded(respond: Callable[[], Any]) -> Any:
@@ -155,16 +155,18 @@ def exempt_from_atomic_requests(view_class: type) -> None:
 
 
 def _selectively_atomic(view: Callable[..., Any], view_class: type) -> Callable[..., Any]:
+    exempt = set(getattr(view, "_non_atomic_requests", ()))
+
     @functools.wraps(view)
     def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         call = functools.partial(view, request, *args, **kwargs)
         if iscoroutinefunction(view) or _protects(view_class, request, getattr(view, "actions", None)):
             return call()
-        return as_atomic_request(call)
+        return as_atomic_request(call, exempt)
 
     if iscoroutinefunction(view):
         markcoroutinefunction(wrapper)
-    wrapper._non_atomic_requests = RecordAlias(getattr(view, "_non_atomic_requests", ()))  # type: ignore[attr-defined]
+    wrapper._non_atomic_requests = RecordAlias(exempt)  # type: ignore[attr-defined]
     return wrapper
 
 
@@ -189,7 +191,7 @@ def protected_operation(view_class: type, name: str) -> Operation | None:
 def _request_among(args: tuple[Any, ...]) -> Any | None:
     """The request: the first argument of a function, the second of a method."""
     for argument in args[:2]:
-        if isinstance(argument, HttpRequest) or hasattr(argument, "_request"):  # the latter is DRF's wrapper
+        if isinstance(argument, HttpRequest) or hasattr(argument, "parser_context"):  # the latter is DRF's
             return argument
     return None
 

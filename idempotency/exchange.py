@@ -1,7 +1,6 @@
 """One HTTP request under one operation: from its key to its response.
 
-``Exchange`` speaks plain Django. ``contrib.rest_framework`` registers one that speaks DRF, and the first registered
-class that handles a request is used, so that this module imports no other framework.
+``Exchange`` speaks plain Django; ``contrib.rest_framework`` has one that speaks DRF.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from contextlib import suppress
+from typing import Any
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.handlers.exception import response_for_exception
-from django.http import Http404
-from django.http.response import HttpResponseBase
+from django.http import Http404, RawPostDataException
 from django.utils.datastructures import MultiValueDict
 
 from . import claims, keys
@@ -26,6 +25,7 @@ from .exceptions import (
     KeyMissingError,
     LeaseLostError,
     OperationError,
+    OutcomeUnreadableError,
     PayloadInvalidError,
     UnavailableError,
 )
@@ -49,8 +49,6 @@ DETERMINISTIC_FAILURES = (Http404, PermissionDenied, SuspiciousOperation, BadReq
 class Exchange:
     """A request, the operation it is for, and the handler that would answer it unprotected."""
 
-    registered: ClassVar[list[type[Exchange]]] = []
-
     def __init__(
         self, operation: Operation, request: Any, handler: Callable[[], Any], route: dict[str, object]
     ) -> None:
@@ -58,17 +56,6 @@ class Exchange:
         self.request = request
         self.handler = handler
         self.route = route
-
-    @classmethod
-    def handles(cls, request: Any) -> bool:
-        return True
-
-    @classmethod
-    def of(cls, operation: Operation, request: Any, handler: Callable[[], Any], route: dict[str, object]) -> Exchange:
-        for registered in cls.registered:
-            if registered.handles(request):
-                return registered(operation, request, handler, route)
-        return Exchange(operation, request, handler, route)
 
     # What a framework does in its own way
 
@@ -100,7 +87,9 @@ class Exchange:
             return
         limit = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         if limit is None or length <= limit:
-            self.request.body  # noqa: B018 - reading it is what buffers it
+            # Read already, as by the check of a CSRF token: then the form is parsed, and its stream is gone anyway.
+            with suppress(RawPostDataException):
+                self.request.body  # noqa: B018 - reading it is what buffers it
 
     def rendered(self, response: Any) -> Any:
         """``response`` with its final status, headers and content."""
@@ -215,12 +204,18 @@ class Exchange:
         return response
 
     def _replay(self, outcome: Outcome) -> Any:
-        if outcome.reference is not None and self.operation.rebuild is not None:
-            response: HttpResponseBase = self.rendered(self.operation.rebuild(outcome.reference, self.request))
-        else:
-            response = response_of(outcome)
+        response = response_of(outcome) if outcome.reference is None else self._rebuilt(outcome.reference)
         response[REPLAYED_HEADER] = "true"
         return response
+
+    def _rebuilt(self, reference: str) -> Any:
+        rebuild = self.operation.rebuild
+        if rebuild is None:
+            raise OutcomeUnreadableError("The recorded outcome is a reference, and the operation declares no rebuild=.")
+        try:
+            return self.rendered(rebuild(reference, self.request))
+        except Exception as error:
+            raise OutcomeUnreadableError from error
 
     def _refuse(self, error: IdempotencyError) -> Any:
         if isinstance(error, (OperationError, UnavailableError)):
@@ -236,6 +231,15 @@ class Exchange:
             return accepted_response(error)
         custom = settings.error_response
         return self.response_to_error(error) if custom is None else custom(self.request, error)
+
+
+def exchange_for(operation: Operation, request: Any, handler: Callable[[], Any], route: dict[str, object]) -> Exchange:
+    if getattr(request, "parser_context", None) is None:
+        return Exchange(operation, request, handler, route)
+    # DRF's own request, so DRF is there. Imported here, because the core runs without it.
+    from .contrib.rest_framework import RestFrameworkExchange
+
+    return RestFrameworkExchange(operation, request, handler, route)
 
 
 def is_running(operation: Operation, request: Any) -> bool:

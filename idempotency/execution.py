@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from django.db import DatabaseError, InterfaceError, InternalError, connections,
 
 from . import claims, sql
 from .claims import Claim
-from .exceptions import IdempotencyError, LeaseLostError, TransactionBrokenError, UnavailableError
+from .exceptions import IdempotencyError, TransactionBrokenError, UnavailableError
 from .lifecycle import Recovery
 from .outcome import Outcome
 
@@ -75,8 +75,6 @@ def _in_transaction(claim: Claim) -> Iterator[Slot]:
             else:
                 _complete(claim, slot.outcome)
                 committing = True
-    except LeaseLostError:
-        raise  # nothing of ours is left to give up
     except Exception as error:
         # A BaseException (the worker is told to exit) passes by and releases nothing: a dying process makes no
         # promises, and the lease runs out by itself.
@@ -104,8 +102,6 @@ def _in_autocommit(claim: Claim) -> Iterator[Slot]:
     slot = Slot()
     try:
         yield slot
-    except LeaseLostError:
-        raise
     except Exception as error:
         if not _explained(claim, slot, error):
             raise
@@ -170,7 +166,7 @@ def give_up(claim: Claim) -> None:
     more, and a claim that could not be given up is recovered when its lease is over.
     """
     operation = claim.operation
-    try:
+    try:  # after a lost lease too: both are fenced, and match nothing then
         if operation.transaction or operation.recovery is Recovery.REEXECUTE:
             claims.release(claim)
         else:
@@ -184,10 +180,13 @@ def give_up(claim: Claim) -> None:
         )
 
 
-def as_atomic_request(call: Callable[[], T]) -> T:
-    """Call an unprotected path of a view as Django would have, had the view not been exempt from ATOMIC_REQUESTS."""
+def as_atomic_request(call: Callable[[], T], exempt: Collection[str] = ()) -> T:
+    """Call an unprotected path of a view as Django would have, had the view not been exempt from ATOMIC_REQUESTS.
+
+    :param exempt: the databases from which the project itself has exempted the view.
+    """
     using = claims.alias()
-    if not connections[using].settings_dict["ATOMIC_REQUESTS"]:
+    if using in exempt or not connections[using].settings_dict["ATOMIC_REQUESTS"]:
         return call()
     with transaction.atomic(using=using):
         return call()

@@ -74,10 +74,6 @@ class IdempotentMixin:
 class RestFrameworkExchange(Exchange):
     """An exchange whose request went through a DRF view."""
 
-    @classmethod
-    def handles(cls, request: Any) -> bool:
-        return getattr(request, "parser_context", None) is not None
-
     @property
     def view(self) -> Any:
         return self.request.parser_context["view"]
@@ -185,7 +181,5 @@ def _read(field: Field[Any, Any, Any, Any], value: Any) -> object:
     except (ValidationError, SkipField):
         return value
 
-
-Exchange.registered.append(RestFrameworkExchange)
 
 __all__ = ["IdempotencyAPIException", "IdempotentMixin", "RestFrameworkExchange", "declared_fields"]

@@ -30,7 +30,7 @@ HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in la
 FILES = sorted(ROOT.rglob("*.py"))
 
 #: An import inside a function, for a reason given where it stands.
-DEFERRED = {("conf", "operation"), ("checks", "models")}
+DEFERRED = {("conf", "operation"), ("exchange", "contrib")}
 
 
 def imported_by(file: Path) -> set[str]:
