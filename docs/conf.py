@@ -1,4 +1,4 @@
-"""Sphinx. Builds without a network and without a database: ``sphinx-build -W --keep-going -b html docs docs/_build``."""
+"""Sphinx, without a network and without a database: ``sphinx-build -W --keep-going -b html docs docs/_build/html``."""
 
 from __future__ import annotations
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
 from types import MethodType
 from typing import Any
+from uuid import UUID
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
+from django.db.models import Model
 from django.http import HttpRequest
 
 from .claims import alias
@@ -198,10 +202,17 @@ def _request_among(args: tuple[Any, ...]) -> Any | None:
 
 def _route(request: Any, kwargs: dict[str, Any]) -> dict[str, object]:
     match = getattr(request, "resolver_match", None)
-    route: dict[str, object] = dict(kwargs if match is None else match.kwargs)
+    arguments: dict[str, object] = dict(kwargs if match is None else match.kwargs)
     if match is not None:
-        route.update((str(position), value) for position, value in enumerate(match.args))
-    return route
+        arguments.update((str(position), value) for position, value in enumerate(match.args))
+    return {name: _comparable(value) for name, value in arguments.items()}
+
+
+def _comparable(value: object) -> object:
+    """A route argument as the fingerprint takes it. A converter may return anything, down to a model instance."""
+    if isinstance(value, Model):
+        return [value._meta.label, _comparable(value.pk)]
+    return value if isinstance(value, (str, int, UUID, date, Decimal)) else str(value)
 
 
 def _refuse_unprotectable(operation: Operation, view: Any) -> None:

@@ -25,8 +25,8 @@ HONEST_TIMEOUT = 15.0
 SHORT_TIMEOUT = (0.03, 0.10)
 LONG_WORK = (200, 400)
 SHORT_WORK = (0, 25)
-#: So many seconds longer than the lease that a retry that comes at its end has taken the claim over.
-STALLED_BEYOND_THE_LEASE = 1.0
+#: The twin of a stalled request is to take over: it doesn't queue for long behind what else is stalled.
+TIMEOUT_OF_A_TWIN = 1.0
 #: A cut comes this many seconds after the request was sent: before the server has read it, at work, or afterwards.
 CUT_AFTER = (0.0, 0.06)
 #: Without a Retry-After a client comes back after this many seconds.
@@ -132,7 +132,11 @@ class Client:
         if trouble is Trouble.CUT:
             self._send_and_cut(payload, headers)
             return None
-        timeout = self.chance.uniform(*SHORT_TIMEOUT) if trouble is Trouble.TIMEOUT else HONEST_TIMEOUT
+        timeout = HONEST_TIMEOUT
+        if trouble is Trouble.TIMEOUT:
+            timeout = self.chance.uniform(*SHORT_TIMEOUT)
+        elif trouble is Trouble.CALM and self.charge.trouble is Trouble.STALL:
+            timeout = TIMEOUT_OF_A_TWIN
         try:
             response = self.http.post(self._url(), content=payload, headers=headers, timeout=timeout)
         except httpx.TimeoutException:
@@ -145,15 +149,15 @@ class Client:
             return None
         answer = answer_of(response)
         self._count(answer)
-        stalled = trouble is Trouble.STALL and time.monotonic() - started > self.plan.lease + STALLED_BEYOND_THE_LEASE
-        if stalled and (answer.replayed or not answer.is_final):
+        late = trouble is Trouble.STALL and time.monotonic() - started > self.plan.lease
+        if late and (answer.replayed or not answer.is_final):
             self._saw(Seen.OUTLIVED)  # told what the winner did, or that it is at it
         return answer
 
     def _headers(self, trouble: Trouble) -> dict[str, str]:
         name = f"{self.endpoint.side}/{self.charge.number}"
         fault = {
-            Trouble.STALL: f"stall={name}={round(1000 * (self.plan.lease + STALLED_BEYOND_THE_LEASE))}",
+            Trouble.STALL: f"stall={name}={self.plan.lease}",
             Trouble.TIMEOUT: f"pause={self.chance.randint(*LONG_WORK)}",
             Trouble.KILL_AT_WORK: f"kill_at_work={name}",
             Trouble.KILL_AT_REPLY: f"kill_at_reply={name}",

@@ -1,8 +1,8 @@
 """The server's side of the trouble: the sample project's WSGI application, made slow or killed at chosen points.
 
 Neither the package nor the sample project know of it. A request asks for its own trouble in the header ``Demo-Fault``:
-``pause=120`` works 120 ms longer after the charge is written; ``stall=protected/7=3000`` stands still there;
-``kill_at_work=protected/7`` gets the worker killed at that point, and ``kill_at_reply=protected/7`` when everything is
+``pause=120`` works 120 ms longer after the charge is written; ``stall=protected/7=2`` stands still there
+until its lease of 2 s is over and another has done its work; ``kill_at_work=protected/7`` gets the worker killed at that point, and ``kill_at_reply=protected/7`` when everything is
 committed and the answer is about to be sent.
 """
 
@@ -14,20 +14,33 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from django.apps import apps
 from django.core.wsgi import get_wsgi_application
+from django.db import connection
+from django.db.models import Model
 from django.db.models.signals import post_save
 
-from . import gunicorn_conf
+from .gunicorn_conf import report
 
 #: The killer comes within milliseconds, or when a stalled request in the same worker goes on.
 WAIT_FOR_THE_KILLER = 10.0
 
+#: How long after the end of its lease, in seconds, a stalled request goes on: as soon as another has done its work, or at
+#: the latest; and where no other can.
+WAIT_FOR_THE_WINNER = 8.0
+AFTER_THE_LEASE = 0.5
+LOOK_EVERY = 0.05
+
 current = threading.local()
 sample_project = get_wsgi_application()
 
+# Only now: models can be imported once Django is set up.
+from idempotency.lifecycle import Status  # noqa: E402
+from idempotency.models import IdempotencyRecord  # noqa: E402
+from testproject.models import Charge, UnprotectedCharge  # noqa: E402
+
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    current.environ = environ
     current.fault = environ.get("HTTP_DEMO_FAULT", "").partition("=")
     try:
         response = sample_project(environ, start_response)
@@ -36,32 +49,41 @@ def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> 
             ask_to_be_killed(value)
         return response
     finally:
-        current.fault = None
+        current.environ = current.fault = None
 
 
-def after_the_write(sender: type, **kwargs: Any) -> None:
+def after_the_write(sender: type[Model], instance: Any, **kwargs: Any) -> None:
     kind, _, value = getattr(current, "fault", None) or ("", "", "")
     if kind == "kill_at_work":
         ask_to_be_killed(value)
     elif kind == "pause":
         time.sleep(int(value) / 1000)
     elif kind == "stall":
-        charge, _, milliseconds = value.partition("=")
-        report("stalled", charge)
-        time.sleep(int(milliseconds) / 1000)
-        report("awake", charge)
+        charge, _, lease = value.partition("=")
+        report("stalled", os.getpid(), charge)
+        current.environ["demo.stalled"] = charge  # gunicorn_conf reports the end, when the answer is sent
+        stand_still(instance, float(lease))
+
+
+def stand_still(instance: Any, lease: float) -> None:
+    """Sleep past the lease, until another attempt has done the work of this one."""
+    # Without a record there is nothing to wait for; and with SQLite, where one writes at a time, nobody to do it.
+    fenced = isinstance(instance, Charge) and connection.vendor != "sqlite"
+    deadline = time.monotonic() + lease + (WAIT_FOR_THE_WINNER if fenced else AFTER_THE_LEASE)
+    # Read within this request's open transaction: it sees what others commit meanwhile.
+    records = IdempotencyRecord.objects.filter(
+        account_id=str(instance.account_id),
+        idempotency_key=current.environ["HTTP_IDEMPOTENCY_KEY"],
+        status=Status.COMPLETED,
+    )
+    while time.monotonic() < deadline and not (fenced and records.exists()):
+        time.sleep(LOOK_EVERY)
 
 
 def ask_to_be_killed(charge: str) -> None:
-    report("kill", charge)
+    report("kill", os.getpid(), charge)
     time.sleep(WAIT_FOR_THE_KILLER)
 
 
-def report(word: str, charge: str) -> None:
-    side, _, number = charge.partition("/")
-    # Short enough to be sent whole, so that the lines of many workers don't mix.
-    gunicorn_conf.report.sendall(f"{word} {os.getpid()} {side} {int(number)}\n".encode())
-
-
-for model in ("Charge", "UnprotectedCharge"):
-    post_save.connect(after_the_write, sender=apps.get_model("testproject", model))
+post_save.connect(after_the_write, sender=Charge)
+post_save.connect(after_the_write, sender=UnprotectedCharge)

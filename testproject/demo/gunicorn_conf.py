@@ -13,7 +13,8 @@ import threading
 from typing import Any
 
 worker_class = "gthread"
-threads = 8
+# Enough that those who stand still, or wait for the killer, don't keep the others from work.
+threads = 16
 # Forked workers start at once, so that a killed one is missed for milliseconds and not for the time Django takes.
 preload_app = True
 timeout = 30
@@ -22,20 +23,31 @@ graceful_timeout = 2
 keepalive = 0
 control_socket_disable = True
 
-report = socket.socket(fileno=int(os.environ["DEMO_REPORT_FD"]))
+demo = socket.socket(fileno=int(os.environ["DEMO_REPORT_FD"]))
+
+
+def report(word: str, pid: int, charge: str = "") -> None:
+    """Tell the demo of a worker's life, or of the trouble that a charge met in it. ``charge`` is like "protected/7"."""
+    # Short enough to be sent whole, so that the lines of many workers don't mix.
+    demo.sendall(f"{word} {pid} {charge.replace('/', ' ')}\n".encode("ascii"))
 
 
 def post_fork(server: Any, worker: Any) -> None:
     def end_with_the_demo() -> None:
-        if not report.recv(1):
+        if not demo.recv(1):
             os.kill(server.pid, signal.SIGTERM)
 
     threading.Thread(target=end_with_the_demo, daemon=True).start()
-    report.sendall(f"born {os.getpid()}\n".encode())
+    report("born", os.getpid())
+
+
+def post_request(worker: Any, request: Any, environ: dict[str, Any], response: Any) -> None:
+    if "demo.stalled" in environ:
+        report("awake", os.getpid(), environ["demo.stalled"])
 
 
 def child_exit(server: Any, worker: Any) -> None:
     try:
-        report.sendall(f"gone {worker.pid}\n".encode())
+        report("gone", worker.pid)
     except OSError:
         server.log.warning("The demo is gone; nobody was told of the end of worker %s.", worker.pid)

@@ -110,10 +110,9 @@ def preparing() -> Iterator[psycopg.Cursor[Any]]:
     try:
         with psycopg.Cursor(raw) as cursor:
             yield cursor
+            cursor.execute("DEALLOCATE ALL")  # while psycopg still watches, so that it forgets them too
     finally:
         raw.prepare_threshold = threshold
-        with psycopg.ClientCursor(raw) as cursor:
-            cursor.execute("DEALLOCATE ALL")
 
 
 @dataclass

@@ -51,8 +51,7 @@ class Caller:
         body = data if isinstance(data, bytes) else json.dumps({} if data is None else data).encode()
         arguments = {"data": body, "content_type": content_type, "headers": sent, **environment}
         if self.transport == "asgi":
-            client = AsyncClient(raise_request_exception=False)
-            return async_to_sync(client.generic)(method, url, **arguments)
+            return async_to_sync(_request_async)(method, url, arguments)
         return Client(raise_request_exception=False).generic(method, url, **arguments)
 
     def post(self, url: str = "/", data: Any = None, **options: Any) -> Any:
@@ -63,6 +62,10 @@ class Caller:
 
     def get(self, url: str = "/", **options: Any) -> Any:
         return self.request("GET", url, b"", **options)
+
+
+async def _request_async(method: str, url: str, arguments: dict[str, Any]) -> Any:
+    return await AsyncClient(raise_request_exception=False).generic(method, url, **arguments)
 
 
 def effects() -> int:
@@ -105,7 +108,7 @@ class InThread:
     def _run(self) -> None:
         try:
             self._answer = self._request()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again where it is looked for
             self._error = error
         finally:
             connections.close_all()

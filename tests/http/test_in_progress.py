@@ -61,7 +61,7 @@ def test_scenario_12_sqlite_has_one_writer_so_a_duplicate_waits_for_it_and_repla
 
 
 @pytest.mark.parametrize("payload", [{"amount": 1}, {"amount": 2}], ids=["same payload", "other payload"])
-@pytest.mark.parametrize("lease, bound", [(timedelta(seconds=5), 5), (timedelta(hours=1), 30)])
+@pytest.mark.parametrize(("lease", "bound"), [(timedelta(seconds=5), 5), (timedelta(hours=1), 30)])
 def test_scenario_12_retry_after_is_bounded_by_the_lease_and_by_the_setting(
     alice: Caller, serve_operation: Callable[..., None], payload: Any, lease: timedelta, bound: int
 ) -> None:

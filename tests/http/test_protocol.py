@@ -207,41 +207,38 @@ BAD_KEYS = {
 }
 
 
-@pytest.mark.parametrize("key", BAD_KEYS.values(), ids=BAD_KEYS)
-def test_scenario_10_a_malformed_key_is_refused(alice: Caller, serve_operation: Callable[..., None], key: str) -> None:
+def test_scenario_10_a_malformed_key_is_refused(alice: Caller, serve_operation: Callable[..., None]) -> None:
     serve_operation()
-    refused = alice.post(HTTP_IDEMPOTENCY_KEY=key)
-    assert refused.status_code == 400
-    assert problem_code(refused) == "idempotency_key_invalid"
-    assert "Idempotency-Key" not in refused  # what did not parse is not sent back
+    for name, key in BAD_KEYS.items():
+        refused = alice.post(HTTP_IDEMPOTENCY_KEY=key)
+        assert refused.status_code == 400, name
+        assert problem_code(refused) == "idempotency_key_invalid"
+        assert "Idempotency-Key" not in refused  # what did not parse is not sent back
     assert effects() == 0
     assert not IdempotencyRecord.objects.exists()
 
 
-@pytest.mark.parametrize("first", ["abc", '"abc"', "  abc "])
-@pytest.mark.parametrize("second", ["abc", '"abc"', ' "abc"'])
-def test_scenario_10_quoted_and_bare_are_one_key(
-    alice: Caller, serve_operation: Callable[..., None], first: str, second: str
-) -> None:
+def test_scenario_10_quoted_and_bare_are_one_key(alice: Caller, serve_operation: Callable[..., None]) -> None:
     serve_operation()
-    answers = [alice.post(key=first), alice.post(key=second)]
-    assert [answer.status_code for answer in answers] == [201, 201]
-    assert answers[0].content == answers[1].content
+    answers = [alice.post(key=key) for key in ("abc", '"abc"', "  abc ", ' "abc"', "abc")]
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.content for answer in answers}) == 1
     assert effects() == 1
     assert IdempotencyRecord.objects.get().idempotency_key == "abc"
 
 
-@pytest.mark.parametrize(
-    "key", ["k", "k" * 255, f'"{"k" * 255}"', "!#$%&'()*+-./:<=>?@[\\]^_`{|}~", '"a,b;c=\\"d\\\\"']
-)
+WELL_FORMED_KEYS = ["k", "k" * 255, f'"{"j" * 255}"', "!#$%&'()*+-./:<=>?@[\\]^_`{|}~", '"a,b;c=\\"d\\\\"']
+
+
 def test_scenario_10_every_well_formed_key_is_taken_and_echoed(
-    alice: Caller, serve_operation: Callable[..., None], key: str
+    alice: Caller, serve_operation: Callable[..., None]
 ) -> None:
     serve_operation()
-    for answer in (alice.post(key=key), alice.post(key=key)):
-        assert answer.status_code == 201
-        assert answer["Idempotency-Key"] == key
-    assert effects() == 1
+    for count, key in enumerate(WELL_FORMED_KEYS, start=1):
+        for answer in (alice.post(key=key), alice.post(key=key)):
+            assert answer.status_code == 201
+            assert answer["Idempotency-Key"] == key
+        assert effects() == count
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"])

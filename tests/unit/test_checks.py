@@ -18,6 +18,8 @@ from idempotency.checks import check_databases
 from idempotency.conf import NAMES
 from idempotency.operation import registry
 
+pytestmark = pytest.mark.django_db  # Django's own checks of a SQLite database ask it what it can do
+
 NOT_A_FUNCTION = 7
 
 

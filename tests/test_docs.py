@@ -1,0 +1,275 @@
+"""The documentation: its examples run and do what they say, and every name in it exists."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from django.core.management import load_command_class
+from django.core.management.base import BaseCommand
+from django.http import HttpResponse
+from django.test import RequestFactory, override_settings
+from rest_framework import serializers
+from rest_framework.test import APIRequestFactory, force_authenticate
+
+import idempotency
+from idempotency import checks, conf, exceptions
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
+from idempotency.operation import Operation, registry
+from idempotency.problems import problem
+from testproject.models import Charge, Notification, Transfer
+from tests.factories import RecordFactory, UserFactory
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+if not README.exists():
+    pytest.skip("the tests stand outside of the checkout, without its documentation", allow_module_level=True)
+
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+Page = Callable[[str], dict[str, Any]]
+
+
+def each_page() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+
+
+def blocks(path: Path, *languages: str) -> list[str]:
+    return [text for language, text in FENCED.findall(path.read_text()) if language in languages]
+
+
+def table(text: str) -> list[list[str]]:
+    """The rows of the tables in ``text``, as cells, without their heads."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    rules = [number for number, row in enumerate(cells) if all(set(cell) <= set("-:") for cell in row)]
+    return [row for number, row in enumerate(cells) if number not in rules and number + 1 not in rules]
+
+
+def code(cell: str) -> str | None:
+    """What stands in backticks in a cell of a table, or None for a dash."""
+    found = re.fullmatch(r"`([^`]+)`", cell)
+    return found[1] if found else None
+
+
+class ShopChargeSerializer(serializers.ModelSerializer[Charge]):
+    class Meta:
+        model = Charge
+        fields = ("id", "amount", "currency")
+
+
+@pytest.fixture
+def run_page(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a page's Python, block by block, in a project that has an app named ``shop``.
+
+    A block that begins with the name of a file becomes that module, so that later blocks can import it. The answer
+    is all that the blocks of the page have defined.
+    """
+
+    def install(name: str, **names: Any) -> ModuleType:
+        module = ModuleType(name)
+        vars(module).update(names)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    def run(name: str) -> dict[str, Any]:
+        defined: dict[str, Any] = {}
+        [path] = [path for path in PAGES if path.name == name]
+        for source in blocks(path, "python"):
+            file = re.match(r"# (\S+)\.py\n", source)
+            module = install(file[1].replace("/", ".") if file else "example")
+            exec(compile(source, f"{name}: {module.__name__}", "exec"), vars(module))
+            if file and file[1] == "settings":
+                with override_settings(**{key: value for key, value in vars(module).items() if key == "IDEMPOTENCY"}):
+                    assert checks.check_settings(None) == []
+            defined.update(vars(module))
+        return defined
+
+    install("shop")
+    install("shop.models", Charge=Charge, Transfer=Transfer, Notification=Notification)
+    install("shop.serializers", ChargeSerializer=ShopChargeSerializer)
+    install("shop.reports", make_report=lambda request: "7", open_report=lambda report_id: io.BytesIO(b"a,b\n1,2\n"))
+    declared = {operation.name for operation in registry}
+    yield run
+    for operation in registry:
+        if operation.name not in declared:
+            registry.discard(operation.name)
+
+
+def post(view: Any, payload: object, *, key: str = "k", user: Any = None) -> HttpResponse:
+    request = RequestFactory().post("/", payload, content_type="application/json", headers={"Idempotency-Key": key})
+    request.user = UserFactory() if user is None else user
+    response: HttpResponse = view(request)
+    return response
+
+
+@each_page()
+def test_every_example_runs(path: Path, run_page: Page) -> None:
+    run_page(path.name)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["README.md", "quickstart.md"])
+def test_the_plain_view_takes_effect_once(name: str, run_page: Page) -> None:
+    view, user = run_page(name)["create_transfer"], UserFactory()
+    first, retry = (post(view, {"recipient": "carol", "amount": 5}, user=user) for _ in range(2))
+    assert (first.status_code, retry.status_code, retry.content) == (201, 201, first.content)
+    assert retry["Idempotency-Replayed"] == "true"
+    assert Transfer.objects.count() == 1
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["README.md", "quickstart.md", "payloads.md"])
+def test_the_viewset_takes_effect_once(name: str, run_page: Page) -> None:
+    viewset, user = run_page(name)["ChargeViewSet"], UserFactory()
+    if name == "payloads.md":
+        viewset.perform_create = lambda self, serializer: serializer.save(account=self.request.user)
+    view = viewset.as_view({"post": "create"})
+
+    def send() -> HttpResponse:
+        payload = {"amount": 1000, "currency": "usd"}
+        request = APIRequestFactory().post("/", payload, format="json", headers={"Idempotency-Key": "k"})
+        force_authenticate(request, user)
+        response: HttpResponse = view(request)
+        return response
+
+    first, retry = send(), send()
+    assert (first.status_code, retry.content) == (201, first.content)
+    assert retry["Idempotency-Replayed"] == "true"
+    assert Charge.objects.count() == 1
+
+
+@pytest.mark.django_db
+def test_the_block_outside_of_http_keeps_its_result(run_page: Page) -> None:
+    send = run_page("quickstart.md")["send_invoice"]
+    assert [send("a", "message-1", {"email": "x@example.org"}) for _ in range(2)] == [{"sent_to": "x@example.org"}] * 2
+
+
+@pytest.mark.django_db
+def test_the_streamed_report_is_rebuilt(run_page: Page) -> None:
+    view, user = run_page("outcomes.md")["create_report"], UserFactory()
+    first, retry = (post(view, {}, user=user) for _ in range(2))
+    assert b"".join(first) == b"".join(retry) == b"a,b\n1,2\n"
+    assert retry["Idempotency-Replayed"] == "true"
+    assert IdempotencyRecord.objects.get().response_reference == "7"
+
+
+@pytest.mark.django_db
+def test_only_a_parked_record_is_forgotten(run_page: Page) -> None:
+    forget = run_page("operations.md")["forget_parked"]
+    for status, deleted in ((Status.COMPLETED, 0), (Status.FAILED, 1)):
+        record = RecordFactory(status=status)
+        assert forget(record.account_id, record.operation, record.idempotency_key) == deleted
+
+
+@pytest.mark.django_db
+def test_the_envelope_replaces_the_problem(run_page: Page) -> None:
+    envelope, view = run_page("policy.md")["envelope"], run_page("README.md")["create_transfer"]
+    with override_settings(IDEMPOTENCY={"ERROR_RESPONSE": envelope}):
+        response = post(view, {}, key="a,b")
+    assert response.status_code == 400
+    assert json.loads(response.content)["error"]["code"] == "idempotency_key_invalid"
+
+
+def settings_table() -> list[list[str]]:
+    _, _, text = README.read_text().partition("<!-- settings -->")
+    return table(text.partition("<!-- end of settings -->")[0])
+
+
+def test_the_table_has_every_setting_and_its_default() -> None:
+    rows = {name: row for row in settings_table() if (name := code(row[0]))}
+    assert set(rows) == conf.NAMES
+    for name, row in rows.items():
+        default = eval(code(row[3]) or "", {"timedelta": timedelta, "CONFLICT": idempotency.CONFLICT})
+        assert conf.resolve(default) == getattr(conf.settings, name.lower()), name
+
+
+def test_the_table_has_every_argument_of_an_operation() -> None:
+    named = {argument for row in settings_table() if (argument := code(row[1]))}
+    assert named == {name for name in inspect.signature(Operation).parameters if name != "name"}
+
+
+def errors() -> list[type[exceptions.IdempotencyError]]:
+    return [
+        member
+        for _, member in inspect.getmembers(exceptions, inspect.isclass)
+        if issubclass(member, exceptions.IdempotencyError)
+    ]
+
+
+def test_the_wire_contract_has_every_answer() -> None:
+    rows = {code(row[2]): row[1] for row in table((ROOT / "docs/wire.md").read_text()) if len(row) == 4}
+    answers = {error.code: str(error.status_code) for error in errors() if "title" in vars(error)}
+    # Over HTTP a lost lease is answered from the winner's record.
+    del answers[exceptions.LeaseLostError.code], answers[exceptions.IdempotencyError.code]
+    assert {answer: status for answer, status in rows.items() if answer} == answers
+
+
+def test_the_problems_shown_are_those_that_are_sent() -> None:
+    by_code = {error.code: error for error in errors()}
+    shown = [
+        json.loads(line)
+        for block in blocks(ROOT / "docs/wire.md", "http")
+        for line in block.splitlines()
+        if line.startswith('{"type"')
+    ]
+    assert len(shown) >= 8
+    for body in shown:
+        assert body == problem(by_code[body["code"]](body["detail"]))
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = (ROOT / "docs/api.md").read_text()
+    spellings = {name: (f":: idempotency.{name}\n", f"`{name}`") for name in idempotency.__all__}
+    assert [name for name, either in spellings.items() if not any(text in reference for text in either)] == []
+    assert [error.__name__ for error in errors() if f".. autoexception:: {error.__name__}\n" not in reference] == []
+
+
+def test_every_system_check_is_listed() -> None:
+    used = set(re.findall(r"idempotency\.[EW]\d{3}", inspect.getsource(checks)))
+    used |= {f"idempotency.{error_id}" for _, error_id in checks.SETTINGS.values()}
+    listed = {code(row[0]) for row in table((ROOT / "docs/policy.md").read_text())}
+    assert {check_id for check_id in listed if check_id and re.search(r"\.[EW]\d", check_id)} == used
+
+
+@each_page()
+def test_every_option_of_a_command_exists(path: Path) -> None:
+    lines = [
+        line
+        for block in blocks(path, "sh", "text", "ini")
+        for line in block.splitlines()
+        if "purge_idempotency" in line and "call_command" not in line
+    ]
+    parser = load_command_class("idempotency", "purge_idempotency").create_parser("manage.py", "purge_idempotency")
+    for line in lines:
+        parser.parse_args(line.partition("purge_idempotency")[2].split())
+
+
+def test_every_option_of_the_purge_is_listed() -> None:
+    options = options_of(load_command_class("idempotency", "purge_idempotency")) - options_of(BaseCommand())
+    cells = [code(row[0]) for row in table((ROOT / "docs/operations.md").read_text())]
+    assert {cell.split()[0] for cell in cells if cell and cell.startswith("--")} == options
+
+
+def options_of(command: BaseCommand) -> set[str]:
+    return set(re.findall(r"--[a-z-]+", command.create_parser("manage.py", "command").format_usage()))
+
+
+@each_page()
+def test_every_file_that_is_named_exists(path: Path) -> None:
+    text = path.read_text()
+    names = [name for name in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in name]
+    missing = [name for name in names if not (path.parent / name).exists()]
+    missing += [name for name in re.findall(r"`(idempotency/[\w/]+\.py)`", text) if not (ROOT / name).exists()]
+    assert missing == []
