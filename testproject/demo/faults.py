@@ -1,9 +1,9 @@
 """The server's side of the trouble: the sample project's WSGI application, made slow or killed at chosen points.
 
 Neither the package nor the sample project know of it. A request asks for its own trouble in the header ``Demo-Fault``:
-``pause=120`` works 120 ms longer after the charge is written; ``stall=protected/7=2`` stands still there
-until its lease of 2 s is over and another has done its work; ``kill_at_work=protected/7`` gets the worker killed at that point, and ``kill_at_reply=protected/7`` when everything is
-committed and the answer is about to be sent.
+``pause=120`` works 120 ms longer after the charge is written; ``stall=protected/7=2`` stands still there until its lease
+of 2 s is over and another has done its work; ``kill_at_work=protected/7`` gets the worker killed at that point, and
+``kill_at_reply=protected/7`` when everything is committed and the answer is about to be sent.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .gunicorn_conf import report
 #: The killer comes within milliseconds, or when a stalled request in the same worker goes on.
 WAIT_FOR_THE_KILLER = 10.0
 
-#: How long after the end of its lease, in seconds, a stalled request goes on: as soon as another has done its work, or at
-#: the latest; and where no other can.
+#: A stalled request goes on when another has done its work, or so many seconds after the end of its lease; sooner where
+#: no other can.
 WAIT_FOR_THE_WINNER = 8.0
 AFTER_THE_LEASE = 0.5
 LOOK_EVERY = 0.05

@@ -139,7 +139,7 @@ class Report:
         seen("told to come back, 503", Seen.UNAVAILABLE)
         seen("other server errors, 5xx", Seen.ERROR, section=True)
         seen("charges whose worker was killed on purpose", Seen.KILLED_AT_WORK)
-        seen("stalled workers that woke up too late", Seen.OUTLIVED)
+        seen("stalled workers that woke after a take-over", Seen.OUTLIVED)
         row("claims taken over from dead or stalled workers", [take_overs, 0])
         row("workers killed with SIGKILL, of both sides", [kills] * 2)
         self.console.print()
