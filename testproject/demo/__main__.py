@@ -28,6 +28,7 @@ from .verdict import complaints, judge
 
 PATHS = {"protected": "/charges/", "unprotected": "/unprotected/charges/"}
 INTERRUPTED = 130
+PARENT = os.getppid()
 
 
 def main() -> int:
@@ -88,6 +89,7 @@ def run(plan: Plan, report: Report) -> int:
         seconds = time.monotonic() - started
         if crashed:
             crashed.append(f"The server's log ends with:\n{server.log_tail()}")
+    storm.join()
     # The server has ended, so nothing is under way any more and what is counted stays.
     findings = {side: judge(storm.histories[side], effects_of(side, name)) for side in SIDES}
     take_overs = count_take_overs(name)
@@ -104,6 +106,8 @@ def what_stopped(server: Server, plan: Plan, seconds: float) -> list[str]:
     """Why the storm must end before its time, or nothing."""
     if server.process.poll() is not None:
         return [f"The server ended by itself with exit code {server.process.returncode}."]
+    if os.getppid() != PARENT:
+        raise KeyboardInterrupt  # killed, and the database with it
     if seconds > plan.time_limit:
         return [f"The storm was not over after {plan.time_limit:.0f} s."]
     return []

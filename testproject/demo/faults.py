@@ -1,9 +1,9 @@
 """The server's side of the trouble: the sample project's WSGI application, made slow or killed at chosen points.
 
 Neither the package nor the sample project know of it. A request asks for its own trouble in the header ``Demo-Fault``:
-``pause=120`` works 120 ms longer after the charge is written; ``stall=protected/7=2`` stands still there until its lease
-of 2 s is over and another has done its work; ``kill_at_work=protected/7`` gets the worker killed at that point, and
-``kill_at_reply=protected/7`` when everything is committed and the answer is about to be sent.
+``pause=120`` works 120 ms longer after the charge is written; ``stall=protected/7=2`` stands still there until its
+lease of 2 s is over and another has done its work; ``kill_at_work=protected/7`` gets the worker killed at that point,
+and ``kill_at_reply=protected/7`` when everything is committed and the answer is about to be sent.
 """
 
 from __future__ import annotations

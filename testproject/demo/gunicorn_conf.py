@@ -18,7 +18,7 @@ threads = 16
 # Forked workers start at once, so that a killed one is missed for milliseconds and not for the time Django takes.
 preload_app = True
 timeout = 30
-graceful_timeout = 2
+graceful_timeout = 1
 # A connection a request: the next one may reach any worker, as it would behind a load balancer.
 keepalive = 0
 control_socket_disable = True

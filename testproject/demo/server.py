@@ -15,13 +15,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import BinaryIO
 
 from .tally import Tally
 from .workers import Workers
 
 START_LIMIT = 60.0  # seconds; a loaded machine may take several to import Django
 STOP_LIMIT = 10.0
+LOG_END = 10_000  # bytes, enough for a traceback
 
 
 class ServerError(RuntimeError):
@@ -31,7 +32,7 @@ class ServerError(RuntimeError):
 class Server:
     """A running gunicorn that listens on ``port`` of 127.0.0.1."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path, workers: Workers) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: BinaryIO, workers: Workers) -> None:
         self.process = process
         self.port = port
         self.log = log
@@ -55,7 +56,10 @@ class Server:
             return False
 
     def log_tail(self, lines: int = 20) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        # Not by seek and read: gunicorn writes where this descriptor stands.
+        written = os.fstat(self.log.fileno()).st_size
+        end = os.pread(self.log.fileno(), LOG_END, max(0, written - LOG_END))
+        return "\n".join(end.decode(errors="replace").splitlines()[-lines:])
 
     def stop(self) -> None:
         """End gunicorn and its workers, at once if they will not go by themselves."""
@@ -75,28 +79,25 @@ def serve(workers: int, tally: Tally) -> Iterator[Server]:
 
     Its settings are the environment's, the database's URL among them. Raises ``ServerError``.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="idempotency-demo-") as directory,
-        socket.create_server(("127.0.0.1", 0), backlog=1024) as listener,
-    ):
-        ears, mouth = socket.socketpair()
-        log = Path(directory) / "gunicorn.log"
-        with log.open("wb") as output, mouth:
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "gunicorn", "--config", "python:testproject.demo.gunicorn_conf"),
-                    *("--workers", str(workers), "--bind", f"fd://{listener.fileno()}"),
-                    "testproject.demo.faults:application",
-                ],
-                env={**os.environ, "DEMO_REPORT_FD": str(mouth.fileno())},
-                pass_fds=(listener.fileno(), mouth.fileno()),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C in the terminal reaches the demo, which then stops the server
-            )
+    ears, mouth = socket.socketpair()
+    with tempfile.TemporaryFile() as log, mouth, socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "gunicorn", "--config", "python:testproject.demo.gunicorn_conf"),
+                *("--workers", str(workers), "--bind", f"fd://{listener.fileno()}"),
+                "testproject.demo.faults:application",
+            ],
+            env={**os.environ, "DEMO_REPORT_FD": str(mouth.fileno())},
+            pass_fds=(listener.fileno(), mouth.fileno()),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C in the terminal reaches the demo, which then stops the server
+        )
         port = listener.getsockname()[1]
-        listener.close()  # only gunicorn listens: if it dies, clients are refused instead of waiting for nobody
+        # Only gunicorn holds them from here: if it dies, clients are refused, and the reports end.
+        listener.close()
+        mouth.close()
         server = Server(process, port, log, Workers(ears, tally))
         try:
             server.wait_until_ready(workers)

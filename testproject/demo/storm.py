@@ -30,25 +30,28 @@ class Storm:
         self.stop = threading.Event()
         self.histories = {endpoint.side: [History(charge) for charge in charges] for endpoint in endpoints}
         self._futures: list[Future[None]] = []
+        self._pool = ThreadPoolExecutor(plan.concurrency, thread_name_prefix="charge")
+        # No proxy from the environment, and no kept connections: see gunicorn_conf. Bursts add threads of their own.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._http = httpx.Client(trust_env=False, limits=limits)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The storm goes on in the background of the block, and is over after it, finished or not."""
-        # No proxy from the environment, and no kept connections: see gunicorn_conf. Bursts add threads of their own.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        with (
-            httpx.Client(trust_env=False, limits=limits) as http,
-            ThreadPoolExecutor(self.plan.concurrency, thread_name_prefix="charge") as pool,
-        ):
-            try:
-                for index in range(len(self.charges)):
-                    for endpoint in self.endpoints:
-                        history = self.histories[endpoint.side][index]
-                        self._futures.append(pool.submit(self._see_through, history, endpoint, http))
-                yield
-            finally:
-                self.stop.set()
-                pool.shutdown(cancel_futures=True)
+        """The storm goes on in the background of the block. After it nothing new is sent, but see ``join``."""
+        try:
+            for index in range(len(self.charges)):
+                for endpoint in self.endpoints:
+                    history = self.histories[endpoint.side][index]
+                    self._futures.append(self._pool.submit(self._see_through, history, endpoint))
+            yield
+        finally:
+            self.stop.set()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def join(self) -> None:
+        """Wait for what is still under way, which is short once the server has ended."""
+        self._pool.shutdown()
+        self._http.close()
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the storm for at most ``seconds``; True when it is over. Raises what a thread raised."""
@@ -57,11 +60,11 @@ class Storm:
             future.result()
         return not waiting
 
-    def _see_through(self, history: History, endpoint: Endpoint, http: httpx.Client) -> None:
+    def _see_through(self, history: History, endpoint: Endpoint) -> None:
         charge = history.charge
 
         def client(role: str) -> Client:
-            return Client(charge, endpoint, http, self.plan, self.tally, self.stop, role=role)
+            return Client(charge, endpoint, self._http, self.plan, self.tally, self.stop, role=role)
 
         if charge.burst > 1:
             self._burst(history, [client(f"burst-{number}") for number in range(charge.burst)])

@@ -54,7 +54,8 @@ class Command(BaseCommand):
                 raise CommandError(str(error)) from error
             code = self._run_storm(arguments_of(plan_from(options)), url)
         if code:
-            sys.exit(code)
+            # A negative one is the signal that ended the process, which a shell tells as 128 and more.
+            sys.exit(code if code > 0 else 128 - code)
 
     def _run_storm(self, arguments: Any, url: str) -> int:
         path = os.pathsep.join(filter(None, [str(settings.BASE_DIR), os.environ.get("PYTHONPATH")]))
