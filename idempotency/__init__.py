@@ -13,16 +13,31 @@ if TYPE_CHECKING:
     from .decorators import idempotent
     from .execution import current_claim
     from .function import claim
-    from .operation import ACCEPTED, CONFLICT, PARK, REEXECUTE, Operation, Wait
+    from .operation import (
+        ACCEPTED,
+        CONFLICT,
+        PARK,
+        REEXECUTE,
+        Completed,
+        NotExecuted,
+        Operation,
+        Reconcile,
+        Unknown,
+        Wait,
+    )
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "ACCEPTED": "operation",
     "CONFLICT": "operation",
+    "Completed": "operation",
+    "NotExecuted": "operation",
     "Operation": "operation",
     "PARK": "operation",
     "REEXECUTE": "operation",
+    "Reconcile": "operation",
+    "Unknown": "operation",
     "Wait": "operation",
     "claim": "function",
     "current_claim": "execution",
@@ -34,7 +49,11 @@ __all__ = [
     "CONFLICT",
     "PARK",
     "REEXECUTE",
+    "Completed",
+    "NotExecuted",
     "Operation",
+    "Reconcile",
+    "Unknown",
     "Wait",
     "claim",
     "current_claim",

@@ -13,14 +13,19 @@ as right as the other's, and only one of the two can.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeVar
+from uuid import UUID
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, OperationalError, connections, router, transaction
+from django.dispatch import Signal
 
-from . import sql
+from . import signals, sql, steps
 from .conf import settings
 from .exceptions import (
-    AccountRequiredError,
     InProgressError,
     KeyReusedError,
     LeaseLostError,
@@ -28,27 +33,29 @@ from .exceptions import (
     OuterTransactionError,
     UnavailableError,
 )
+from .faults import reach
 from .fingerprint import Payload
-from .lifecycle import Decision, Recovery, decide
+from .lifecycle import Decision, Recovery, Status, decide
 from .models import IdempotencyRecord
 from .operation import Operation
 from .outcome import Outcome
-from .sql import Row, Scope
+from .scope import Scope
+from .sql import Fence, Row
 
 #: A claim starts again when the record changed under it: purged after the insert met it, taken over by another, or
 #: (REPEATABLE READ, InnoDB) refused as a serialization failure or a deadlock. Each round needs another process to have
 #: moved in between, so more than a few in a row means trouble that waiting doesn't cure.
 MAX_ROUNDS = 8
 
-MAX_ACCOUNT_LENGTH = 255
+T = TypeVar("T")
 
 
 @dataclass
 class Claim:
-    """One attempt's ownership of a record.
+    """One attempt's ownership of a record, as its handler sees it through ``current_claim()``.
 
-    ``reference`` may be set by the handler of an operation that declares ``rebuild``: it is recorded in place of the
-    response's body.
+    ``attempt`` is the fencing number. ``reference`` may be set by the handler of an operation that declares
+    ``rebuild``: it is recorded in place of the response's body.
     """
 
     operation: Operation
@@ -57,7 +64,70 @@ class Claim:
     attempt: int
     request_hash: str
     using: str = field(repr=False)
+    #: The claim before this one disappeared, and what became of it must be found out before anything runs.
+    abandoned: bool = field(default=False, repr=False)
+    #: Set once it is known that another attempt owns the record, or that the lease could not be kept.
+    lost: bool = field(default=False, repr=False)
+    #: True in a TestCase, whose transaction hides the record from every other connection.
+    shares_connection: bool = field(default=False, repr=False)
     reference: str | None = None
+
+    def renew(self) -> None:
+        """Prolong the lease: from now, for the operation's ``lease``.
+
+        A sign of life of a handler that takes longer than its lease. Committed at once, on a connection of its own if
+        the handler's has a transaction open.
+
+        :raises LeaseLostError: another attempt has taken over. Stop before the next effect.
+        :raises UnavailableError: the store can't be reached; whether the lease still holds is not known.
+        """
+        self.ensure_owned()
+        if not renew(self):
+            self.lost = True
+            self.ensure_owned()
+
+    def ensure_owned(self) -> None:
+        """Stop here if the lease is known to be lost. Costs nothing; asks nobody.
+
+        :raises LeaseLostError: it is.
+        """
+        if self.lost:
+            raise _lost(self)
+
+    def derive_key(self, name: str) -> UUID:
+        """A key for the downstream call ``name``: the same on every attempt and every retry. See ``Scope.derive_key``.
+
+        :raises LeaseLostError: the lease is known to be lost, so the call must not be made.
+        """
+        self.ensure_owned()
+        return self.scope.derive_key(name)
+
+    def derive_text(self, name: str, length: int = 32) -> str:
+        """The derived key as ``length`` hexadecimal digits, 16 to 64.
+
+        :raises LeaseLostError: the lease is known to be lost, so the call must not be made.
+        """
+        self.ensure_owned()
+        return self.scope.derive_text(name, length)
+
+    def step(self, name: str, call: Callable[[], T]) -> T:
+        """Run one phase of the operation, and keep its result so that another attempt doesn't run it again.
+
+        For an operation with ``transaction=False``. The result must be JSON, and comes back as JSON gives it. An
+        attempt that was cut off inside ``call`` leaves nothing: the next one calls it again, so a call to the outside
+        must carry ``derive_key``, which is the same then.
+
+        :raises LeaseLostError: another attempt has taken over; ``call`` was not made, or its result is not kept.
+        :raises TypeError: the result is not JSON.
+        :raises ImproperlyConfigured: the operation runs in one transaction, which a step could not outlive.
+        :raises UnavailableError: the store can't be read or written.
+        """
+        self.ensure_owned()
+        return steps.run_step(self, name, call)
+
+    @property
+    def fence(self) -> Fence:
+        return Fence(self.scope, self.record_id, self.attempt, self.request_hash)
 
 
 def alias() -> str:
@@ -65,27 +135,11 @@ def alias() -> str:
     return router.db_for_write(IdempotencyRecord)
 
 
-def scope_of(operation: Operation, account_id: str | None, key: str) -> Scope:
-    """The identity of one logical operation, from parts that came from outside.
-
-    :raises AccountRequiredError: there is no account, or its identifier can't be stored and compared as it is.
-    :raises TypeError: the account resolver returned something else than a str or None.
-    """
-    if account_id is None:
-        raise AccountRequiredError
-    if not isinstance(account_id, str):
-        raise TypeError(
-            f"The account of operation {operation.name!r} must be a str or None, not {type(account_id).__name__}."
-        )
-    if not 0 < len(account_id) <= MAX_ACCOUNT_LENGTH or not account_id.isprintable():
-        raise AccountRequiredError("The authenticated account has no usable identifier.")
-    return Scope(account_id, operation.name, key)
-
-
 def acquire(operation: Operation, scope: Scope, payload: Payload) -> Claim | Outcome:
     """Own the scope, or learn what has become of it.
 
-    :returns: a ``Claim`` when this caller is to run the operation, the ``Outcome`` when it has run already.
+    :returns: a ``Claim`` when this caller is to run the operation, or, if it is ``abandoned``, to find out first what
+        became of the one before; the ``Outcome`` when it has run already.
     :raises InProgressError: another attempt is alive.
     :raises KeyReusedError: the key belongs to another payload.
     :raises OutcomeUnknownError: an attempt was cut off and nobody knows how it ended.
@@ -115,6 +169,7 @@ def acquire(operation: Operation, scope: Scope, payload: Payload) -> Claim | Out
 def _one_round(operation: Operation, scope: Scope, payload: Payload, using: str) -> Claim | Outcome | None:
     """Try the insert, then whatever the record found calls for. None: it changed meanwhile, look again."""
     backend = sql.backend(using)
+    reach("claim.before")
     try:
         # Committed before anything runs, so that every other process sees it; one winner by the unique constraint.
         # Dies before the COMMIT: nothing was claimed. Dies after it: the lease runs out and the claim is recovered.
@@ -131,10 +186,12 @@ def _one_round(operation: Operation, scope: Scope, payload: Payload, using: str)
                 ttl=operation.ttl,
                 wait_for_disk=not (operation.transaction and operation.recovery is Recovery.REEXECUTE),
             )
+            reach("claim.sent")
     except IntegrityError:
         record_id = None  # the portable insert's way of losing
     if record_id is not None:
-        return Claim(operation, scope, record_id, 1, payload.request_hash, using)
+        reach("claim.committed")
+        return _announced(Claim(operation, scope, record_id, 1, payload.request_hash, using), signals.claimed)
 
     row = backend.read(using, scope)
     if row is None:
@@ -147,28 +204,47 @@ def _one_round(operation: Operation, scope: Scope, payload: Payload, using: str)
         recovery=operation.recovery,
     )
     if decision is Decision.REPLAY:
+        reach("replay.read")
+        signals.announce(signals.replayed, operation, scope, row.attempt)
         return row.outcome
-    if decision is Decision.TAKE_OVER:
+    if decision in {Decision.TAKE_OVER, Decision.RECONCILE}:
         # Fenced on the attempt just read, so of many who saw the same abandoned claim one wins; and the lease is judged
         # again, so a claim renewed since the read is left alone. Who slept since the read finds its attempt gone.
         # Waits for the disk: unlike a first claim, a take-over that a crash forgets could be handed out twice.
         with transaction.atomic(using=using, durable=True):
             won = backend.take_over(using, scope, row, operation.lease)
-        return Claim(operation, scope, row.id, row.attempt + 1, row.request_hash, using) if won else None
+            reach("takeover.sent")
+        claim = Claim(operation, scope, row.id, row.attempt + 1, row.request_hash, using)
+        claim.abandoned = decision is Decision.RECONCILE
+        was_released = row.status is Status.RECOVERABLE
+        return _announced(claim, signals.claimed if was_released else signals.taken_over) if won else None
     if decision is Decision.START_OVER:
         new_hash = payload.request_hash
         with transaction.atomic(using=using, durable=True):
+            steps.forget(using, scope, row.id)  # of the request before; undone with the claim if another one wins it
             won = backend.start_over(using, scope, row, new_hash, lease=operation.lease, ttl=operation.ttl)
-        return Claim(operation, scope, row.id, row.attempt + 1, new_hash, using) if won else None
+            if not won:
+                transaction.set_rollback(True, using=using)
+        claim = Claim(operation, scope, row.id, row.attempt + 1, new_hash, using)
+        return _announced(claim, signals.claimed) if won else None
     if decision is Decision.PARK:
         with transaction.atomic(using=using, durable=True):
-            backend.park_abandoned(using, scope, row)
+            won = backend.park_abandoned(using, scope, row)
+        if won:
+            signals.announce(signals.parked, operation, scope, row.attempt)
         return None  # parked by this caller or another, or settled by its owner after all: look again
     if decision is Decision.WAIT:
         raise InProgressError(retry_after=retry_after(row, operation))
     if decision is Decision.REFUSE_REUSE:
+        signals.announce(signals.mismatched, operation, scope, row.attempt)
         raise KeyReusedError
     raise OutcomeUnknownError
+
+
+def _announced(claim: Claim, signal: Signal) -> Claim:
+    claim.shares_connection = connections[claim.using].in_atomic_block  # only a TestCase's gets here
+    signals.announce(signal, claim.operation, claim.scope, claim.attempt)
+    return claim
 
 
 def complete(claim: Claim, outcome: Outcome) -> None:
@@ -179,11 +255,23 @@ def complete(claim: Claim, outcome: Outcome) -> None:
 
     :raises LeaseLostError: the record is not this attempt's any more.
     """
-    if not sql.backend(claim.using).complete(claim.using, _fence(claim), outcome):
-        raise LeaseLostError(
-            f"Attempt {claim.attempt} of operation {claim.operation.name!r} outlived its lease of "
-            f"{claim.operation.lease.total_seconds():g} s and was taken over. Its writes are rolled back."
-        )
+    if not sql.backend(claim.using).complete(claim.using, claim.fence, outcome):
+        claim.lost = True
+        raise _lost(claim)
+    reach("complete.sent")
+
+
+def record(claim: Claim, outcome: Outcome) -> None:
+    """Record an outcome in a transaction of its own.
+
+    :raises LeaseLostError: another attempt owns the record.
+    :raises UnavailableError: it could not be recorded, or may have been.
+    """
+    try:
+        with transaction.atomic(using=claim.using, durable=True):
+            complete(claim, outcome)
+    except (DatabaseError, InterfaceError) as error:
+        raise UnavailableError(retry_after=1) from error
 
 
 def release(claim: Claim) -> bool:
@@ -191,14 +279,17 @@ def release(claim: Claim) -> bool:
 
     False where another attempt owns the record by now: its claim is not this one's to free.
     """
+    reach("release.before")
     with transaction.atomic(using=claim.using, durable=True):
-        return sql.backend(claim.using).release(claim.using, _fence(claim))
+        released = sql.backend(claim.using).release(claim.using, claim.fence)
+        reach("release.sent")
+    return released
 
 
 def park(claim: Claim) -> bool:
     """Stop automatic handling: the attempt ended and nobody can say whether it took effect."""
     with transaction.atomic(using=claim.using, durable=True):
-        return sql.backend(claim.using).park(claim.using, _fence(claim))
+        return sql.backend(claim.using).park(claim.using, claim.fence)
 
 
 def peek(claim: Claim, payload: Payload) -> Outcome:
@@ -226,8 +317,73 @@ def retry_after(row: Row, operation: Operation) -> int:
     return max(1, math.ceil(min(running_for, bound)))
 
 
-def _fence(claim: Claim) -> sql.Fence:
-    return sql.Fence(claim.scope, claim.record_id, claim.attempt, claim.request_hash)
+def take_over_abandoned(operation: Operation, record: IdempotencyRecord, using: str) -> Claim | None:
+    """Own a record that a sweep found abandoned. None where another one was faster, or its owner lives after all."""
+    scope = Scope(record.account_id, record.operation, record.idempotency_key)
+    row = Row(
+        id=record.pk,
+        attempt=record.attempt,
+        status=Status(record.status),
+        request_hash=record.request_hash,
+        lease_over=True,
+        lease_left=0.0,
+        retention_over=False,
+        outcome=None,
+    )
+    with transaction.atomic(using=using, durable=True):
+        won = sql.backend(using).take_over(using, scope, row, operation.lease)
+    if not won:
+        return None
+    claim = Claim(operation, scope, row.id, row.attempt + 1, row.request_hash, using, abandoned=True)
+    return _announced(claim, signals.taken_over)
+
+
+def renew(claim: Claim) -> bool:
+    """Prolong the lease. False where another attempt owns the record by now.
+
+    The handler's own transaction would hide the new lease until its end, and lock the record against everybody
+    until then. So the statement goes through another connection, except on SQLite: there an open transaction of ours
+    means that nobody else can write, take-overs included.
+
+    :raises UnavailableError: the store can't be reached.
+    """
+    connection = connections[claim.using]
+    backend = sql.backend(claim.using)
+    try:
+        if not connection.in_atomic_block or claim.shares_connection:
+            return _set_lease(claim)
+        if connection.vendor == "sqlite":
+            row = backend.read(claim.using, claim.scope)
+            return row is not None and (row.id, row.attempt) == (claim.record_id, claim.attempt)
+        with ThreadPoolExecutor(max_workers=1) as elsewhere:
+            return elsewhere.submit(_set_lease_and_close, claim).result()
+    except (DatabaseError, InterfaceError) as error:
+        raise UnavailableError(retry_after=1) from error
+
+
+def _set_lease(claim: Claim) -> bool:
+    with transaction.atomic(using=claim.using):
+        return sql.backend(claim.using).set_lease(claim.using, claim.fence, claim.operation.lease)
+
+
+def _set_lease_and_close(claim: Claim) -> bool:
+    try:
+        return _set_lease(claim)
+    finally:
+        connections.close_all()
+
+
+def postpone(claim: Claim, duration: timedelta) -> bool:
+    """Leave the record to whoever comes after ``duration``: what became of it is not known yet."""
+    with transaction.atomic(using=claim.using, durable=True):
+        return sql.backend(claim.using).set_lease(claim.using, claim.fence, duration)
+
+
+def _lost(claim: Claim) -> LeaseLostError:
+    return LeaseLostError(
+        f"Attempt {claim.attempt} of operation {claim.operation.name!r} outlived its lease of "
+        f"{claim.operation.lease.total_seconds():g} s and was taken over. Its writes are rolled back."
+    )
 
 
 def _refuse_outer_transaction(using: str, operation: Operation) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -29,18 +28,15 @@ from .exceptions import (
     PayloadInvalidError,
     UnavailableError,
 )
-from .execution import Slot, as_atomic_request, run_under
+from .execution import Slot, as_atomic_request, obtain, run_under
+from .faults import reach
 from .fingerprint import Payload, parse_json
-from .operation import ACCEPTED, Operation, Wait
+from .operation import ACCEPTED, Operation
 from .outcome import REPLAYED_HEADER, Outcome, outcome_of, response_of
 from .problems import accepted_response, problem_response
-from .sql import Scope
+from .scope import scope_of
 
 logger = logging.getLogger("idempotency")
-
-#: How often a waiting duplicate looks for the outcome, in seconds: soon at first, then at a pace that costs little.
-FIRST_POLL = 0.02
-SLOWEST_POLL = 0.5
 
 #: What a handler raises to say no. Django turns them into 4xx responses, and the same request gets the same one again.
 DETERMINISTIC_FAILURES = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
@@ -124,9 +120,9 @@ class Exchange:
         return response
 
     def _respond_to(self, key: str) -> Any:
-        scope = claims.scope_of(self.operation, self.operation.account(self.request), key)
+        scope = scope_of(self.operation.name, self.operation.account(self.request), key)
         payload = self._payload()
-        held = self._acquire(scope, payload)
+        held = obtain(self.operation, scope, payload)
         if isinstance(held, Outcome):
             return self._replay(held)
         try:
@@ -161,28 +157,14 @@ class Exchange:
         declared = self.operation.command
         return self.parsed_body() if declared is None else declared(self.request)
 
-    def _acquire(self, scope: Scope, payload: Payload) -> Claim | Outcome:
-        answer = self.operation.in_progress
-        if not isinstance(answer, Wait):
-            return claims.acquire(self.operation, scope, payload)
-        deadline = time.monotonic() + answer.seconds
-        pause = FIRST_POLL
-        while True:
-            try:
-                return claims.acquire(self.operation, scope, payload)
-            except InProgressError:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise
-                time.sleep(min(pause, left))  # no transaction and no lock is held meanwhile
-                pause = min(pause * 2, SLOWEST_POLL)
-
     def _run(self, claim: Claim) -> Any:
         response: Any = None
 
         def record_response(answer: Any, slot: Slot) -> None:
             nonlocal response
+            reach("render.before")
             response = self.rendered(answer)
+            reach("render.after")
             if self.operation.recordable(response.status_code):
                 slot.outcome = outcome_of(response, self.operation, claim.reference)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,15 +12,25 @@ from typing import TypeVar
 
 from django.db import DatabaseError, InterfaceError, InternalError, connections, transaction
 
-from . import claims, sql
+from . import claims, signals, sql
 from .claims import Claim
-from .exceptions import IdempotencyError, TransactionBrokenError, UnavailableError
+from .exceptions import IdempotencyError, InProgressError, LeaseLostError, TransactionBrokenError, UnavailableError
+from .faults import reach
+from .fingerprint import Payload
+from .heartbeat import beating
 from .lifecycle import Recovery
+from .operation import Operation, Wait
 from .outcome import Outcome
+from .recovery import settle
+from .scope import Scope
 
 T = TypeVar("T")
 
 logger = logging.getLogger("idempotency")
+
+#: How often a waiting duplicate looks for the outcome, in seconds: soon at first, then at a pace that costs little.
+FIRST_POLL = 0.02
+SLOWEST_POLL = 0.5
 
 _current: ContextVar[Claim | None] = ContextVar("idempotency_claim", default=None)
 
@@ -27,6 +38,29 @@ _current: ContextVar[Claim | None] = ContextVar("idempotency_claim", default=Non
 def current_claim() -> Claim | None:
     """The claim that the calling code runs under: the innermost one, or None outside of a protected operation."""
     return _current.get()
+
+
+def obtain(operation: Operation, scope: Scope, payload: Payload) -> Claim | Outcome:
+    """Own the scope or learn the outcome, after whatever waiting and recovery the operation declares.
+
+    Raises what ``claims.acquire`` raises.
+    """
+    deadline = time.monotonic() + (operation.in_progress.seconds if isinstance(operation.in_progress, Wait) else 0)
+    pause = FIRST_POLL
+    while True:
+        try:
+            held = claims.acquire(operation, scope, payload)
+            if isinstance(held, Claim) and held.abandoned:
+                outcome = settle(held)
+                return held if outcome is None else outcome
+            return held
+        except InProgressError:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                signals.announce(signals.conflicted, operation, scope, 0)
+                raise
+            time.sleep(min(pause, left))  # no transaction and no lock is held meanwhile
+            pause = min(pause * 2, SLOWEST_POLL)
 
 
 @dataclass
@@ -55,10 +89,17 @@ def run_under(claim: Claim) -> Iterator[Slot]:
     """
     token = _current.set(claim)
     try:
-        with _in_transaction(claim) if claim.operation.transaction else _in_autocommit(claim) as slot:
+        with beating(claim), _in_transaction(claim) if claim.operation.transaction else _in_autocommit(claim) as slot:
+            reach("handler.before")
             yield slot
+    except LeaseLostError:
+        signals.announce(signals.lease_lost, claim.operation, claim.scope, claim.attempt)
+        raise
     finally:
         _current.reset(token)
+    if slot.outcome is not None:
+        reach("complete.committed")
+        signals.announce(signals.completed, claim.operation, claim.scope, claim.attempt)
 
 
 @contextmanager
@@ -94,7 +135,7 @@ def _in_transaction(claim: Claim) -> Iterator[Slot]:
     if slot.outcome is None:
         give_up(claim)
     elif undone:
-        record(claim, slot.outcome)
+        claims.record(claim, slot.outcome)
 
 
 @contextmanager
@@ -110,7 +151,7 @@ def _in_autocommit(claim: Claim) -> Iterator[Slot]:
     else:
         # Dies before this COMMIT, or fails in it: the effect may be there without its outcome. Nothing is given up;
         # the lease runs out and recovery does what the operation declares.
-        record(claim, slot.outcome)
+        claims.record(claim, slot.outcome)
 
 
 def _explained(claim: Claim, slot: Slot, error: Exception) -> bool:
@@ -123,19 +164,6 @@ def _explained(claim: Claim, slot: Slot, error: Exception) -> bool:
     if not explained:
         give_up(claim)
     return explained
-
-
-def record(claim: Claim, outcome: Outcome) -> None:
-    """Record an outcome in a transaction of its own.
-
-    :raises LeaseLostError: another attempt owns the record.
-    :raises UnavailableError: it could not be recorded, or may have been.
-    """
-    try:
-        with transaction.atomic(using=claim.using, durable=True):
-            claims.complete(claim, outcome)
-    except (DatabaseError, InterfaceError) as error:
-        raise UnavailableError(retry_after=1) from error
 
 
 def _complete(claim: Claim, outcome: Outcome) -> None:
@@ -168,9 +196,9 @@ def give_up(claim: Claim) -> None:
     operation = claim.operation
     try:  # after a lost lease too: both are fenced, and match nothing then
         if operation.transaction or operation.recovery is Recovery.REEXECUTE:
-            claims.release(claim)
+            given_up, signal = claims.release(claim), signals.released
         else:
-            claims.park(claim)
+            given_up, signal = claims.park(claim), signals.parked
     except (DatabaseError, InterfaceError):
         logger.warning(
             "Operation %r: attempt %d could not be released; its lease runs out by itself",
@@ -178,6 +206,9 @@ def give_up(claim: Claim) -> None:
             claim.attempt,
             exc_info=True,
         )
+        return
+    if given_up:
+        signals.announce(signal, operation, claim.scope, claim.attempt)
 
 
 def as_atomic_request(call: Callable[[], T], exempt: Collection[str] = ()) -> T:

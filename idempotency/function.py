@@ -10,16 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import claims, keys
+from . import keys
 from .claims import Claim
 from .exceptions import OutcomeUnreadableError
-from .execution import run_under
+from .execution import obtain, run_under
 from .fingerprint import Payload
 from .operation import Operation, operation_for
-from .outcome import Outcome
-
-#: The status recorded for a block that ended well. A block that raises is released, not recorded.
-DONE = 200
+from .outcome import Outcome, outcome_of_result
+from .scope import scope_of
 
 
 class Run:
@@ -63,24 +61,15 @@ def claim(
     :raises TypeError: the result is not JSON; the block's writes are rolled back.
     """
     declared = operation_for(operation, policy)
-    scope = claims.scope_of(declared, account_id, keys.validate_key(key))
-    held = claims.acquire(declared, scope, Payload(payload))
+    scope = scope_of(declared.name, account_id, keys.validate_key(key))
+    held = obtain(declared, scope, Payload(payload))
     if isinstance(held, Outcome):
         yield Run(None, _result_of(held))
         return
     with run_under(held) as slot:
         run = Run(held)
         yield run
-        slot.outcome = Outcome(status=DONE, body=_text_of(run.result, declared))
-
-
-def _text_of(result: Any, operation: Operation) -> str:
-    try:
-        return json.dumps(result, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(
-            f"The result of operation {operation.name!r} must be JSON, so that it can be replayed: {error}"
-        ) from error
+        slot.outcome = outcome_of_result(run.result, declared)
 
 
 def _result_of(outcome: Outcome) -> Any:

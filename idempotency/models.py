@@ -107,3 +107,26 @@ class IdempotencyRecord(models.Model):
 
     def __str__(self) -> str:
         return f"{self.operation} of account {self.account_id}, attempt {self.attempt}: {self.status}"
+
+
+class IdempotencyStep(models.Model):
+    """The result of one finished phase of an operation. Purged with its record."""
+
+    id = models.BigAutoField(primary_key=True)
+    account_id = BytewiseCharField(max_length=255)
+    #: Not a foreign key: its check would cost every deletion a look-up, and a distributed table can't enforce it.
+    record_id = models.BigIntegerField()
+    name = BytewiseCharField(max_length=255)
+    result = JSONTextField()
+    created_at = models.DateTimeField(db_default=Now())
+
+    objects: ClassVar[models.Manager[IdempotencyStep]] = models.Manager()
+
+    class Meta:
+        db_table = "idempotency_step"
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["account_id", "record_id", "name"], name="idempotency_step_name"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} of record {self.record_id}"

@@ -23,6 +23,53 @@ MAX_WAIT = timedelta(seconds=30)
 REEXECUTE = Recovery.REEXECUTE
 PARK = Recovery.PARK
 
+#: How many attempts a record may have had, runs and reconciliations together, before an ``Unknown`` parks it. With the
+#: backoff between them, eight reach back over about two and a half times 256 seconds.
+DEFAULT_MAX_ATTEMPTS = 8
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A reconciler's finding: it happened, and this is its outcome.
+
+    ``response`` is the ``HttpResponse`` that every retry gets, or, for a ``claim()`` block, its JSON result.
+    """
+
+    response: Any
+
+
+@dataclass(frozen=True)
+class NotExecuted:
+    """A reconciler's finding: it certainly did not happen, and certainly will not any more. A retry runs it."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A reconciler's finding: nobody can say yet. Asked again later, and parked after a bounded number of attempts."""
+
+
+Finding: TypeAlias = Completed | NotExecuted | Unknown
+
+
+@dataclass(frozen=True)
+class Reconcile:
+    """Ask the outside world what became of an abandoned claim.
+
+    :param find_out: ``callable(record: IdempotencyRecord) -> Completed | NotExecuted | Unknown``. Runs outside of any
+        transaction, one at a time for a record, under a lease of its own, and may be killed and called again. What it
+        raises is an ``Unknown``. ``NotExecuted`` must mean that the first call will not arrive later either.
+    :param max_attempts: an ``Unknown`` parks a record that has had this many attempts.
+    """
+
+    find_out: Callable[[Any], Finding]
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+
+    def __post_init__(self) -> None:
+        if not callable(self.find_out):
+            raise ImproperlyConfigured(f"Reconcile() takes a callable, not {self.find_out!r}.")
+        if not isinstance(self.max_attempts, int) or isinstance(self.max_attempts, bool) or self.max_attempts < 1:
+            raise ImproperlyConfigured(f"Reconcile(max_attempts=) takes a positive number, not {self.max_attempts!r}.")
+
 
 class InProgress(Enum):
     """What a duplicate is told while another attempt runs."""
@@ -54,7 +101,7 @@ InProgressAnswer: TypeAlias = InProgress | Wait
 
 def problem_of(option: str, value: Any) -> str | None:
     """What is wrong with ``value`` as the policy option ``option``, or None. Shared with the system checks."""
-    if option in {"ttl", "lease", "max_retry_after"}:
+    if option in {"ttl", "lease", "heartbeat", "max_retry_after"}:
         if not isinstance(value, timedelta) or value <= timedelta(0):
             return "must be a positive timedelta"
     elif option == "max_body":
@@ -64,8 +111,8 @@ def problem_of(option: str, value: Any) -> str | None:
         if not isinstance(value, bool):
             return "must be True or False"
     elif option == "recovery":
-        if value not in (REEXECUTE, PARK):
-            return "must be REEXECUTE or PARK"
+        if value not in (REEXECUTE, PARK) and not isinstance(value, Reconcile):
+            return "must be REEXECUTE, PARK or Reconcile(fn)"
     elif option == "in_progress":
         if not isinstance(value, (InProgress, Wait)):
             return "must be CONFLICT, ACCEPTED or Wait(seconds)"
@@ -93,6 +140,8 @@ class Operation:
         records.
     :param ttl: how long an outcome is kept and a retry recognised.
     :param lease: how long a claim is presumed alive without a sign of life.
+    :param heartbeat: renews the lease in the background while the handler runs, up to this long in total. Without it
+        a handler that takes longer than its lease calls ``current_claim().renew()``, or is taken over.
     :param transaction: True runs the handler and records its outcome in one transaction of the record's database.
     :param recovery: what an abandoned claim means. ``REEXECUTE`` with ``transaction=True``; no default without.
     :param in_progress: ``CONFLICT``, ``ACCEPTED`` or ``Wait(seconds)``.
@@ -115,8 +164,9 @@ class Operation:
         *,
         ttl: timedelta | None = None,
         lease: timedelta | None = None,
+        heartbeat: timedelta | None = None,
         transaction: bool = True,
-        recovery: Recovery | None = None,
+        recovery: Recovery | Reconcile | None = None,
         in_progress: InProgressAnswer | None = None,
         required: bool | None = None,
         methods: Collection[str] | None = None,
@@ -135,6 +185,7 @@ class Operation:
         self.declared: dict[str, Any] = {
             "ttl": ttl,
             "lease": lease,
+            "heartbeat": heartbeat,
             "transaction": transaction,
             "recovery": recovery,
             "in_progress": in_progress,
@@ -154,7 +205,7 @@ class Operation:
             raise ImproperlyConfigured(
                 f"Operation {name!r} has transaction=False, so a crash can leave an effect without an outcome. "
                 f"Say what that means with recovery=: REEXECUTE if every effect carries a key derived from the claim, "
-                f"PARK if it must never run again by itself."
+                f"Reconcile(fn) if fn can ask what happened, PARK if it must never run again by itself."
             )
         if ttl is not None and lease is not None and lease >= ttl:
             raise ImproperlyConfigured(f"Operation {name!r}: lease must be shorter than ttl.")
@@ -178,14 +229,30 @@ class Operation:
         return value
 
     @property
+    def heartbeat(self) -> timedelta | None:
+        value: timedelta | None = self.declared["heartbeat"]
+        return value
+
+    @property
     def transaction(self) -> bool:
         value: bool = self.declared["transaction"]
         return value
 
     @property
     def recovery(self) -> Recovery:
-        declared: Recovery | None = self.declared["recovery"]
+        """What an abandoned claim means, without the particulars of a ``Reconcile``."""
+        declared: Recovery | Reconcile | None = self.declared["recovery"]
+        if isinstance(declared, Reconcile):
+            return Recovery.RECONCILE
         return REEXECUTE if declared is None else declared
+
+    @property
+    def reconcile(self) -> Reconcile:
+        """:raises TypeError: the operation declares another recovery."""
+        declared = self.declared["recovery"]
+        if not isinstance(declared, Reconcile):
+            raise TypeError(f"Operation {self.name!r} declares no reconciler.")
+        return declared
 
     @property
     def in_progress(self) -> InProgressAnswer:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .operation import Operation
 
 REPLAYED_HEADER = "Idempotency-Replayed"
+#: The status recorded for a block of code that ended well. One that raises is released, not recorded.
+DONE = 200
 ENVELOPE = '{"$idempotency-envelope":'
 
 
@@ -81,6 +83,19 @@ def outcome_of(response: HttpResponseBase, operation: Operation, reference: str 
         headers=headers,
         body=encode_body(content, response.get("Content-Type", "")),
     )
+
+
+def outcome_of_result(result: Any, operation: Operation) -> Outcome:
+    """Take down the result of a block of code that ended well.
+
+    :raises TypeError: it is not JSON.
+    """
+    try:
+        return Outcome(status=DONE, body=json.dumps(result, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"The result of operation {operation.name!r} must be JSON, so that it can be replayed: {error}"
+        ) from error
 
 
 def response_of(outcome: Outcome) -> HttpResponse:

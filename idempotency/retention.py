@@ -18,8 +18,10 @@ from django.db import OperationalError, connections, transaction
 
 from . import sql
 from .claims import alias
+from .faults import reach
 from .lifecycle import Status
-from .models import IdempotencyRecord, RecordQuerySet
+from .models import IdempotencyRecord, IdempotencyStep, RecordQuerySet
+from .signals import purged
 from .sql import postgresql_purge
 
 # A batch is one transaction, and so the most that a claim can come to wait for, that a standby has to replay at once,
@@ -75,11 +77,16 @@ def purge_once(
     while True:
         try:
             with transaction.atomic(using=using, durable=True):
-                return PurgeResult(*delete(using, statuses, batch_size, after))
+                result = PurgeResult(*delete(using, statuses, batch_size, after))
+                reach("purge.selected")
         except OperationalError as error:
             rounds += 1
             if rounds == _MAX_ROUNDS or not sql.backend(using).lost_a_race(error):
                 raise
+        else:
+            if result.deleted:
+                purged.send_robust(sender=IdempotencyRecord, count=result.deleted)
+            return result
 
 
 def purge_batches(
@@ -126,7 +133,10 @@ def _delete_due(
     # A statement takes a bounded number of parameters, on SQLite a low one.
     step = max(1, connection.ops.bulk_batch_size([IdempotencyRecord._meta.pk], ids))
     deleted = 0
+    steps = IdempotencyStep.objects.using(using)
     for start in range(0, len(ids), step):
         # The predicate is named again: where the select took no locks, a record may have been claimed anew since.
-        deleted += _due(using, statuses, after).filter(pk__in=ids[start : start + step]).delete()[0]
+        due_now = _due(using, statuses, after).filter(pk__in=ids[start : start + step])
+        steps.filter(record_id__in=due_now.values("pk")).delete()
+        deleted += due_now.delete()[0]
     return deleted, len(found) < limit, found[-1][1] if found else None

@@ -35,7 +35,7 @@ from ..problems import CONTENT_TYPE, problem
 class IdempotentMixin:
     """Protect handlers of an APIView or ViewSet, named in ``idempotent_operations``.
 
-    Keys are a ViewSet's actions, or an APIView's methods in lower case; values are operation names or ``Operation`` objects::
+    Keys are a ViewSet's actions, or an APIView's methods in lower case; values are names or ``Operation`` objects::
 
         class ChargeViewSet(IdempotentMixin, viewsets.ModelViewSet):
             idempotent_operations = {"create": "charges.create"}

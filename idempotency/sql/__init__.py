@@ -13,15 +13,7 @@ from django.db import OperationalError, connections
 
 from ..lifecycle import Status
 from ..outcome import Outcome
-
-
-@dataclass(frozen=True)
-class Scope:
-    """The identity of one logical operation."""
-
-    account_id: str
-    operation: str
-    idempotency_key: str
+from ..scope import Scope
 
 
 @dataclass(frozen=True)
@@ -60,6 +52,8 @@ class Backend(Protocol):
     def start_over(
         self, using: str, scope: Scope, row: Row, request_hash: str, *, lease: timedelta, ttl: timedelta
     ) -> bool: ...
+
+    def set_lease(self, using: str, fence: Fence, duration: timedelta) -> bool: ...
 
     def park_abandoned(self, using: str, scope: Scope, row: Row) -> bool: ...
 

@@ -16,7 +16,8 @@ from django.db.models.functions import Now
 from ..lifecycle import Status
 from ..models import IdempotencyRecord
 from ..outcome import Outcome
-from . import Fence, Row, Scope
+from ..scope import Scope
+from . import Fence, Row
 
 #: InnoDB's errors for a deadlock and for a lock wait that timed out, as the driver gives them.
 MYSQL_DEADLOCK = 1213
@@ -121,6 +122,10 @@ def complete(using: str, fence: Fence, outcome: Outcome) -> bool:
         response_body=outcome.body,
         response_reference=outcome.reference,
     )
+
+
+def set_lease(using: str, fence: Fence, duration: timedelta) -> bool:
+    return _changed_one(_fenced(using, fence), lease_expires_at=_from_now(duration))
 
 
 def release(using: str, fence: Fence) -> bool:

@@ -18,7 +18,8 @@ from django.db import OperationalError, connections
 
 from ..lifecycle import Status
 from ..outcome import Outcome
-from . import Fence, Row, Scope
+from ..scope import Scope
+from . import Fence, Row
 
 #: How long a claim waits for another transaction's lock on its record. Locks on a record are held for a COMMIT at most,
 #: unless their holder is frozen; then the caller is better served by "in progress" than by waiting for it.
@@ -86,7 +87,7 @@ SET status = 'failed', lease_expires_at = NULL
 AND status = 'in_progress' AND lease_expires_at <= statement_timestamp()
 """
 
-# No word of the lease in the next three: an attempt that is late but was not taken over still owns its record.
+# No word of the lease in the next four: an attempt that is late but was not taken over still owns its record.
 COMPLETE = f"""
 UPDATE idempotency_record
 SET status = 'completed', completed_at = statement_timestamp(), lease_expires_at = NULL,
@@ -98,6 +99,13 @@ AND status = 'in_progress'
 RELEASE = f"""
 UPDATE idempotency_record
 SET status = 'recoverable', lease_expires_at = NULL
+{OBSERVED}
+AND status = 'in_progress'
+"""
+
+SET_LEASE = f"""
+UPDATE idempotency_record
+SET lease_expires_at = statement_timestamp() + make_interval(secs => %s)
 {OBSERVED}
 AND status = 'in_progress'
 """
@@ -167,6 +175,10 @@ def park_abandoned(using: str, scope: Scope, row: Row) -> bool:
 def complete(using: str, fence: Fence, outcome: Outcome) -> bool:
     headers = json.dumps(outcome.headers)
     return _changed_one(using, COMPLETE, (outcome.status, headers, outcome.body, outcome.reference, *_fenced(fence)))
+
+
+def set_lease(using: str, fence: Fence, duration: timedelta) -> bool:
+    return _bounded(using, SET_LEASE, (duration.total_seconds(), *_fenced(fence)))
 
 
 def release(using: str, fence: Fence) -> bool:

@@ -30,7 +30,11 @@ WITH due AS MATERIALIZED (
     USING due
     WHERE record.account_id = due.account_id AND record.id = due.id
         AND record.expires_at <= statement_timestamp() AND record.status = ANY(%(statuses)s)
-    RETURNING 1
+    RETURNING record.id, record.account_id
+), steps AS (
+    DELETE FROM idempotency_step AS step
+    USING deleted
+    WHERE step.account_id = deleted.account_id AND step.record_id = deleted.id
 )
 SELECT (SELECT count(*) FROM deleted), (SELECT count(*) FROM due), (SELECT max(expires_at) FROM due)
 """

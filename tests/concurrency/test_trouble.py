@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from django.db import DataError, IntegrityError, OperationalError, connection, connections, transaction
 from django.http import HttpResponse
-from django.test import Client
 
 from idempotency import claims, execution
 from idempotency.models import IdempotencyRecord
+from idempotency.scope import scope_of
 from testproject.models import Transfer
 from tests.concurrency.racing import abandon, effects, end_lease, record
 from tests.concurrency.urls import handler
@@ -456,16 +456,7 @@ def test_an_open_transaction_is_an_error_that_names_the_remedy(post: Post) -> No
     assert (effects(), handler.attempts) == ([], [])
 
 
-def test_an_account_that_is_not_text_is_the_developers_mistake(account: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_account_that_is_not_text_is_the_developers_mistake(account: str) -> None:
     with pytest.raises(TypeError, match="must be a str or None"):
-        claims.scope_of(execution_operation(), 7, "k")  # type: ignore[arg-type]
+        scope_of("race.inside", 7, "k")  # type: ignore[arg-type]
     assert Transfer.objects.count() == 0
-
-
-def execution_operation() -> Any:
-    from idempotency.operation import registry
-
-    Client()  # the views are imported with the URLconf
-    operation = registry.get("race.inside")
-    assert operation is not None
-    return operation

@@ -401,7 +401,9 @@ def test_an_integer_of_any_size_has_a_fingerprint() -> None:
     assert of(-(10**100_000)) != of(10**100_000)
 
 
-@pytest.mark.parametrize("value", [object(), print, int, Charge, (i for i in "a"), 1j, io.BytesIO()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [object(), print, int, Charge, (i for i in "a"), 1j, io.BytesIO()], ids=lambda value: type(value).__name__
+)
 def test_a_type_without_a_canonical_form_is_named_with_the_remedy(value: object) -> None:
     with pytest.raises(TypeError, match=rf"{type(value).__qualname__} can't be fingerprinted\. Give the operation"):
         of({"a": value})

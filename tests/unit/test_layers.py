@@ -13,24 +13,27 @@ ROOT = Path(idempotency.__file__).parent
 
 #: From the bottom up. A module imports from layers below its own, or from its own.
 LAYERS = [
-    {"exceptions", "lifecycle"},
-    {"conf", "keys", "fingerprint", "signals"},
+    {"exceptions", "faults", "lifecycle"},
+    {"conf", "keys", "fingerprint", "scope"},
     {"operation", "problems"},
+    {"signals"},
     {"models", "outcome"},
     {"sql"},
+    {"steps"},
     {"claims", "retention"},
+    {"heartbeat", "recovery"},
     {"execution"},
     {"exchange", "function"},
     {"decorators"},
-    {"admin", "checks", "contrib", "management", "migrations"},
+    {"admin", "checks", "contrib", "management", "migrations", "tasks"},
     {"apps"},
 ]
 HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in layer}
 
 FILES = sorted(ROOT.rglob("*.py"))
 
-#: An import inside a function, for a reason given where it stands.
-DEFERRED = {("conf", "operation"), ("exchange", "contrib")}
+#: An import inside a function, for a reason given where it stands, or for a type.
+DEFERRED = {("conf", "operation"), ("exchange", "contrib"), ("steps", "claims")}
 
 
 def imported_by(file: Path) -> set[str]:

@@ -1,0 +1,79 @@
+"""``Scope``: the identity of one logical operation, and the keys derived from it for calls further down."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from uuid import UUID
+
+from .exceptions import AccountRequiredError
+
+MAX_ACCOUNT_LENGTH = 255
+
+#: Bounds of a derived key's text form. 16 hexadecimal digits are 64 bits: below that, two keys of a busy system meet.
+SHORTEST_TEXT = 16
+LONGEST_TEXT = 64
+
+_PURPOSE = b"django-idempotency derived key v1"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Who asked for what under which key."""
+
+    account_id: str
+    operation: str
+    idempotency_key: str
+
+    def derive_key(self, name: str) -> UUID:
+        """A key for one downstream call of the operation, ``name`` saying which.
+
+        The same for every attempt, every retry, and even after the record is lost, because it is made of the scope
+        alone. It does not reveal the client's key, and another account's equal key gives another one. A version 8 UUID
+        (RFC 9562, section 5.8) over SHA-256.
+
+        Made without a secret: one that is rotated would change the keys of operations under way, and a provider would
+        see new ones. Whoever can guess a client's key can thus compute what is derived from it, as for any digest.
+
+        :raises ValueError: the name is empty.
+        """
+        digest = bytearray(self._digest(name)[:16])
+        digest[6] = 0x80 | digest[6] & 0x0F
+        digest[8] = 0x80 | digest[8] & 0x3F
+        return UUID(bytes=bytes(digest))
+
+    def derive_text(self, name: str, length: int = 32) -> str:
+        """The same as ``length`` hexadecimal digits, for providers with limits of their own.
+
+        :raises ValueError: the name is empty, or the length is not between 16 and 64.
+        """
+        if not SHORTEST_TEXT <= length <= LONGEST_TEXT:
+            raise ValueError(f"length must be between {SHORTEST_TEXT} and {LONGEST_TEXT}, not {length}.")
+        return self._digest(name).hex()[:length]
+
+    def _digest(self, name: str) -> bytes:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"A derived key needs the name of the call that it is for, not {name!r}.")
+        digest = hashlib.sha256(_PURPOSE)
+        for part in (self.account_id, self.operation, self.idempotency_key, name):
+            encoded = part.encode("utf-8", "surrogatepass")
+            digest.update(len(encoded).to_bytes(8, "big"))  # framed, so that nothing collides by concatenation
+            digest.update(encoded)
+        return digest.digest()
+
+
+def scope_of(operation: str, account_id: str | None, key: str) -> Scope:
+    """The identity of one logical operation, from parts that came from outside.
+
+    :raises AccountRequiredError: there is no account, or its identifier can't be stored and compared as it is.
+    :raises TypeError: the account resolver returned something else than a str or None.
+    """
+    if account_id is None:
+        raise AccountRequiredError
+    if not isinstance(account_id, str):
+        raise TypeError(
+            f"The account of operation {operation!r} must be a str or None, not {type(account_id).__name__}."
+        )
+    if not 0 < len(account_id) <= MAX_ACCOUNT_LENGTH or not account_id.isprintable():
+        raise AccountRequiredError("The authenticated account has no usable identifier.")
+    return Scope(account_id, operation, key)

@@ -1,0 +1,52 @@
+"""What happens to records, as Django signals: for counters, alerts and audit trails.
+
+Every signal is sent after the fact, outside of the package's transactions, with ``send_robust``: what a receiver raises
+is logged by Django and changes nothing. The sender is the ``Operation``; all but ``purged`` carry ``account_id``,
+``idempotency_key`` (str) and ``attempt`` (int).
+
+=================  ==================================================================================================
+``claimed``        an attempt owns the record and is about to run: the first one, or a retry of a released one
+``taken_over``     an attempt owns a record whose claimant had disappeared
+``completed``      the outcome is recorded
+``replayed``       a retry was answered from the recorded outcome
+``conflicted``     a duplicate met a live claim and was told so
+``mismatched``     the key came with another payload and was refused
+``released``       an attempt ended without an effect; a retry runs at once
+``parked``         nobody can say how an attempt ended; it waits for somebody to find out
+``recovered``      a sweep or a reconciler settled an abandoned claim; ``status`` (str) is its new state
+``lease_lost``     an attempt found that another one had taken over, and its writes were rolled back
+``purged``         a batch of records past retention was deleted; ``count`` (int). The sender is ``IdempotencyRecord``
+=================  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.dispatch import Signal
+
+if TYPE_CHECKING:
+    from .operation import Operation
+    from .scope import Scope
+
+claimed = Signal()
+taken_over = Signal()
+completed = Signal()
+replayed = Signal()
+conflicted = Signal()
+mismatched = Signal()
+released = Signal()
+parked = Signal()
+recovered = Signal()
+lease_lost = Signal()
+purged = Signal()
+
+
+def announce(signal: Signal, operation: Operation, scope: Scope, attempt: int, **more: Any) -> None:
+    signal.send_robust(
+        sender=operation,
+        account_id=scope.account_id,
+        idempotency_key=scope.idempotency_key,
+        attempt=attempt,
+        **more,
+    )
