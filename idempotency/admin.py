@@ -39,7 +39,7 @@ MAX_LISTED = 10_000
 #: Of a recorded body, as much is shown as a person reads.
 MAX_SHOWN = 20_000  # characters
 
-NONE = "–"  # noqa: RUF001 - the dash that stands for "nothing" in a table
+NONE = "–"
 
 _RESPONSE_FIELDS = ("response_headers", "response_body", "response_reference")
 

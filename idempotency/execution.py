@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
-from django.db import DatabaseError, InterfaceError, InternalError, connections, transaction
+from django.db import DatabaseError, InterfaceError, connections, transaction
 
 from . import claims, signals, sql
 from .claims import Claim
@@ -108,6 +108,8 @@ def _in_transaction(claim: Claim) -> Iterator[Slot]:
     committing = undone = False
     try:
         with transaction.atomic(using=claim.using, durable=True):
+            if claim.operation.idle_timeout is not None:
+                sql.backend(claim.using).bound_transaction(claim.using, claim.operation.idle_timeout)
             yield slot
             if slot.outcome is None:
                 transaction.set_rollback(True, using=claim.using)
@@ -172,9 +174,9 @@ def _complete(claim: Claim, outcome: Outcome) -> None:
         raise _broken(claim)
     try:
         claims.complete(claim, outcome)
-    except InternalError as error:  # PostgreSQL ignores every statement after an error, until the transaction ends
-        raise _broken(claim) from error
     except (DatabaseError, InterfaceError) as error:
+        if sql.backend(claim.using).was_broken_before(error):
+            raise _broken(claim) from error
         raise UnavailableError(retry_after=1) from error
 
 

@@ -101,7 +101,7 @@ InProgressAnswer: TypeAlias = InProgress | Wait
 
 def problem_of(option: str, value: Any) -> str | None:
     """What is wrong with ``value`` as the policy option ``option``, or None. Shared with the system checks."""
-    if option in {"ttl", "lease", "heartbeat", "max_retry_after"}:
+    if option in {"ttl", "lease", "heartbeat", "idle_timeout", "max_retry_after"}:
         if not isinstance(value, timedelta) or value <= timedelta(0):
             return "must be a positive timedelta"
     elif option == "max_body":
@@ -142,6 +142,8 @@ class Operation:
     :param lease: how long a claim is presumed alive without a sign of life.
     :param heartbeat: renews the lease in the background while the handler runs, up to this long in total. Without it
         a handler that takes longer than its lease calls ``current_claim().renew()``, or is taken over.
+    :param idle_timeout: lets PostgreSQL end the handler's transaction when it has been idle for that long, as a frozen
+        process's is, so that its locks don't outlive its lease. Costs a statement; a default for the role costs none.
     :param transaction: True runs the handler and records its outcome in one transaction of the record's database.
     :param recovery: what an abandoned claim means. ``REEXECUTE`` with ``transaction=True``; no default without.
     :param in_progress: ``CONFLICT``, ``ACCEPTED`` or ``Wait(seconds)``.
@@ -165,6 +167,7 @@ class Operation:
         ttl: timedelta | None = None,
         lease: timedelta | None = None,
         heartbeat: timedelta | None = None,
+        idle_timeout: timedelta | None = None,
         transaction: bool = True,
         recovery: Recovery | Reconcile | None = None,
         in_progress: InProgressAnswer | None = None,
@@ -186,6 +189,7 @@ class Operation:
             "ttl": ttl,
             "lease": lease,
             "heartbeat": heartbeat,
+            "idle_timeout": idle_timeout,
             "transaction": transaction,
             "recovery": recovery,
             "in_progress": in_progress,
@@ -231,6 +235,11 @@ class Operation:
     @property
     def heartbeat(self) -> timedelta | None:
         value: timedelta | None = self.declared["heartbeat"]
+        return value
+
+    @property
+    def idle_timeout(self) -> timedelta | None:
+        value: timedelta | None = self.declared["idle_timeout"]
         return value
 
     @property

@@ -21,7 +21,7 @@ from django.http.response import HttpResponseBase
 from . import claims, signals
 from .claims import Claim
 from .conf import settings
-from .exceptions import IdempotencyError, InProgressError, OutcomeUnknownError, UnavailableError
+from .exceptions import IdempotencyError, InProgressError, LeaseLostError, OutcomeUnknownError, UnavailableError
 from .faults import reach
 from .lifecycle import Recovery, Status
 from .models import IdempotencyRecord, RecordQuerySet
@@ -43,9 +43,8 @@ def settle(claim: Claim) -> Outcome | None:
     """Ask the operation's reconciler what became of the attempts before this one.
 
     :returns: the outcome, now recorded; or None: it was not executed, and this claim may run it.
-    :raises InProgressError: nobody can say yet.
+    :raises InProgressError: nobody can say yet, or another reconciler took over from a slow one.
     :raises OutcomeUnknownError: nobody could say often enough, and the record is parked.
-    :raises LeaseLostError: the reconciler took longer than the lease, and another one is at it.
     :raises UnavailableError: the finding could not be recorded. It is asked for again when the lease is over.
     """
     reconcile = claim.operation.reconcile
@@ -60,7 +59,7 @@ def settle(claim: Claim) -> Outcome | None:
     if isinstance(finding, Completed):
         outcome = _outcome_found(finding, claim)
         if outcome is not None:
-            claims.record(claim, outcome)
+            _record(claim, outcome)
             _recovered(claim, Status.COMPLETED)
             return outcome
     try:
@@ -74,6 +73,13 @@ def settle(claim: Claim) -> Outcome | None:
     except (DatabaseError, InterfaceError) as error:
         raise UnavailableError(retry_after=1) from error
     raise InProgressError(retry_after=min(backoff, int(settings.max_retry_after.total_seconds()) or 1))
+
+
+def _record(claim: Claim, outcome: Outcome) -> None:
+    try:
+        claims.record(claim, outcome)
+    except LeaseLostError as error:
+        raise InProgressError(retry_after=1) from error
 
 
 def _ask(claim: Claim) -> Completed | NotExecuted | Unknown:
@@ -181,7 +187,8 @@ def _settle_at_once(using: str, operations: Iterable[str], status: Status, limit
         found = list(due[:limit])
         reach("sweep.selected")
         # The predicate again: where nothing was locked, a claim may have been taken over since the select.
-        changed = abandoned(using).filter(pk__in=[row.pk for row in found]).update(status=status, lease_expires_at=None)
+        due = abandoned(using).filter(account_id__in={row.account_id for row in found})
+        changed = due.filter(pk__in=[row.pk for row in found]).update(status=status, lease_expires_at=None)
     for row in found:
         operation = registry.get(row.operation)
         if operation is not None:

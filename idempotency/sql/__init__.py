@@ -47,6 +47,10 @@ class Backend(Protocol):
 
     def read(self, using: str, scope: Scope) -> Row | None: ...
 
+    def bound_transaction(self, using: str, idle: timedelta) -> None:
+        """Let the database end the session if the open transaction stays idle for that long, where it can."""
+        ...
+
     def take_over(self, using: str, scope: Scope, row: Row, lease: timedelta) -> bool: ...
 
     def start_over(
@@ -69,6 +73,10 @@ class Backend(Protocol):
 
     def timed_out_waiting(self, error: OperationalError) -> bool:
         """Another transaction holds the row's lock."""
+        ...
+
+    def was_broken_before(self, error: BaseException) -> bool:
+        """The statement was ignored because an earlier one had failed in its transaction."""
         ...
 
     def commit_was_refused(self, error: BaseException) -> bool:

@@ -78,6 +78,10 @@ def read(using: str, scope: Scope) -> Row | None:
     )
 
 
+def bound_transaction(using: str, idle: timedelta) -> None:
+    """SQLite's processes share a machine and MySQL has no such bound for one transaction."""
+
+
 def take_over(using: str, scope: Scope, row: Row, lease: timedelta) -> bool:
     claimable = Q(status=Status.RECOVERABLE) | Q(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
     return _changed_one(
@@ -164,6 +168,10 @@ def lost_a_race(error: OperationalError) -> bool:
 
 def timed_out_waiting(error: OperationalError) -> bool:
     return error.args[:1] == (MYSQL_LOCK_WAIT_TIMEOUT,)
+
+
+def was_broken_before(error: BaseException) -> bool:
+    return False  # a statement that fails undoes itself only, and the transaction goes on
 
 
 def commit_was_refused(error: BaseException) -> bool:

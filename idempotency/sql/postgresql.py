@@ -87,10 +87,13 @@ SET status = 'failed', lease_expires_at = NULL
 AND status = 'in_progress' AND lease_expires_at <= statement_timestamp()
 """
 
-# No word of the lease in the next four: an attempt that is late but was not taken over still owns its record.
+# The completing update bounds the rest of the business transaction, which is its own COMMIT: a process that freezes in
+# between would hold the record's lock. No word of the lease in the next four: an attempt that is late but was not taken
+# over still owns its record.
 COMPLETE = f"""
 UPDATE idempotency_record
-SET status = 'completed', completed_at = statement_timestamp(), lease_expires_at = NULL,
+SET status = CASE WHEN {BOUND_WAITING} <> '' THEN 'completed' END,
+    completed_at = statement_timestamp(), lease_expires_at = NULL,
     response_status = %s, response_headers = %s::jsonb, response_body = %s::json, response_reference = %s
 {OBSERVED}
 AND status = 'in_progress'
@@ -158,6 +161,12 @@ def read(using: str, scope: Scope) -> Row | None:
     )
 
 
+def bound_transaction(using: str, idle: timedelta) -> None:
+    milliseconds = f"{max(1, int(idle.total_seconds() * 1000))}ms"
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", [milliseconds])
+
+
 def take_over(using: str, scope: Scope, row: Row, lease: timedelta) -> bool:
     return _bounded(using, TAKE_OVER, (lease.total_seconds(), *_observed(scope, row)))
 
@@ -222,6 +231,10 @@ def lost_a_race(error: OperationalError) -> bool:
 
 def timed_out_waiting(error: OperationalError) -> bool:
     return _sqlstate(error) == "55P03"  # lock not available
+
+
+def was_broken_before(error: BaseException) -> bool:
+    return _sqlstate(error) == "25P02"  # in failed SQL transaction
 
 
 def commit_was_refused(error: BaseException) -> bool:

@@ -13,8 +13,6 @@ from django.http import HttpResponse
 
 from idempotency import claims, execution
 from idempotency.models import IdempotencyRecord
-from idempotency.scope import scope_of
-from testproject.models import Transfer
 from tests.concurrency.racing import abandon, effects, end_lease, record
 from tests.concurrency.urls import handler
 
@@ -454,9 +452,3 @@ def test_an_open_transaction_is_an_error_that_names_the_remedy(post: Post) -> No
     assert code_of(answer) == "idempotency_outer_transaction"
     assert "non_atomic_requests" in answer.json()["detail"]
     assert (effects(), handler.attempts) == ([], [])
-
-
-def test_an_account_that_is_not_text_is_the_developers_mistake(account: str) -> None:
-    with pytest.raises(TypeError, match="must be a str or None"):
-        scope_of("race.inside", 7, "k")  # type: ignore[arg-type]
-    assert Transfer.objects.count() == 0

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 
-from idempotency import PARK, REEXECUTE, current_claim, idempotent
+from idempotency import PARK, REEXECUTE, Reconcile, Unknown, current_claim, idempotent
+from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
+
+#: A lease that a test can wait out.
+BRIEF = timedelta(seconds=0.6)
 
 
 class Handler:
@@ -47,8 +52,30 @@ def declared(name: str, **policy: Any) -> Any:
     return idempotent(name, account=account_of, **policy)(effect)
 
 
+class Reconciler:
+    """What the reconciled operation's reconciler finds."""
+
+    def __init__(self) -> None:
+        self.find_out: Callable[[IdempotencyRecord], Any] = lambda row: Unknown()
+
+
+reconciler = Reconciler()
+
 urlpatterns = [
     path("inside/", declared("race.inside")),
     path("park/", declared("race.park", transaction=False, recovery=PARK)),
+    path(
+        "reconciled/",
+        declared(
+            "race.reconciled",
+            transaction=False,
+            recovery=Reconcile(lambda row: reconciler.find_out(row), max_attempts=4),
+        ),
+    ),
+    path(
+        "beating/", declared("race.beating", transaction=False, recovery=REEXECUTE, lease=BRIEF, heartbeat=10 * BRIEF)
+    ),
+    path("capped/", declared("race.capped", transaction=False, recovery=REEXECUTE, lease=BRIEF, heartbeat=BRIEF)),
+    path("bounded/", declared("race.bounded", idle_timeout=timedelta(milliseconds=200))),
     path("again/", declared("race.again", transaction=False, recovery=REEXECUTE)),
 ]

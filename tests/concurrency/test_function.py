@@ -1,0 +1,168 @@
+"""``claim()``: a block of code as one logical operation, without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import transaction
+
+from idempotency import PARK, claim, current_claim
+from idempotency.exceptions import (
+    AccountRequiredError,
+    InProgressError,
+    KeyInvalidError,
+    KeyReusedError,
+    LeaseLostError,
+    OutcomeUnknownError,
+    OutcomeUnreadableError,
+    PayloadInvalidError,
+)
+from idempotency.models import IdempotencyRecord
+from idempotency.operation import Operation, registry
+from testproject.models import Transfer
+from tests.concurrency.racing import effects, race, record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def account() -> str:
+    return str(get_user_model().objects.create(username="alice").pk)
+
+
+@pytest.fixture(autouse=True)
+def _own_operations() -> Iterator[None]:
+    yield
+    for name in ("function.send", "function.park"):
+        registry.discard(name)
+
+
+def send(account: str, **more: Any) -> Any:
+    arguments: dict[str, Any] = {"account_id": account, "key": "k", "payload": {"to": "bob"}} | more
+    with claim("function.send", **arguments) as run:
+        if not run.replayed:
+            transfer = Transfer.objects.create(account_id=int(account), amount=1, label="one")
+            run.result = {"id": transfer.pk, "attempt": run.claim.attempt}
+    return run
+
+
+def test_a_block_runs_once_and_keeps_its_result(account: str) -> None:
+    first, second = send(account), send(account)
+    assert (first.replayed, second.replayed) == (False, True)
+    assert first.result == second.result
+    assert effects() == ["one"]
+    assert current_claim() is None
+
+
+def test_of_many_at_once_one_runs(account: str) -> None:
+    def attempt() -> Any:
+        try:
+            return send(account).result
+        except InProgressError:
+            return None
+
+    results = race([attempt] * 10)
+    assert effects() == ["one"]
+    assert len({str(result) for result in results if result}) == 1
+
+
+def test_a_block_that_raises_is_undone_and_released(account: str) -> None:
+    with pytest.raises(RuntimeError), claim("function.send", account_id=account, key="k", payload={"to": "bob"}):
+        Transfer.objects.create(account_id=int(account), amount=1, label="undone")
+        raise RuntimeError
+    assert effects() == []
+    assert send(account).result["attempt"] == 2
+
+
+def test_a_result_that_is_not_json_undoes_the_block(account: str) -> None:
+    for result in (object(), float("nan"), {1, 2}):
+        with (
+            pytest.raises(TypeError, match="must be JSON"),
+            claim("function.send", account_id=account, key="k") as run,
+        ):
+            Transfer.objects.create(account_id=int(account), amount=1, label="undone")
+            run.result = result
+    assert effects() == []
+
+
+def test_a_lost_lease_undoes_the_block_and_says_so(account: str) -> None:
+    with pytest.raises(LeaseLostError), claim("function.send", account_id=account, key="k"):
+        Transfer.objects.create(account_id=int(account), amount=1, label="undone")
+        IdempotencyRecord.objects.update(attempt=2)
+    assert effects() == []
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "a b", "é", "a\x00b", None, 7])
+def test_failure_mode_40_a_malformed_key_is_refused_here_too(account: str, key: Any) -> None:
+    with pytest.raises(KeyInvalidError):
+        send(account, key=key)
+    assert effects() == []
+
+
+def test_everything_else_has_an_exception_of_its_own(account: str) -> None:
+    with pytest.raises(AccountRequiredError):
+        send(account, account_id=None)
+    with pytest.raises(PayloadInvalidError):
+        send(account, payload=float("inf"))
+    send(account)
+    with pytest.raises(KeyReusedError):
+        send(account, payload={"to": "carol"})
+    IdempotencyRecord.objects.update(status="failed")
+    with pytest.raises(OutcomeUnknownError):
+        send(account)
+    assert effects() == ["one"]
+
+
+@pytest.mark.sqlite  # PostgreSQL's json column refuses what is not JSON
+def test_failure_mode_51_a_damaged_result_is_unreadable_and_never_run_again(account: str) -> None:
+    send(account)
+    IdempotencyRecord.objects.update(response_body="{")
+    with pytest.raises(OutcomeUnreadableError):
+        send(account)
+    assert effects() == ["one"]
+
+
+def test_a_block_without_a_result_replays_none(account: str) -> None:
+    for replayed in (False, True):
+        with claim("function.send", account_id=account, key="k") as run:
+            assert run.replayed is replayed
+        assert run.result is None
+
+
+def test_a_policy_may_be_given_with_the_name(account: str) -> None:
+    def park() -> None:
+        with claim("function.park", account_id=account, key="k", transaction=False, recovery=PARK):
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        park()
+    with pytest.raises(OutcomeUnknownError):
+        park()
+    assert record().status == "failed"
+
+
+def test_an_inner_block_has_a_claim_of_its_own(account: str) -> None:
+    outer_operation = Operation("function.park", transaction=False, recovery=PARK)
+    with claim(outer_operation, account_id=account, key="outer") as outer:
+        assert current_claim() is outer.claim
+        send(account, key="inner")
+        assert current_claim() is outer.claim
+        with transaction.atomic():
+            outer.result = 1
+    assert current_claim() is None
+    assert {row.idempotency_key: row.status for row in IdempotencyRecord.objects.all()} == {
+        "outer": "completed",
+        "inner": "completed",
+    }
+
+
+def test_an_abandoned_block_is_taken_over(account: str) -> None:
+    send(account)
+    IdempotencyRecord.objects.update(status="in_progress", lease_expires_at="2100-01-01T00:00Z")
+    with pytest.raises(InProgressError):
+        send(account)
+    IdempotencyRecord.objects.update(lease_expires_at="2000-01-01T00:00Z")
+    assert send(account).result["attempt"] == 2

@@ -1,0 +1,404 @@
+"""The life of a lease: renewed by hand, by the heartbeat, lost, and what a handler may still do then."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import OperationalError, connection, transaction
+from django.test import TestCase
+
+from idempotency import claim, claims, current_claim, heartbeat
+from idempotency.exceptions import LeaseLostError, UnavailableError
+from idempotency.models import IdempotencyRecord, IdempotencyStep
+from idempotency.operation import registry
+from tests.concurrency.racing import PATIENCE, Gate, abandon, effects, end_lease, in_background, record
+from tests.concurrency.urls import handler
+
+pytestmark = pytest.mark.urls("tests.concurrency.urls")
+
+Post = Callable[..., Any]
+
+
+def lease_left() -> float:
+    row = claims.sql.backend("default").read("default", record_scope())
+    assert row is not None
+    return row.lease_left
+
+
+def record_scope() -> Any:
+    row = record()
+    return claims.Scope(row.account_id, row.operation, row.idempotency_key)
+
+
+def mine() -> Any:
+    held = current_claim()
+    assert held is not None
+    return held
+
+
+# Renewed by hand
+
+
+@pytest.mark.parametrize("path", ["/inside/", "/again/"])
+def test_a_renewed_lease_runs_anew_and_others_see_it_at_once(post: Post, path: str) -> None:
+    left: list[float] = []
+
+    def renew(request: Any) -> None:
+        if connection.vendor == "sqlite" and path == "/inside/":
+            mine().renew()  # nobody else can write while this transaction is open, so there is nothing to prolong
+            left.append(60)
+            return
+        end_lease_elsewhere()
+        mine().renew()
+        left.append(elsewhere(lease_left))
+
+    handler.after = renew
+    assert post(path).status_code == 201
+    assert 55 < left[0] <= 60
+    assert effects() == ["one"]
+
+
+def elsewhere(call: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return in_background(pool, call).result(PATIENCE)
+
+
+def end_lease_elsewhere() -> None:
+    elsewhere(end_lease)
+
+
+# On SQLite an open transaction keeps everybody else from taking over.
+@pytest.mark.parametrize("path", [pytest.param("/inside/", marks=pytest.mark.postgres), "/again/"])
+def test_a_lost_lease_surfaces_in_the_handler_before_its_next_effect(post: Post, path: str) -> None:
+    winner: list[Any] = []
+
+    def overtaken(request: Any) -> None:
+        if mine().attempt > 1:
+            return
+        end_lease_elsewhere()
+        winner.append(elsewhere(lambda: post(path)))
+        held = mine()
+        for stopped in (held.renew, held.renew, held.ensure_owned, lambda: held.derive_key("x")):
+            with pytest.raises(LeaseLostError):
+                stopped()
+        held.derive_text("x")  # raises, and ends the handler
+
+    handler.before = overtaken
+    late = post(path)
+    assert (late.status_code, late.content) == (201, winner[0].content)
+    assert effects() == ["one"]
+
+
+def test_a_renewal_that_can_not_reach_the_store_says_so(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args: Any) -> bool:
+        raise OperationalError("no route")
+
+    def renew(request: Any) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(claims, "_set_lease", unreachable)
+            with pytest.raises(UnavailableError):
+                mine().renew()
+
+    handler.before = renew
+    assert post("/again/").status_code == 201
+
+
+# The heartbeat
+
+
+def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post: Post) -> None:
+    """It runs until the lease has been renewed several times over; a duplicate meets a live claim throughout."""
+    renewals = threading.Semaphore(0)
+    set_lease = claims._set_lease
+
+    def counted(held: Any) -> bool:
+        renewals.release()
+        return set_lease(held)
+
+    def wait(request: Any) -> None:
+        for _ in range(4):
+            assert renewals.acquire(timeout=PATIENCE)
+        duplicates.append(elsewhere(lambda: post("/beating/")))
+
+    duplicates: list[Any] = []
+    handler.before = wait
+    claims._set_lease = counted  # type: ignore[assignment]
+    try:
+        answer = post("/beating/")
+    finally:
+        claims._set_lease = set_lease
+    assert (answer.status_code, answer.json()["attempt"]) == (201, 1)
+    assert duplicates[0].status_code == 409
+    assert effects() == ["one"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "idempotency-heartbeat"]
+
+
+def test_failure_mode_04_a_heartbeat_ends_at_its_cap_and_the_claim_is_then_lost(post: Post) -> None:
+    """The worker hangs, its heartbeat lives. The lease ends after the cap, another attempt wins, the hung one stops."""
+    gate = Gate()
+    handler.before = lambda request: gate.pass_through() or mine().ensure_owned() if mine().attempt == 1 else None
+    with ThreadPoolExecutor() as pool:
+        hung = in_background(pool, lambda: post("/capped/"))
+        gate.wait_until_reached()
+        wait_until(lambda: lease_left() <= 0)
+        assert post("/capped/").json()["attempt"] == 2
+        wait_until(lambda: not heartbeats())
+        gate.open()
+        late = hung.result(PATIENCE)
+    assert (late.status_code, late["Idempotency-Replayed"]) == (201, "true")
+    assert (handler.attempts, effects()) == ([1, 2], ["one"])
+
+
+def heartbeats() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "idempotency-heartbeat"]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """For what only time brings about: the end of a lease, by the database's clock."""
+    turn = threading.Event()
+    for _ in range(int(PATIENCE / 0.02)):
+        if holds():
+            return
+        turn.wait(0.02)
+    raise AssertionError("it never came about")
+
+
+def test_failure_mode_04_a_heartbeat_that_fails_stops_the_work_before_its_next_effect(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(held: Any) -> bool:
+        raise UnavailableError
+
+    monkeypatch.setattr(heartbeat.claims, "renew", unreachable)
+
+    def wait_for_the_end(request: Any) -> None:
+        wait_until(lambda: mine().lost)
+        mine().derive_key("provider.charge")
+
+    handler.before = wait_for_the_end
+    assert post("/beating/").status_code == 409
+    assert effects() == []
+
+
+def test_a_heartbeat_that_finds_the_lease_lost_marks_the_claim(post: Post) -> None:
+    winner: list[Any] = []
+
+    def overtaken(request: Any) -> None:
+        if mine().attempt > 1:
+            return
+        IdempotencyRecord.objects.update(attempt=5, lease_expires_at="2000-01-01T00:00Z")
+        wait_until(lambda: mine().lost)
+        winner.append(elsewhere(lambda: post("/beating/")))
+        mine().ensure_owned()
+
+    handler.before = overtaken
+    late = post("/beating/")
+    assert winner[0].json()["attempt"] == 6
+    assert late.content == winner[0].content
+
+
+# What a frozen worker can hold
+
+
+@pytest.mark.postgres
+def test_failure_mode_02_a_transaction_left_idle_is_ended_by_the_database(post: Post) -> None:
+    def freeze(request: Any) -> None:
+        if mine().attempt == 1:
+            pid = connection.connection.info.backend_pid
+            wait_until(lambda: elsewhere(lambda: session_is_gone(pid)))
+
+    handler.after = freeze
+    assert post("/bounded/").status_code == 503
+    assert effects() == []
+    assert post("/bounded/").status_code == 201
+    assert effects() == ["one"]
+
+
+def session_is_gone(pid: int) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid])
+        return bool(cursor.fetchone()[0] == 0)
+
+
+@pytest.mark.sqlite
+def test_an_idle_timeout_is_accepted_where_the_database_has_none(post: Post) -> None:
+    assert post("/bounded/").status_code == 201
+
+
+@pytest.mark.postgres
+def test_failure_mode_22_settings_end_with_their_transaction(post: Post) -> None:
+    """A pooler in transaction mode hands the session to somebody else right after."""
+    names = ("lock_timeout", "idle_in_transaction_session_timeout", "synchronous_commit")
+
+    def settings() -> list[str]:
+        with connection.cursor() as cursor:
+            return [cursor.execute(f"SHOW {name}").fetchone()[0] for name in names]
+
+    before = settings()
+    for path in ("/inside/", "/again/", "/bounded/"):
+        post(path, key=path)
+        handler.before = lambda request: 1 / 0
+        post(path, key=f"{path}failing")
+        handler.reset()
+    assert settings() == before
+
+
+# Steps
+
+
+def test_a_step_that_finished_is_not_run_again(post: Post) -> None:
+    calls: list[str] = []
+
+    def phases(request: Any) -> None:
+        first = mine().step("first", lambda: calls.append("first") or {"id": (1, 2)})
+        assert first == {"id": [1, 2]}  # as JSON gives it back, the first time too
+        if len(calls) < 2:
+            calls.append("cut off")
+            raise RuntimeError
+        mine().step("second", lambda: calls.append("second"))
+
+    handler.before = phases
+    assert post("/again/").status_code == 500
+    assert post("/again/").status_code == 201
+    assert calls == ["first", "cut off", "second"]
+    assert effects() == ["one"]
+    assert sorted(IdempotencyStep.objects.values_list("name", flat=True)) == ["first", "second"]
+
+
+def test_a_step_that_was_cut_off_gets_the_same_derived_key_again(post: Post) -> None:
+    derived: list[Any] = []
+
+    def phases(request: Any) -> None:
+        def call() -> None:
+            derived.append((mine().attempt, mine().derive_key("provider.charge"), mine().derive_text("other", 16)))
+            if len(derived) == 1:
+                raise RuntimeError
+
+        mine().step("charge", call)
+
+    handler.before = phases
+    post("/again/")
+    post("/again/")
+    assert [attempt for attempt, *_ in derived] == [1, 2]
+    assert derived[0][1:] == derived[1][1:]
+
+
+def test_a_lost_lease_stops_a_step_before_it_runs_and_keeps_nothing_of_one_that_ran(post: Post) -> None:
+    ran: list[str] = []
+
+    def lose(request: Any) -> None:
+        def overtaken_inside() -> str:
+            ran.append("inside")
+            IdempotencyRecord.objects.update(attempt=2)
+            return "stale"
+
+        with pytest.raises(LeaseLostError):
+            mine().step("inside", overtaken_inside)
+        mine().lost = False  # as it would be in a process that has not noticed
+        with pytest.raises(LeaseLostError):
+            mine().step("before", lambda: ran.append("before"))
+        mine().step("known", lambda: ran.append("known"))
+
+    handler.before = lose
+    assert post("/again/").status_code == 409
+    assert ran == ["inside"]
+    assert IdempotencyStep.objects.count() == 0
+
+
+def test_a_step_is_refused_with_the_remedy_where_it_can_not_work(post: Post) -> None:
+    def refused(request: Any) -> None:
+        with pytest.raises(ImproperlyConfigured, match="transaction=False"):
+            mine().step("x", lambda: None)
+
+    handler.before = refused
+    assert post("/inside/").status_code == 201
+
+    def wrong(request: Any) -> None:
+        for name in ("", "x" * 256, "a\nb", 7):
+            with pytest.raises(ValueError, match="name"):
+                mine().step(name, lambda: None)
+        with pytest.raises(TypeError, match=r"'object'.*must return JSON"):
+            mine().step("object", lambda: object())
+
+    handler.before = wrong
+    assert post("/again/").status_code == 201
+
+
+@pytest.mark.parametrize("statement", ["_begin", "_store"])
+def test_a_step_whose_store_is_out_of_reach_stops_the_work(
+    post: Post, statement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from idempotency import steps
+
+    def unreachable(*args: Any) -> Any:
+        raise OperationalError("no route")
+
+    monkeypatch.setattr(steps, statement, unreachable)
+    handler.before = lambda request: mine().step("x", lambda: 1)
+    assert post("/again/").status_code == 503
+    assert effects() == []
+
+
+def test_the_steps_of_an_old_request_are_not_those_of_a_new_one_with_its_key(post: Post) -> None:
+    results: list[int] = []
+    handler.before = lambda request: results.append(mine().step("x", lambda: len(results)))
+    post("/again/")
+    IdempotencyRecord.objects.update(expires_at="2000-01-01T00:00Z")
+    post("/again/", label="two")
+    assert results == [0, 1]
+    assert effects() == ["one", "two"]
+
+
+def test_a_new_request_that_lost_its_claim_leaves_the_steps_alone(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler.before = lambda request: mine().step("x", lambda: 1)
+    post("/again/")
+    IdempotencyRecord.objects.update(expires_at="2000-01-01T00:00Z")
+    monkeypatch.setattr(claims.sql.backend("default"), "start_over", lambda *args, **kwargs: False)
+    assert post("/again/", label="two").status_code == 409
+    assert IdempotencyStep.objects.count() == 1
+
+
+def test_steps_say_what_they_are_of() -> None:
+    assert str(IdempotencyStep(record_id=7, name="charge")) == "charge of record 7"
+
+
+# In Django's TestCase, whose transaction hides the record from every other connection
+
+
+class InATestCase(TestCase):
+    def test_a_lease_is_renewed_on_the_tests_own_connection(self) -> None:
+        with claim("race.beating", account_id="1", key="k") as run:
+            assert run.claim is not None
+            run.claim.renew()
+            IdempotencyRecord.objects.update(attempt=2)
+            with pytest.raises(LeaseLostError):
+                run.claim.renew()
+            IdempotencyRecord.objects.update(attempt=1)
+            run.result = 1
+        assert record().status == "completed"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_open_transaction_around_a_claim_block_is_refused() -> None:
+    from idempotency.exceptions import OuterTransactionError
+
+    operation = registry.get("race.inside")
+    assert operation is not None
+    with (
+        pytest.raises(OuterTransactionError, match="non_atomic_requests"),
+        transaction.atomic(),
+        claim(operation, account_id="1", key="k"),
+    ):
+        raise AssertionError("ran")
+
+
+def test_abandoned_work_of_a_beating_operation_is_taken_over(post: Post) -> None:
+    post("/beating/")
+    abandon()
+    end_lease()
+    assert post("/beating/").json()["attempt"] == 2
