@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -69,29 +69,29 @@ def test_of_many_at_once_one_runs(account: str) -> None:
     assert len({str(result) for result in results if result}) == 1
 
 
-def test_a_block_that_raises_is_undone_and_released(account: str) -> None:
-    with pytest.raises(RuntimeError), claim("function.send", account_id=account, key="k", payload={"to": "bob"}):
+def spoilt(account: str, spoil: Callable[[Any], Any]) -> None:
+    with claim("function.send", account_id=account, key="k", payload={"to": "bob"}) as run:
         Transfer.objects.create(account_id=int(account), amount=1, label="undone")
-        raise RuntimeError
+        spoil(run)
+
+
+def test_a_block_that_raises_is_undone_and_released(account: str) -> None:
+    with pytest.raises(ZeroDivisionError):
+        spoilt(account, lambda run: 1 / 0)
     assert effects() == []
     assert send(account).result["attempt"] == 2
 
 
-def test_a_result_that_is_not_json_undoes_the_block(account: str) -> None:
-    for result in (object(), float("nan"), {1, 2}):
-        with (
-            pytest.raises(TypeError, match="must be JSON"),
-            claim("function.send", account_id=account, key="k") as run,
-        ):
-            Transfer.objects.create(account_id=int(account), amount=1, label="undone")
-            run.result = result
+@pytest.mark.parametrize("result", [object(), float("nan"), {1, 2}], ids=["object", "nan", "set"])
+def test_a_result_that_is_not_json_undoes_the_block(account: str, result: Any) -> None:
+    with pytest.raises(TypeError, match="must be JSON"):
+        spoilt(account, lambda run: setattr(run, "result", result))
     assert effects() == []
 
 
 def test_a_lost_lease_undoes_the_block_and_says_so(account: str) -> None:
-    with pytest.raises(LeaseLostError), claim("function.send", account_id=account, key="k"):
-        Transfer.objects.create(account_id=int(account), amount=1, label="undone")
-        IdempotencyRecord.objects.update(attempt=2)
+    with pytest.raises(LeaseLostError):
+        spoilt(account, lambda run: IdempotencyRecord.objects.update(attempt=2))
     assert effects() == []
 
 
