@@ -6,23 +6,28 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from .database import scratch_database
+from .database import PREPARED, scratch_database
 
 EXPERIMENTS = ("requests", "claims", "pages")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("experiments", nargs="*", metavar="experiment", help=f"of {', '.join(EXPERIMENTS)}; all of them")
+    parser.add_argument("experiments", nargs="*", metavar="experiment", help=f"{', '.join(EXPERIMENTS)} (default: all)")
     parser.add_argument("--operations", type=int, default=600, help="of each variant (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the order of the variants (default: %(default)s)")
+    parser.add_argument(
+        "--prepared",
+        action="store_true",
+        help="let Django bind in the server and prepare statements, as OPTIONS can tell it to",
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.experiments) - set(EXPERIMENTS):
         parser.error(f"no such experiment: {', '.join(sorted(unknown))}")
     if arguments.operations < 1:
         parser.error("--operations must be at least 1")
 
-    with scratch_database():
+    with scratch_database(PREPARED if arguments.prepared else {}):
         from . import claim_shapes, record_pages, requests  # they import models, and so need Django to be set up
 
         run = {"requests": requests.compare, "claims": claim_shapes.compare, "pages": record_pages.compare}

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -52,7 +53,7 @@ class Shape:
         assert found is not None
 
     def at(self, outcome: str, round_trip_time: float) -> float:
-        local = statistics.median(getattr(self, outcome))
+        local: float = statistics.median(getattr(self, outcome))
         return local + (self.trips[outcome] or 0) * round_trip_time
 
 
@@ -91,7 +92,7 @@ def _measure(shape: Shape, cursor: Any, *, keep: bool) -> None:
                 times.append(time.perf_counter() - start)
         if not keep:
             key = str(uuid.uuid4()) if outcome == "won" else keys[0]
-            shape.trips[outcome] = round_trips(lambda key=key: shape.claim(cursor, key))
+            shape.trips[outcome] = round_trips(partial(shape.claim, cursor, key))
 
 
 def _latencies(shapes: list[Shape]) -> Table:
@@ -119,7 +120,7 @@ def _break_even(shapes: list[Shape]) -> Table:
         "Share of retries from which one statement pays",
         ("transaction", "prepared", *(f"+{rtt * 1e3:g} ms" for rtt in ROUND_TRIP_TIMES)),
     )
-    for two, one in zip(shapes[::2], shapes[1::2]):
+    for two, one in zip(shapes[::2], shapes[1::2], strict=True):
         cells = []
         for rtt in ROUND_TRIP_TIMES:
             loss = one.at("won", rtt) - two.at("won", rtt)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 # A checkpoint makes the next change of every page write the whole page to the log, and an autovacuum takes a core.
 # Neither belongs to any one of the variants that are compared, so both are kept out of the minutes of a run.
@@ -16,13 +17,16 @@ PARAMETERS = {
     "track_io_timing": "off",
 }
 
+#: ``OPTIONS`` of a connection that plans a statement once and not at every request.
+PREPARED = {"server_side_binding": True, "prepare_threshold": 1}
+
 
 @contextmanager
-def scratch_database() -> Iterator[None]:
+def scratch_database(options: Mapping[str, Any]) -> Iterator[None]:
     """Set Django up on a new, empty, migrated database, and drop it at the end.
 
-    The server is that of ``DATABASE_URL``, where the account must be allowed to create a database; without it, an
-    embedded one.
+    ``options`` are added to the connection's ``OPTIONS``. The server is that of ``DATABASE_URL``, where the account
+    must be allowed to create a database; without it, an embedded one.
     """
     from testproject.embedded import embedded_postgres
 
@@ -40,6 +44,7 @@ def scratch_database() -> Iterator[None]:
         if connection.vendor != "postgresql":
             raise SystemExit("The benchmarks compare statements of PostgreSQL; DATABASE_URL names another database.")
         original = connection.settings_dict["NAME"]
+        connection.settings_dict["OPTIONS"].update(options)
         connection.creation.create_test_db(verbosity=0, autoclobber=True)
         try:
             yield

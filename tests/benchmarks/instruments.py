@@ -20,14 +20,18 @@ NANOSECONDS = 1e9
 
 @dataclass
 class Cost:
-    """The measurements of one variant. One entry an operation, except where it says one a block."""
+    """The measurements of one variant. Times are in seconds."""
 
+    # one entry an operation
     seconds: list[float] = field(default_factory=list)
-    client_cpu: list[float] = field(default_factory=list)  # seconds
-    server_cpu: list[float] = field(default_factory=list)  # seconds an operation, one entry a block
-    wal_bytes: list[float] = field(default_factory=list)  # an operation, one entry a block
+    client_cpu: list[float] = field(default_factory=list)
+    # one entry a block, each of one operation in it
+    block_seconds: list[float] = field(default_factory=list)
+    block_client_cpu: list[float] = field(default_factory=list)
+    block_server_cpu: list[float] = field(default_factory=list)
+    block_wal: list[float] = field(default_factory=list)  # bytes
     fsyncs: int = 0
-    round_trips: float | None = None
+    round_trips: int | None = None
 
     @property
     def median(self) -> float:
@@ -38,25 +42,35 @@ class Cost:
         return sorted(self.seconds)[int(len(self.seconds) * 0.95)]
 
     @property
-    def cpu(self) -> float | None:
-        """Seconds of both sides together, None where the server's are not known."""
-        return self.client + self.server if self.server is not None else None
-
-    @property
     def client(self) -> float:
         return statistics.median(self.client_cpu)
 
     @property
     def server(self) -> float | None:
-        return statistics.median(self.server_cpu) if self.server_cpu else None
+        """None where the server's processes can't be seen from here."""
+        return statistics.median(self.block_server_cpu) if self.block_server_cpu else None
+
+    @property
+    def block_cpu(self) -> list[float]:
+        """Both sides together."""
+        return [client + server for client, server in zip(self.block_client_cpu, self.block_server_cpu, strict=False)]
 
     @property
     def wal(self) -> float:
-        return statistics.median(self.wal_bytes)
+        return statistics.median(self.block_wal)
 
     @property
     def fsyncs_each(self) -> float:
         return self.fsyncs / len(self.seconds)
+
+
+def relative(blocks: list[float], base: list[float]) -> float | None:
+    """How many times ``base``: the median over the rounds, in each of which the two ran within a moment of each other.
+
+    So it hardly notices what else the machine was doing, unlike the quotient of two medians.
+    """
+    quotients = [block / other for block, other in zip(blocks, base, strict=True) if other]
+    return statistics.median(quotients) if quotients else None
 
 
 def measure_block(cost: Cost, operations: Iterable[Callable[[], object]]) -> None:
@@ -75,11 +89,13 @@ def measure_block(cost: Cost, operations: Iterable[Callable[[], object]]) -> Non
         end = time.perf_counter_ns()
         cost.client_cpu.append((time.thread_time_ns() - cpu) / NANOSECONDS)
         cost.seconds.append((end - start) / NANOSECONDS)
-    after = _counters(first_cpu=True)
-    cost.wal_bytes.append((after.wal - before.wal) / len(timed))
+    after = _counters(cpu_first=True)
+    cost.block_seconds.append(statistics.median(cost.seconds[-len(timed) :]))
+    cost.block_client_cpu.append(statistics.median(cost.client_cpu[-len(timed) :]))
+    cost.block_wal.append((after.wal - before.wal) / len(timed))
     cost.fsyncs += after.fsyncs - before.fsyncs
     if before.cpu is not None and after.cpu is not None:
-        cost.server_cpu.append((after.cpu - before.cpu) / len(timed) / NANOSECONDS)
+        cost.block_server_cpu.append((after.cpu - before.cpu) / len(timed) / NANOSECONDS)
 
 
 def round_trips(operation: Callable[[], object]) -> int | None:
@@ -122,9 +138,9 @@ class _Counters:
     cpu: int | None
 
 
-def _counters(*, first_cpu: bool = False) -> _Counters:
+def _counters(*, cpu_first: bool = False) -> _Counters:
     # At the end of a block the CPU is read before the counters' own statements, at its start after them.
-    cpu = _server_cpu() if first_cpu else None
+    cpu = _server_cpu() if cpu_first else None
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')")
         (wal,) = cursor.fetchone()
@@ -134,7 +150,7 @@ def _counters(*, first_cpu: bool = False) -> _Counters:
         else:
             cursor.execute("SELECT wal_sync FROM pg_stat_wal")
         (fsyncs,) = cursor.fetchone()
-    return _Counters(int(wal), int(fsyncs), cpu if first_cpu else _server_cpu())
+    return _Counters(int(wal), int(fsyncs), cpu if cpu_first else _server_cpu())
 
 
 def _server_cpu() -> int | None:

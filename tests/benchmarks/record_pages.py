@@ -19,7 +19,7 @@ from .report import Table, bytes_of
 
 FILLFACTORS = (100, 85, 70, 50)
 IN_FLIGHT = (1, 20, 200)
-BODY = '{"id": 123456, "recipient": "acct_1", "amount": 1250, "label": "benchmark", "created_at": "2000-01-01T00:00:00Z"}'
+BODY = '{"id": 123456, "recipient": "acct_1", "amount": 1250, "label": "benchmark", "created_at": "2000-01-01T00:00Z"}'
 TABLE = "benchmark_pages"
 
 
@@ -27,7 +27,14 @@ def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list
     operations *= 5  # or a page more or less, and what the log starts with, would show in the figures
     table = Table(
         "Fillfactor of the record's table",
-        ("fillfactor", "claims in flight", "HOT updates", "WAL, claim and update", "heap, a record", "indexes, a record"),
+        (
+            "fillfactor",
+            "claims in flight",
+            "HOT updates",
+            "WAL, a record",
+            "heap, a record",
+            "indexes, a record",
+        ),
     )
     for fillfactor in FILLFACTORS:
         for in_flight in IN_FLIGHT:
@@ -86,7 +93,8 @@ def _log_position(cursor: Any) -> int:
 def _pages(cursor: Any) -> tuple[int, int, int]:
     cursor.execute("SELECT pg_stat_force_next_flush()")
     cursor.execute(
-        "SELECT n_tup_hot_upd, pg_relation_size(relid), pg_indexes_size(relid) FROM pg_stat_user_tables WHERE relname = %s",
+        "SELECT n_tup_hot_upd, pg_relation_size(relid), pg_indexes_size(relid)"
+        " FROM pg_stat_user_tables WHERE relname = %s",
         [TABLE],
     )
     hot, heap, indexes = cursor.fetchone()

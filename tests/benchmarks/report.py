@@ -21,7 +21,9 @@ class Table:
 
         def written(cells: tuple[str, ...]) -> str:
             first, *others = (cells[column] for column in range(len(widths)))
-            padded = [first.ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(others, widths[1:])]
+            padded = [first.ljust(widths[0])] + [
+                cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)
+            ]
             return "| " + " | ".join(padded) + " |"
 
         rule = "| " + "-" * widths[0] + " | " + " | ".join("-" * (width - 1) + ":" for width in widths[1:]) + " |"
@@ -41,8 +43,8 @@ def bytes_of(number: float) -> str:
     return f"{number:.0f} B"
 
 
-def ratio(value: float | None, base: float | None) -> str:
-    return "–" if value is None or not base else f"{value / base:.2f} ×"
+def times(factor: float | None) -> str:
+    return "–" if factor is None else f"{factor:.2f} ×"
 
 
 def count(number: float | None) -> str:

@@ -86,7 +86,10 @@ class BareAtomicView(BareView):
 
 
 class HandwrittenView(BareView):
-    """Claim, then work and outcome: two transactions, two statements more than the work. The claim waits for no disk."""
+    """Claim, then work and outcome: two transactions, two statements more than the work.
+
+    The claim doesn't wait for the disk. If the server forgets it, it has forgotten the work as well.
+    """
 
     insert = INSERT_WITHOUT_DISK
 

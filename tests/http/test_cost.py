@@ -1,0 +1,241 @@
+"""What protection adds to a request, in statements and transactions. ``docs/benchmarks.md`` says what that costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from rest_framework.decorators import api_view
+
+from idempotency import PARK, REEXECUTE, idempotent
+from idempotency.models import IdempotencyRecord
+from testproject.authentication import token_required
+from tests.http.callers import Caller, Serve, claim_anew, effects
+from tests.http.views import KINDS, drf_answer, plain_answer
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TABLE = re.compile(r'(?:FROM|INTO|UPDATE)\s+"?((?:auth|authtoken|idempotency|testproject)_\w+)')
+
+TRANSACTIONS = {"BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE"}
+
+#: The insert that loses is an error for the portable statement, and a count of zero for PostgreSQL's.
+UNDONE = "COMMIT" if connection.vendor == "postgresql" else "ROLLBACK"
+CLAIM = ["BEGIN", "INSERT idempotency_record", "COMMIT"]
+LOST_CLAIM = ["BEGIN", "INSERT idempotency_record", UNDONE, "SELECT idempotency_record"]
+WORK = ["INSERT testproject_transfer"]
+COMPLETE = ["UPDATE idempotency_record", "COMMIT"]
+
+KINDS_OF_VIEW = [
+    pytest.param("function", id="plain view"),
+    pytest.param("async_function", id="async view"),
+    pytest.param("method", id="method of a class-based view"),
+    pytest.param("api_view", id="api_view"),
+    pytest.param("mixin_model_viewset", id="ViewSet with the mixin"),
+    pytest.param("both", id="decorator under the mixin"),
+]
+
+
+def in_short(sql: str) -> str:
+    """A statement as its verb and its table: ``UPDATE idempotency_record``."""
+    verb = sql.split(maxsplit=1)[0].rstrip(";")
+    table = TABLE.search(sql)
+    return verb if verb in TRANSACTIONS or table is None else f"{verb} {table[1]}"
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """What reaches the database in the block, in short; empty until the block has ended."""
+    made: list[str] = []
+    with CaptureQueriesContext(connection) as captured:
+        yield made
+    made += [in_short(query["sql"]) for query in captured.captured_queries]
+
+
+@pytest.fixture(params=KINDS_OF_VIEW)
+def protected(request: pytest.FixtureRequest, settings: Any) -> None:
+    """One kind of protected view at ``/``, and the same work unprotected at ``/bare/``."""
+    view, _ = KINDS[request.param]
+    settings.ROOT_URLCONF = (path("", view), path("bare/", token_required(plain_answer)))
+
+
+def authentication(alice: Caller) -> list[str]:
+    """What the bare view costs before its work: the caller's token and account are looked up every time."""
+    with statements() as made:
+        assert alice.post("/bare/").status_code == 201
+    assert made[-1:] == WORK
+    return made[:-1]
+
+
+def test_a_first_execution_adds_one_claim_and_one_update(alice: Caller, protected: None) -> None:
+    before = authentication(alice)
+
+    with statements() as made:
+        assert alice.post(key="k").status_code == 201
+
+    assert made == [*before, *CLAIM, "BEGIN", *WORK, *COMPLETE]
+    assert made.count("BEGIN") == made.count("COMMIT") == 2
+
+
+def test_a_replay_is_a_lost_insert_and_a_read(alice: Caller, protected: None) -> None:
+    before = authentication(alice)
+    alice.post(key="k")
+    with untouched_record(), statements() as made:
+        replay = alice.post(key="k")
+    assert replay["Idempotency-Replayed"] == "true"
+    assert made == [*before, *LOST_CLAIM]
+
+
+def test_a_conflict_is_a_lost_insert_and_a_read(alice: Caller, protected: None) -> None:
+    before = authentication(alice)
+    alice.post(key="k")
+    claim_anew()
+    with untouched_record(), statements() as made:
+        assert alice.post(key="k").status_code == 409
+    assert made == [*before, *LOST_CLAIM]
+
+
+def test_a_reused_key_is_a_lost_insert_and_a_read(alice: Caller, protected: None) -> None:
+    before = authentication(alice)
+    alice.post(data={"amount": 1}, key="k")
+    with untouched_record(), statements() as made:
+        assert alice.post(data={"amount": 2}, key="k").status_code == 422
+    assert made == [*before, *LOST_CLAIM]
+
+
+@pytest.mark.parametrize("url", ["/", "/drf/"])
+def test_a_request_that_is_refused_before_its_claim_costs_nothing(alice: Caller, serve: Serve, url: str) -> None:
+    serve(idempotent("tests.cost")(plain_answer), **{"drf/": _drf_view("tests.cost_drf"), "bare/": plain_answer})
+    before = authentication(alice)
+    with statements() as made:
+        assert alice.post(url, key="not,one").status_code == 400
+        assert alice.post(url).status_code == 400
+    assert made == before * 2
+
+
+def test_a_request_that_is_not_protected_costs_nothing(alice: Caller, serve: Serve) -> None:
+    view = idempotent("tests.cost", required=False)(plain_answer)
+    serve(view, **{"bare/": plain_answer})
+    before = authentication(alice)
+    with statements() as made:
+        assert alice.post().status_code == 201
+    assert made == [*before, *WORK]
+
+
+def test_a_transaction_of_the_views_own_is_a_savepoint(alice: Caller, serve: Serve) -> None:
+    serve(idempotent("tests.cost")(transaction.atomic(plain_answer)), **{"bare/": plain_answer})
+    before = authentication(alice)
+    with statements() as made:
+        assert alice.post(key="k").status_code == 201
+    assert made == [*before, *CLAIM, "BEGIN", "SAVEPOINT", *WORK, "RELEASE", *COMPLETE]
+
+
+def test_a_transaction_less_operation_records_in_a_second_short_transaction(alice: Caller, serve: Serve) -> None:
+    serve(idempotent("tests.cost", transaction=False, recovery=PARK)(plain_answer), **{"bare/": plain_answer})
+    before = authentication(alice)
+    with statements() as made:
+        assert alice.post(key="k").status_code == 201
+    assert made == [*before, *CLAIM, *WORK, "BEGIN", *COMPLETE]
+
+
+@contextmanager
+def untouched_record() -> Iterator[None]:
+    """Neither the one record nor its row, nor any effect, changes in the block."""
+    before = (_row(), IdempotencyRecord.objects.values().get(), effects())
+    yield
+    assert (_row(), IdempotencyRecord.objects.values().get(), effects()) == before
+
+
+def _row() -> Any:
+    """Where the record's row is and who last wrote or locked it; on SQLite, how many rows were ever written."""
+    if connection.vendor == "sqlite":
+        return connection.connection.total_changes
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT ctid::text, xmin::text, xmax::text FROM idempotency_record")
+        return cursor.fetchall()
+
+
+def _drf_view(name: str, **policy: Any) -> Callable[..., Any]:
+    view: Callable[..., Any] = api_view(["POST"])(idempotent(name, **policy)(drf_answer))
+    return view
+
+
+# Whether COMMIT waits for the disk
+
+
+@contextmanager
+def settings_in_force() -> Iterator[dict[str, dict[str, str]]]:
+    """The settings of PostgreSQL right after each statement on records, in the transaction that it belongs to."""
+    seen: dict[str, dict[str, str]] = {}
+    names = ("synchronous_commit", "lock_timeout", "idle_in_transaction_session_timeout")
+
+    def look(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        result = execute(sql, params, many, context)
+        if in_short(sql).endswith(" idempotency_record"):
+            query = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
+            seen[in_short(sql)] = dict(zip(names, connection.connection.execute(query).fetchone(), strict=True))
+        return result
+
+    with connection.execute_wrapper(look):
+        yield seen
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    ("policy", "waits"),
+    [
+        pytest.param({}, False, id="one transaction, re-executed"),
+        pytest.param({"recovery": PARK}, True, id="one transaction, parked"),
+        pytest.param({"transaction": False, "recovery": REEXECUTE}, True, id="no transaction, re-executed"),
+        pytest.param({"transaction": False, "recovery": PARK}, True, id="no transaction, parked"),
+    ],
+)
+def test_a_claim_waits_for_the_disk_unless_losing_it_is_harmless(
+    alice: Caller, serve_operation: Callable[..., None], policy: dict[str, Any], waits: bool
+) -> None:
+    serve_operation(**policy)
+    with settings_in_force() as seen:
+        assert alice.post(key="k").status_code == 201
+    assert seen["INSERT idempotency_record"]["synchronous_commit"] == ("on" if waits else "off")
+    # The outcome always does, with the work beside it. The claim's setting ended with its transaction.
+    assert seen["UPDATE idempotency_record"]["synchronous_commit"] == "on"
+
+
+@pytest.mark.postgres
+def test_a_claims_timeouts_end_with_it(alice: Caller, serve_operation: Callable[..., None]) -> None:
+    serve_operation()
+    with settings_in_force() as seen:
+        alice.post(key="k")
+        alice.post(key="k")
+    assert seen["INSERT idempotency_record"]["lock_timeout"] != "0"
+    assert seen["SELECT idempotency_record"]["lock_timeout"] == "0"
+    assert seen["SELECT idempotency_record"]["idle_in_transaction_session_timeout"] == "0"
+
+
+@pytest.mark.postgres
+def test_a_first_execution_waits_for_the_disk_no_more_often_than_the_bare_view(
+    alice: Caller, serve_operation: Callable[..., None], serve: Serve
+) -> None:
+    if connection.pg_version < 180000:
+        pytest.skip("PostgreSQL counts what each session flushes from version 18 on.")
+    serve_operation()
+    alice.post(key="warm up")
+    flushed = _flushes()
+    assert alice.post(key="k").status_code == 201
+    # The bare view's one COMMIT. Not exactly 1: the server's own log writer may have come first.
+    assert _flushes() - flushed <= 1
+
+
+def _flushes() -> int:
+    """How often this session has waited for its log records to be on disk."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+        cursor.execute("SELECT sum(fsyncs) FROM pg_stat_get_backend_io(pg_backend_pid()) WHERE object = 'wal'")
+        (flushes,) = cursor.fetchone()
+    return int(flushes)
