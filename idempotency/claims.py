@@ -325,7 +325,6 @@ def take_over_abandoned(operation: Operation, record: IdempotencyRecord, using: 
         attempt=record.attempt,
         status=Status(record.status),
         request_hash=record.request_hash,
-        lease_over=True,
         lease_left=0.0,
         retention_over=False,
         outcome=None,

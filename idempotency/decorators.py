@@ -160,15 +160,15 @@ def exempt_from_atomic_requests(view_class: type) -> None:
 
 def _selectively_atomic(view: Callable[..., Any], view_class: type) -> Callable[..., Any]:
     exempt = set(getattr(view, "_non_atomic_requests", ()))
+    is_async = iscoroutinefunction(view)
 
     @functools.wraps(view)
     def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        call = functools.partial(view, request, *args, **kwargs)
-        if iscoroutinefunction(view) or _protects(view_class, request, getattr(view, "actions", None)):
-            return call()
-        return as_atomic_request(call, exempt)
+        if is_async or _protects(view_class, request, getattr(view, "actions", None)):
+            return view(request, *args, **kwargs)
+        return as_atomic_request(functools.partial(view, request, *args, **kwargs), exempt)
 
-    if iscoroutinefunction(view):
+    if is_async:
         markcoroutinefunction(wrapper)
     wrapper._non_atomic_requests = RecordAlias(exempt)  # type: ignore[attr-defined]
     return wrapper
@@ -176,7 +176,7 @@ def _selectively_atomic(view: Callable[..., Any], view_class: type) -> Callable[
 
 def _protects(view_class: type, request: HttpRequest, actions: dict[str, str] | None) -> bool:
     method = (request.method or "").lower()
-    name = (actions or {}).get(method, method)
+    name = actions.get(method, method) if actions else method
     operation = protected_operation(view_class, name)
     return operation is not None and request.method in operation.methods
 

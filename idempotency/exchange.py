@@ -50,6 +50,7 @@ class Exchange:
     ) -> None:
         self.operation = operation
         self.request = request
+        self.meta: dict[str, Any] = getattr(request, "_request", request).META
         self.handler = handler
         self.route = route
 
@@ -78,7 +79,7 @@ class Exchange:
         from django.conf import settings as django_settings
 
         try:
-            length = int(self.request.META.get("CONTENT_LENGTH") or 0)
+            length = int(self.meta.get("CONTENT_LENGTH") or 0)
         except ValueError:
             return
         limit = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
@@ -116,7 +117,7 @@ class Exchange:
             response = self._respond_to(key)
         except IdempotencyError as error:
             response = self._refuse(error)
-        response[keys.HEADER] = self.request.META[keys.META_NAME]  # as it was sent; it parsed, so it is harmless
+        response[keys.HEADER] = self.meta[keys.META_NAME]  # as it was sent; it parsed, so it is harmless
         return response
 
     def _respond_to(self, key: str) -> Any:
@@ -132,7 +133,7 @@ class Exchange:
             return self._replay(claims.peek(held, payload))
 
     def _key(self) -> str | None:
-        value = self.request.META.get(keys.META_NAME)
+        value = self.meta.get(keys.META_NAME)
         if value is not None:
             return keys.parse_header(value)
         if self.operation.required:
@@ -146,7 +147,7 @@ class Exchange:
                 command,
                 method=self.request.method or "",
                 route=self.route,
-                query=self.request.META.get("QUERY_STRING", ""),
+                query=self.meta.get("QUERY_STRING", ""),
             )
             payload.request_hash  # noqa: B018 - computed here, where what can't be canonicalised is a 400
         except RecursionError as error:

@@ -123,7 +123,7 @@ def encode_body(content: bytes, content_type: str) -> str:
     if _is_json(content_type):
         try:
             text = content.decode("utf-8")
-            json.loads(text, parse_constant=_refuse_constant)
+            _STRICT.decode(text)
         except (ValueError, RecursionError):
             pass  # not JSON that every database takes as it is: the envelope keeps it
         else:
@@ -150,10 +150,14 @@ def decode_body(body: str | None) -> bytes:
     return data.encode(envelope["encoding"])
 
 
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+#: Refuses what Python's parser adds to JSON: NaN and the infinities.
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
 def _is_json(content_type: str) -> bool:
     media_type = content_type.partition(";")[0].strip().lower()
     return media_type == "application/json" or media_type.endswith("+json")
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from types import MethodType
 from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -42,9 +43,11 @@ class IdempotentMixin:
     """
 
     idempotent_operations: ClassVar[Mapping[str, str | Operation]] = {}
+    _protected_handlers: ClassVar[dict[str, Protected]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls._protected_handlers = {}
         for name in cls.idempotent_operations:
             if hasattr(cls, "as_view") and not hasattr(cls, name):
                 raise ImproperlyConfigured(
@@ -63,12 +66,22 @@ class IdempotentMixin:
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
         method = request.method.lower()
         name = getattr(self, "action", None) or method
-        operation = self.idempotent_operation(name)
-        handler = getattr(self, method, None)
-        if operation is None or handler is None or isinstance(getattr(handler, "__func__", None), Protected):
+        if name not in self.idempotent_operations:
+            return
+        handler = getattr(type(self), name, None)
+        if handler is None or isinstance(handler, Protected):
             return
         # dispatch() looks the handler up on this instance, which serves one request, right after initial().
-        setattr(self, method, Protected(operation, handler))
+        setattr(self, method, MethodType(self._protected(name, handler), self))
+
+    @classmethod
+    def _protected(cls, name: str, handler: Callable[..., Any]) -> Protected:
+        known = cls._protected_handlers.get(name)
+        if known is None or known.view is not handler:  # made once a class, and again if the handler was replaced
+            operation = cls.idempotent_operation(name)
+            assert operation is not None  # the name is one of the mapping's
+            known = cls._protected_handlers[name] = Protected(operation, handler)
+        return known
 
 
 class RestFrameworkExchange(Exchange):

@@ -34,10 +34,13 @@ class Row:
     attempt: int
     status: Status
     request_hash: str
-    lease_over: bool
-    lease_left: float  # seconds; 0 or less when the lease is over
+    lease_left: float  # seconds; 0 or less when the lease is over, or there is none
     retention_over: bool
     outcome: Outcome | None  # of a completed record
+
+    @property
+    def lease_over(self) -> bool:
+        return self.lease_left <= 0
 
 
 class Backend(Protocol):
@@ -84,7 +87,14 @@ class Backend(Protocol):
         ...
 
 
-def backend(using: str) -> Backend:
-    from . import portable, postgresql
+_by_vendor: dict[str, Backend] = {}
 
-    return cast("Backend", postgresql if connections[using].vendor == "postgresql" else portable)
+
+def backend(using: str) -> Backend:
+    vendor = connections[using].vendor
+    known = _by_vendor.get(vendor)
+    if known is None:
+        from . import portable, postgresql  # these import the types above
+
+        known = _by_vendor[vendor] = cast("Backend", postgresql if vendor == "postgresql" else portable)
+    return known

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import IntegrityError, OperationalError
-from django.db.models import BooleanField, DateTimeField, ExpressionWrapper, F, Q, QuerySet, Value
+from django.db.models import DateTimeField, ExpressionWrapper, F, Q, QuerySet, Value
 from django.db.models.functions import Now
 
 from ..lifecycle import Status
@@ -45,28 +45,18 @@ def insert_claim(
 
 
 def read(using: str, scope: Scope) -> Row | None:
-    lease_over = ExpressionWrapper(Q(lease_expires_at__lte=Now()), output_field=BooleanField())
-    retention_over = ExpressionWrapper(Q(expires_at__lte=Now()), output_field=BooleanField())
-    record = (
-        _records(using, scope)
-        .annotate(
-            lease_over=lease_over, retention_over=retention_over, read_at=ExpressionWrapper(Now(), DateTimeField())
-        )
-        .values()
-        .first()
-    )
+    record = _records(using, scope).annotate(now=ExpressionWrapper(Now(), DateTimeField())).values().first()
     if record is None:
         return None
-    lease_expires_at = record["lease_expires_at"]
+    now, lease_expires_at = record["now"], record["lease_expires_at"]
     status = Status(record["status"])
     return Row(
         id=record["id"],
         attempt=record["attempt"],
         status=status,
         request_hash=record["request_hash"],
-        lease_over=lease_expires_at is None or bool(record["lease_over"]),
-        lease_left=0.0 if lease_expires_at is None else (lease_expires_at - record["read_at"]).total_seconds(),
-        retention_over=bool(record["retention_over"]),
+        lease_left=0.0 if lease_expires_at is None else (lease_expires_at - now).total_seconds(),
+        retention_over=record["expires_at"] <= now,
         outcome=Outcome.stored(
             record["response_status"],
             record["response_headers"],

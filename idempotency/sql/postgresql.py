@@ -38,18 +38,16 @@ INSERT_CLAIM = """
 INSERT INTO idempotency_record
     (account_id, operation, idempotency_key, request_hash, status, attempt, lease_expires_at, expires_at)
 VALUES (%s, %s, %s, %s, CASE WHEN {settings} <> '' THEN 'in_progress' END, 1,
-    statement_timestamp() + make_interval(secs => %s), statement_timestamp() + make_interval(secs => %s))
+    statement_timestamp() + %s, statement_timestamp() + %s)
 ON CONFLICT (account_id, operation, idempotency_key) DO NOTHING
 RETURNING id
 """
 INSERT_DURABLE_CLAIM = INSERT_CLAIM.format(settings=BOUND_WAITING)
 INSERT_FAST_CLAIM = INSERT_CLAIM.format(settings=f"{BOUND_WAITING} || {WITHOUT_DISK}")
 
+# The times are judged by the clock that comes with them: comparing three values here is cheaper than planning it there.
 READ = """
-SELECT id, attempt, status, request_hash,
-    coalesce(lease_expires_at <= statement_timestamp(), true),
-    coalesce(extract(epoch FROM lease_expires_at - statement_timestamp()), 0)::float8,
-    expires_at <= statement_timestamp(),
+SELECT id, attempt, status, request_hash, statement_timestamp(), lease_expires_at, expires_at,
     response_status, response_headers::text, response_body::text, response_reference
 FROM idempotency_record
 WHERE account_id = %s AND operation = %s AND idempotency_key = %s
@@ -63,7 +61,7 @@ WHERE account_id = %s AND operation = %s AND idempotency_key = %s AND id = %s AN
 # stays as it is.
 TAKE_OVER = f"""
 UPDATE idempotency_record
-SET status = 'in_progress', attempt = attempt + 1, lease_expires_at = statement_timestamp() + make_interval(secs => %s)
+SET status = 'in_progress', attempt = attempt + 1, lease_expires_at = statement_timestamp() + %s
 {OBSERVED}
 AND (status = 'recoverable' OR (status = 'in_progress' AND lease_expires_at <= statement_timestamp()))
 """
@@ -71,8 +69,8 @@ AND (status = 'recoverable' OR (status = 'in_progress' AND lease_expires_at <= s
 START_OVER = f"""
 UPDATE idempotency_record
 SET status = 'in_progress', attempt = attempt + 1, request_hash = %s,
-    lease_expires_at = statement_timestamp() + make_interval(secs => %s),
-    expires_at = statement_timestamp() + make_interval(secs => %s),
+    lease_expires_at = statement_timestamp() + %s,
+    expires_at = statement_timestamp() + %s,
     created_at = statement_timestamp(), completed_at = NULL,
     response_status = NULL, response_headers = NULL, response_body = NULL, response_reference = NULL
 {OBSERVED}
@@ -108,7 +106,7 @@ AND status = 'in_progress'
 
 SET_LEASE = f"""
 UPDATE idempotency_record
-SET lease_expires_at = statement_timestamp() + make_interval(secs => %s)
+SET lease_expires_at = statement_timestamp() + %s
 {OBSERVED}
 AND status = 'in_progress'
 """
@@ -124,41 +122,34 @@ AND status = 'in_progress'
 def insert_claim(
     using: str, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
 ) -> int | None:
+    statement = INSERT_DURABLE_CLAIM if wait_for_disk else INSERT_FAST_CLAIM
+    parameters: tuple[Any, ...] = (*_named(scope), request_hash, lease, ttl)
     with connections[using].cursor() as cursor:
-        cursor.execute(
-            INSERT_DURABLE_CLAIM if wait_for_disk else INSERT_FAST_CLAIM,
-            (
-                scope.account_id,
-                scope.operation,
-                scope.idempotency_key,
-                request_hash,
-                lease.total_seconds(),
-                ttl.total_seconds(),
-            ),
-        )
+        cursor.execute(statement, parameters)
         row = cursor.fetchone()
     return None if row is None else int(row[0])
 
 
 def read(using: str, scope: Scope) -> Row | None:
     with connections[using].cursor() as cursor:
-        cursor.execute(READ, (scope.account_id, scope.operation, scope.idempotency_key))
+        cursor.execute(READ, _named(scope))
         row = cursor.fetchone()
     if row is None:
         return None
-    status = Status(row[2])
+    pk, attempt, status, request_hash, now, lease_expires_at, expires_at, *response = row
     return Row(
-        id=row[0],
-        attempt=row[1],
-        status=status,
-        request_hash=row[3],
-        lease_over=row[4],
-        lease_left=row[5],
-        retention_over=row[6],
-        outcome=Outcome.stored(row[7], json.loads(row[8] or "null"), row[9], row[10])
-        if status is Status.COMPLETED
-        else None,
+        id=pk,
+        attempt=attempt,
+        status=Status(status),
+        request_hash=request_hash,
+        lease_left=0.0 if lease_expires_at is None else (lease_expires_at - now).total_seconds(),
+        retention_over=expires_at <= now,
+        outcome=_outcome(*response) if status == Status.COMPLETED else None,
     )
+
+
+def _outcome(status: int, headers: str | None, body: str | None, reference: str | None) -> Outcome:
+    return Outcome.stored(status, json.loads(headers or "null"), body, reference)
 
 
 def bound_transaction(using: str, idle: timedelta) -> None:
@@ -168,13 +159,11 @@ def bound_transaction(using: str, idle: timedelta) -> None:
 
 
 def take_over(using: str, scope: Scope, row: Row, lease: timedelta) -> bool:
-    return _bounded(using, TAKE_OVER, (lease.total_seconds(), *_observed(scope, row)))
+    return _bounded(using, TAKE_OVER, (lease, *_observed(scope, row)))
 
 
 def start_over(using: str, scope: Scope, row: Row, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
-    return _bounded(
-        using, START_OVER, (request_hash, lease.total_seconds(), ttl.total_seconds(), *_observed(scope, row))
-    )
+    return _bounded(using, START_OVER, (request_hash, lease, ttl, *_observed(scope, row)))
 
 
 def park_abandoned(using: str, scope: Scope, row: Row) -> bool:
@@ -187,7 +176,7 @@ def complete(using: str, fence: Fence, outcome: Outcome) -> bool:
 
 
 def set_lease(using: str, fence: Fence, duration: timedelta) -> bool:
-    return _bounded(using, SET_LEASE, (duration.total_seconds(), *_fenced(fence)))
+    return _bounded(using, SET_LEASE, (duration, *_fenced(fence)))
 
 
 def release(using: str, fence: Fence) -> bool:
@@ -198,13 +187,16 @@ def park(using: str, fence: Fence) -> bool:
     return _bounded(using, PARK, _fenced(fence))
 
 
+def _named(scope: Scope) -> tuple[str, str, str]:
+    return (scope.account_id, scope.operation, scope.idempotency_key)
+
+
 def _observed(scope: Scope, row: Row) -> tuple[Any, ...]:
-    return (scope.account_id, scope.operation, scope.idempotency_key, row.id, row.attempt, row.request_hash)
+    return (*_named(scope), row.id, row.attempt, row.request_hash)
 
 
 def _fenced(fence: Fence) -> tuple[Any, ...]:
-    scope = fence.scope
-    return (scope.account_id, scope.operation, scope.idempotency_key, fence.id, fence.attempt, fence.request_hash)
+    return (*_named(fence.scope), fence.id, fence.attempt, fence.request_hash)
 
 
 def _bounded(using: str, statement: str, parameters: tuple[Any, ...]) -> bool:
