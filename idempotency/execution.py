@@ -105,11 +105,12 @@ def run_under(claim: Claim) -> Iterator[Slot]:
 @contextmanager
 def _in_transaction(claim: Claim) -> Iterator[Slot]:
     slot = Slot()
-    committing = undone = False
+    begun = committing = undone = False
     try:
         with transaction.atomic(using=claim.using, durable=True):
             if claim.operation.idle_timeout is not None:
                 sql.backend(claim.using).bound_transaction(claim.using, claim.operation.idle_timeout)
+            begun = True
             yield slot
             if slot.outcome is None:
                 transaction.set_rollback(True, using=claim.using)
@@ -131,6 +132,9 @@ def _in_transaction(claim: Claim) -> Iterator[Slot]:
                 "The database did not confirm the commit. Retry with the same Idempotency-Key to learn the outcome.",
                 retry_after=1,
             ) from error
+        if not begun and isinstance(error, (DatabaseError, InterfaceError)):
+            give_up(claim)
+            raise UnavailableError(retry_after=1) from error  # the store is gone or busy, and nothing has run
         if not _explained(claim, slot, error):
             raise
         undone = True
@@ -192,15 +196,18 @@ def give_up(claim: Claim) -> None:
     """End an attempt that recorded nothing, as far as its operation lets us say what that means.
 
     In one transaction with the record, or with REEXECUTE declared, another run is safe and may come at once. A PARK
-    operation that ended without an outcome may have had its effect. Never raises: what ended the attempt matters
-    more, and a claim that could not be given up is recovered when its lease is over.
+    operation that ended without an outcome may have had its effect. So may one with a reconciler, and what it sent may
+    even be on its way still: it keeps its claim, and the reconciler is asked when the lease is over. Never raises:
+    what ended the attempt matters more, and a claim that could not be given up is recovered when its lease is over.
     """
     operation = claim.operation
     try:  # after a lost lease too: both are fenced, and match nothing then
         if operation.transaction or operation.recovery is Recovery.REEXECUTE:
             given_up, signal = claims.release(claim), signals.released
-        else:
+        elif operation.recovery is Recovery.PARK:
             given_up, signal = claims.park(claim), signals.parked
+        else:
+            return
     except (DatabaseError, InterfaceError):
         logger.warning(
             "Operation %r: attempt %d could not be released; its lease runs out by itself",

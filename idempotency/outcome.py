@@ -91,11 +91,12 @@ def outcome_of_result(result: Any, operation: Operation) -> Outcome:
     :raises TypeError: it is not JSON.
     """
     try:
-        return Outcome(status=DONE, body=json.dumps(result, allow_nan=False))
+        text = json.dumps(result, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
             f"The result of operation {operation.name!r} must be JSON, so that it can be replayed: {error}"
         ) from error
+    return Outcome(status=DONE, headers=(("Content-Type", "application/json"),), body=text)
 
 
 def response_of(outcome: Outcome) -> HttpResponse:

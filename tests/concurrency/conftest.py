@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from tests.concurrency.urls import handler
+from tests.concurrency.urls import handler, reconciler
 
 Post = Callable[..., Any]
 
@@ -17,8 +17,10 @@ Post = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def _fresh_handler() -> Iterator[None]:
     handler.reset()
+    reconciler.reset()
     yield
     handler.reset()
+    reconciler.reset()
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 from django.db import DataError, IntegrityError, OperationalError, connection, connections, transaction
 from django.http import HttpResponse
 
-from idempotency import claims, execution
+from idempotency import Completed, claims, execution
 from idempotency.models import IdempotencyRecord
 from tests.concurrency.racing import abandon, effects, end_lease, record
-from tests.concurrency.urls import handler
+from tests.concurrency.urls import handler, reconciler
 
 pytestmark = pytest.mark.urls("tests.concurrency.urls")
 
@@ -235,6 +235,20 @@ def test_failure_mode_21_a_busy_sqlite_is_503_before_any_effect(post: Post) -> N
     assert post().status_code == 201
 
 
+def test_failure_mode_21_a_store_that_is_busy_when_the_business_transaction_begins_is_503_and_nothing_runs(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*args: Any) -> None:
+        raise OperationalError("database is locked")
+
+    monkeypatch.setattr(claims.sql.backend("default"), "bound_transaction", busy)
+    answer = post("/bounded/")
+    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
+    assert (handler.attempts, record().status) == ([], "recoverable")
+    monkeypatch.undo()
+    assert post("/bounded/").status_code == 201
+
+
 def test_an_outcome_that_can_not_be_written_is_503_and_nothing_is_kept(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,6 +397,19 @@ def test_an_abandoned_claim_of_a_park_operation_is_parked_and_not_run(post: Post
     end_lease()
     assert code_of(post("/park/")) == "idempotency_outcome_unknown"
     assert (record().status, effects(), handler.attempts) == ("failed", [], [1])
+
+
+def test_an_operation_with_a_reconciler_that_failed_keeps_its_claim_until_somebody_can_ask(post: Post) -> None:
+    """Its call may have arrived, or be on its way still: neither a retry nor a parked record is right."""
+    handler.after = _fail
+    assert post("/reconciled/").status_code == 500
+    handler.after = lambda request: HttpResponse(status=502)
+    assert record().status == "in_progress"
+    assert post("/reconciled/").status_code == 409
+    end_lease()
+    reconciler.find_out = lambda row: Completed({"found": row.attempt})
+    answer = post("/reconciled/")
+    assert (answer.status_code, answer.json(), handler.attempts) == (200, {"found": 2}, [1])
 
 
 def test_reexecute_outside_of_a_transaction_runs_again(post: Post) -> None:

@@ -56,6 +56,9 @@ class Reconciler:
     """What the reconciled operation's reconciler finds."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
         self.find_out: Callable[[IdempotencyRecord], Any] = lambda row: Unknown()
 
 
