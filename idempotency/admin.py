@@ -1,4 +1,8 @@
-"""The admin: find a record by key or account, and see at a glance what has become of it. Read-only.
+"""The admin: find a record by key or account, see at a glance what has become of it, and resolve one that is stuck.
+
+Nothing is edited. What a person decides about a record goes through ``operators``, after a page that shows what it
+means, and with a permission of its own: ``idempotency.resolve_idempotencyrecord`` or
+``idempotency.release_idempotencyrecord``.
 
 Recorded responses may hold secrets. They are shown, and can be filtered on, by nobody without the permission
 ``idempotency.view_response_body``; of everything else ``idempotency.view_idempotencyrecord`` decides, as usual.
@@ -17,10 +21,11 @@ from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from .admin_decisions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, Decision
 from .claims import alias
 from .lifecycle import Status
 from .models import IdempotencyRecord, RecordQuerySet
@@ -101,7 +106,25 @@ class IdempotencyRecordAdmin(RecordModelAdmin):
     list_per_page = 100
     show_full_result_count = False
     paginator = BoundedPaginator
-    actions = None
+    actions = ("mark_not_executed", "record_outcome", "release")
+
+    @admin.action(description="Mark as not executed", permissions=["resolve"])
+    def mark_not_executed(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
+        return Decision(self, request, MARK_NOT_EXECUTED).respond(queryset)
+
+    @admin.action(description="Record an outcome", permissions=["resolve"])
+    def record_outcome(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
+        return Decision(self, request, RECORD_OUTCOME).respond(queryset)
+
+    @admin.action(description="Release", permissions=["release"])
+    def release(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
+        return Decision(self, request, RELEASE).respond(queryset)
+
+    def has_resolve_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("idempotency.resolve_idempotencyrecord")
+
+    def has_release_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("idempotency.release_idempotencyrecord")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -15,4 +15,5 @@ class IdempotencyConfig(AppConfig):
 
     def ready(self) -> None:
         import_module("idempotency.checks")
+        import_module("idempotency.stats")  # counts from now on
         autodiscover_modules("operations")

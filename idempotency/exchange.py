@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.conf import settings as django_settings
+from django.core.exceptions import BadRequest, PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.core.handlers.exception import response_for_exception
 from django.http import Http404, RawPostDataException
 from django.utils.datastructures import MultiValueDict
@@ -30,7 +31,7 @@ from .exceptions import (
 )
 from .execution import Slot, as_atomic_request, obtain, run_under
 from .faults import reach
-from .fingerprint import Payload, parse_json
+from .fingerprint import Payload, parse_json, sorted_pairs
 from .operation import ACCEPTED, Operation
 from .outcome import REPLAYED_HEADER, Outcome, outcome_of, response_of
 from .problems import accepted_response, problem_response
@@ -53,20 +54,24 @@ class Exchange:
         self.meta: dict[str, Any] = getattr(request, "_request", request).META
         self.handler = handler
         self.route = route
+        #: The body was above the limit of what is kept in memory, and finding its parts has used it up.
+        self.body_is_gone = False
 
     # What a framework does in its own way
 
     def parsed_body(self) -> object:
-        """The request's payload as the handler will see it, leaving the request readable for the handler."""
-        request = self.request
-        content_type = request.content_type or ""
-        if content_type in {"application/x-www-form-urlencoded", "multipart/form-data"}:
-            self._keep_body_readable()
-            fields: MultiValueDict[str, object] = MultiValueDict(request.POST)
-            for name, files in request.FILES.lists():
-                fields.setlist(name, fields.getlist(name) + files)
-            return fields
-        body: bytes = request.body
+        """The request's payload as the handler will see it, leaving the request readable for the handler.
+
+        JSON is compared as what it says, a form by its fields, and everything else by its bytes.
+        """
+        content_type = self.request.content_type or ""
+        if content_type == "multipart/form-data" and self._has_parts():
+            return self._parts()
+        body: bytes = self.request.body
+        if content_type == "application/x-www-form-urlencoded":
+            # The order of fields doesn't count. They stay encoded: a handler may read the body as something else, as
+            # it does where a client sends JSON and calls it a form.
+            return ["form", *sorted_pairs(body.decode("latin-1"))]
         if content_type == "application/json" or content_type.endswith("+json"):
             try:
                 return parse_json(body)
@@ -74,16 +79,28 @@ class Exchange:
                 pass  # malformed: the handler says so itself, and its answer belongs to these very bytes
         return body
 
-    def _keep_body_readable(self) -> None:
-        """Buffer a body that fits in memory by Django's own limit, or parsing the form would use its stream up."""
-        from django.conf import settings as django_settings
+    def _has_parts(self) -> bool:
+        """Whether Django parses the parts: of a POST only, and only if it is told how long they are."""
+        return self.request.method == "POST" and self._content_length() > 0
 
+    def _parts(self) -> MultiValueDict[str, object]:
+        self.keep_body_readable()
+        fields: MultiValueDict[str, object] = MultiValueDict(self.request.POST)
+        for name, files in self.request.FILES.lists():
+            fields.setlist(name, fields.getlist(name) + files)
+        return fields
+
+    def _content_length(self) -> int:
         try:
-            length = int(self.meta.get("CONTENT_LENGTH") or 0)
+            return int(self.meta.get("CONTENT_LENGTH") or 0)
         except ValueError:
-            return
+            return 0
+
+    def keep_body_readable(self) -> None:
+        """Buffer a body that fits in memory by Django's own limit, or parsing it would use its stream up."""
         limit = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-        if limit is None or length <= limit:
+        self.body_is_gone = limit is not None and self._content_length() > limit
+        if not self.body_is_gone:
             # Read already, as by the check of a CSRF token: then the form is parsed, and its stream is gone anyway.
             with suppress(RawPostDataException):
                 self.request.body  # noqa: B018 - reading it is what buffers it
@@ -96,8 +113,11 @@ class Exchange:
 
     def response_to_failure(self, error: Exception) -> Any | None:
         """The response the framework gives to an exception of the handler, or None where it would be a crash."""
+        if isinstance(error, RawPostDataException) and self.body_is_gone:
+            # Unprotected, the handler would have been the first to read a body above the limit, and been told this.
+            error = RequestDataTooBig("Request body exceeded settings.DATA_UPLOAD_MAX_MEMORY_SIZE.")
         if isinstance(error, DETERMINISTIC_FAILURES):
-            return response_for_exception(self.request, error)
+            return response_for_exception(getattr(self.request, "_request", self.request), error)
         return None
 
     def response_to_error(self, error: IdempotencyError) -> Any:

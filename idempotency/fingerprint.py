@@ -141,7 +141,7 @@ def _canonical_v1(payload: Payload) -> str:
     write = parts.append
     _write_value(payload.method, write, MAX_DEPTH)
     _write_value(payload.route, write, MAX_DEPTH)
-    _write_value(_sorted_query(payload.query), write, MAX_DEPTH)
+    _write_value(sorted_pairs(payload.query), write, MAX_DEPTH)
     _write_value(payload.command, write, MAX_DEPTH)
     return "".join(parts)
 
@@ -150,7 +150,7 @@ def _canonical_v1(payload: Payload) -> str:
 _ALGORITHMS: Mapping[str, Callable[[Payload], str]] = {"v1": _canonical_v1}
 
 
-def _sorted_query(query: str) -> list[str]:
+def sorted_pairs(query: str) -> list[str]:
     """The parameters, still encoded, ordered by name. Those of one name stay in the order in which they were sent."""
     return sorted(query.split("&"), key=lambda parameter: parameter.partition("=")[0]) if query else []
 

@@ -24,7 +24,7 @@ REEXECUTE = Recovery.REEXECUTE
 PARK = Recovery.PARK
 
 #: How many attempts a record may have had, runs and reconciliations together, before an ``Unknown`` parks it. With the
-#: backoff between them, eight reach back over about two and a half times 256 seconds.
+#: backoff between them, an operation that was run once is asked about seven times in about four minutes.
 DEFAULT_MAX_ATTEMPTS = 8
 
 

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
-from django.db.models import Count
 from django.http.response import HttpResponseBase
 
-from . import claims, signals
+from . import claims, signals, sql
 from .claims import Claim
 from .conf import settings
 from .exceptions import IdempotencyError, InProgressError, LeaseLostError, OutcomeUnknownError, UnavailableError
 from .faults import reach
 from .lifecycle import Recovery, Status
 from .models import IdempotencyRecord, RecordQuerySet
-from .operation import Completed, NotExecuted, Unknown, registry
+from .operation import Completed, NotExecuted, Operation, Unknown, registry
 from .outcome import Outcome, outcome_of, outcome_of_result
 from .scope import Scope
 
@@ -35,8 +34,16 @@ logger = logging.getLogger("idempotency")
 #: at a pace that a provider in trouble can bear.
 LONGEST_BACKOFF = 256
 
+#: Reconcilers ask one after the other, so a batch of them takes its time; where nobody has to be asked, a batch of a
+#: hundred takes milliseconds.
 DEFAULT_BATCH_SIZE = 100
 MAX_BATCH_SIZE = 10_000
+#: How many abandoned claims of unknown operations are counted; more of them say nothing more.
+MAX_LISTED = 10_000
+#: A sweep that freezes before its COMMIT holds its rows for no longer than this. It needs milliseconds.
+IDLE_TIMEOUT = timedelta(seconds=5)
+
+_SETTLED_AS = {Recovery.REEXECUTE: Status.RECOVERABLE, Recovery.PARK: Status.FAILED}
 
 
 def settle(claim: Claim) -> Outcome | None:
@@ -64,9 +71,10 @@ def settle(claim: Claim) -> Outcome | None:
             return outcome
     try:
         if claim.attempt >= reconcile.max_attempts:
-            if claims.park(claim):
-                signals.announce(signals.parked, claim.operation, claim.scope, claim.attempt)
-                _recovered(claim, Status.FAILED)
+            if not claims.park(claim):
+                raise InProgressError(retry_after=1)  # this reconciler was slow, and another one took over
+            signals.announce(signals.parked, claim.operation, claim.scope, claim.attempt)
+            _recovered(claim, Status.FAILED)
             raise OutcomeUnknownError
         backoff = min(2**claim.attempt, LONGEST_BACKOFF)
         claims.postpone(claim, timedelta(seconds=backoff))
@@ -127,8 +135,11 @@ class RecoveryResult:
     parked: int = 0
     #: Still unknown, asked for again after a while.
     postponed: int = 0
-    #: Left alone, because no operation of that name is declared in this process.
+    #: Left alone, because no operation of that name is declared in this process. Looked for when nothing else is left
+    #: to do, among the ``MAX_LISTED`` claims that have been abandoned longest.
     unknown_operations: Counter[str] = field(default_factory=Counter)
+    #: Whether the batch found fewer claims than it may take: nothing more is due, or others are at it.
+    exhausted: bool = True
 
     @property
     def settled(self) -> int:
@@ -138,14 +149,26 @@ class RecoveryResult:
     def touched(self) -> int:
         return self.settled + self.postponed
 
+    def __add__(self, later: RecoveryResult) -> RecoveryResult:
+        """This batch and a later one of the same sweep, as one. What is left is what the later one left."""
+        return RecoveryResult(
+            recoverable=self.recoverable + later.recoverable,
+            completed=self.completed + later.completed,
+            parked=self.parked + later.parked,
+            postponed=self.postponed + later.postponed,
+            unknown_operations=later.unknown_operations,
+            exhausted=later.exhausted,
+        )
+
 
 def abandoned(using: str | None = None) -> RecordQuerySet:
-    """Claims whose lease is over."""
-    return RecordQuerySet(IdempotencyRecord, using=using or claims.alias()).abandoned()
+    """Claims whose lease is over, the longest first. Asked of an index that holds unfinished records only."""
+    records = RecordQuerySet(IdempotencyRecord, using=using or claims.alias())
+    return records.abandoned().order_by("lease_expires_at")
 
 
 def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> RecoveryResult:
-    """Settle up to ``batch_size`` abandoned claims of each kind of recovery.
+    """Settle up to ``batch_size`` abandoned claims, those first that have been abandoned longest.
 
     Safe to run many at once, and to kill: rows that another sweep holds are skipped, each change names the attempt
     or the lease that it was decided on, and nothing is held while a reconciler asks.
@@ -156,74 +179,94 @@ def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = No
     if not 1 <= batch_size <= MAX_BATCH_SIZE:
         raise ValueError(f"batch_size must be between 1 and {MAX_BATCH_SIZE}, not {batch_size}.")
     using = using or claims.alias()
-    by_kind: dict[Recovery, list[str]] = {kind: [] for kind in Recovery}
-    for operation in registry:
-        by_kind[operation.recovery].append(operation.name)
+    operations = {operation.name: operation for operation in registry}
     result = RecoveryResult()
-    result.recoverable = _settle_at_once(using, by_kind[Recovery.REEXECUTE], Status.RECOVERABLE, batch_size)
-    result.parked = _settle_at_once(using, by_kind[Recovery.PARK], Status.FAILED, batch_size)
-    _reconcile_some(using, by_kind[Recovery.RECONCILE], batch_size, result)
-    known = [name for names in by_kind.values() for name in names]
-    for name, count in abandoned(using).exclude(operation__in=known).values_list("operation").annotate(Count("id")):
-        result.unknown_operations[name] = count
+    found = _settle_at_once(using, operations, batch_size, result)
+    for row in found:
+        if operations[row.operation].recovery is Recovery.RECONCILE:
+            _reconcile(using, operations[row.operation], row, result)
+    result.exhausted = len(found) < batch_size
+    if result.exhausted:
+        _report_unknown(using, operations, result)
+    return result
+
+
+def recover_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[RecoveryResult]:
+    """Recover batch after batch until nothing more is due. The caller may stop between any two.
+
+    Raises what ``recover_once`` raises.
+    """
+    while True:
+        batch = recover_once(batch_size=batch_size, using=using)
+        yield batch
+        if batch.exhausted:
+            return
+
+
+def _settle_at_once(
+    using: str, operations: Mapping[str, Operation], limit: int, result: RecoveryResult
+) -> list[IdempotencyRecord]:
+    """Find a batch, and give those their new state about whom nobody has to be asked.
+
+    Dies before the COMMIT: nothing was changed. Freezes before it: the rows are locked until the database ends the
+    session, which is soon, and other sweeps pass them over meanwhile.
+    """
+    settled: list[tuple[IdempotencyRecord, Status]] = []
+    with transaction.atomic(using=using, durable=True):
+        sql.backend(using).bound_transaction(using, IDLE_TIMEOUT)
+        due = abandoned(using).filter(operation__in=sorted(operations))
+        if connections[using].features.has_select_for_update_skip_locked:
+            due = due.select_for_update(skip_locked=True)  # a locked row is being taken over, renewed or completed
+        found = list(due[:limit])
+        reach("sweep.selected")
+        for recovery, status in _SETTLED_AS.items():
+            rows = [row for row in found if operations[row.operation].recovery is recovery]
+            # The predicate again: where nothing was locked, a claim may have been taken over since the select.
+            again = abandoned(using).filter(account_id__in={row.account_id for row in rows})
+            changed = again.filter(pk__in=[row.pk for row in rows]).update(status=status, lease_expires_at=None)
+            settled += [(row, status) for row in rows]
+            if status is Status.FAILED:
+                result.parked += changed
+            else:
+                result.recoverable += changed
+    for row, status in settled:
+        scope = Scope(row.account_id, row.operation, row.idempotency_key)
+        operation = operations[row.operation]
+        if status is Status.FAILED:
+            signals.announce(signals.parked, operation, scope, row.attempt)
+        signals.announce(signals.recovered, operation, scope, row.attempt, status=str(status))
+    return found
+
+
+def _reconcile(using: str, operation: Operation, row: IdempotencyRecord, result: RecoveryResult) -> None:
+    claim = claims.take_over_abandoned(operation, row, using)
+    if claim is None:
+        return  # another sweep or a retry was faster
+    try:
+        if settle(claim) is not None:
+            result.completed += 1
+        elif claims.release(claim):
+            result.recoverable += 1
+            _recovered(claim, Status.RECOVERABLE)
+    except OutcomeUnknownError:
+        result.parked += 1
+    except InProgressError:
+        result.postponed += 1
+    except IdempotencyError:
+        logger.exception("Operation %r: a finding could not be recorded", operation.name)
+        result.postponed += 1
+
+
+def _report_unknown(using: str, operations: Mapping[str, Operation], result: RecoveryResult) -> None:
+    longest = abandoned(using).values_list("operation", flat=True)[:MAX_LISTED]
+    result.unknown_operations.update(name for name in longest if name not in operations)
+    for name, count in result.unknown_operations.items():
         logger.warning(
             "%d abandoned claim(s) of operation %r are left alone: no such operation is declared in this process. "
             "Declare it in an app's operations.py.",
             count,
             name,
         )
-    return result
-
-
-def _settle_at_once(using: str, operations: Iterable[str], status: Status, limit: int) -> int:
-    """Give a whole batch its new state. Nobody has to be asked."""
-    names = list(operations)
-    if not names:
-        return 0
-    with transaction.atomic(using=using, durable=True):
-        due = abandoned(using).filter(operation__in=names).order_by("lease_expires_at")
-        if connections[using].features.has_select_for_update_skip_locked:
-            due = due.select_for_update(skip_locked=True)  # a locked row is being taken over, renewed or completed
-        found = list(due[:limit])
-        reach("sweep.selected")
-        # The predicate again: where nothing was locked, a claim may have been taken over since the select.
-        due = abandoned(using).filter(account_id__in={row.account_id for row in found})
-        changed = due.filter(pk__in=[row.pk for row in found]).update(status=status, lease_expires_at=None)
-    for row in found:
-        operation = registry.get(row.operation)
-        if operation is not None:
-            scope = Scope(row.account_id, row.operation, row.idempotency_key)
-            if status is Status.FAILED:
-                signals.announce(signals.parked, operation, scope, row.attempt)
-            signals.announce(signals.recovered, operation, scope, row.attempt, status=str(status))
-    return changed
-
-
-def _reconcile_some(using: str, operations: Iterable[str], limit: int, result: RecoveryResult) -> None:
-    names = list(operations)
-    if not names:
-        return
-    due = abandoned(using).filter(operation__in=names).order_by("lease_expires_at")
-    for row in list(due[:limit]):
-        operation = registry.get(row.operation)
-        assert operation is not None  # its name comes from the registry
-        claim = claims.take_over_abandoned(operation, row, using)
-        if claim is None:
-            continue  # another sweep or a retry was faster
-        try:
-            if settle(claim) is None:
-                claims.release(claim)
-                result.recoverable += 1
-                _recovered(claim, Status.RECOVERABLE)
-            else:
-                result.completed += 1
-        except OutcomeUnknownError:
-            result.parked += 1
-        except InProgressError:
-            result.postponed += 1
-        except IdempotencyError:
-            logger.exception("Operation %r: a finding could not be recorded", operation.name)
-            result.postponed += 1
 
 
 def describe(result: RecoveryResult) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Every signal is sent after the fact, outside of the package's transactions, with ``send_robust``: what a receiver raises
 is logged by Django and changes nothing. The sender is the ``Operation``; all but ``purged`` carry ``account_id``,
-``idempotency_key`` (str) and ``attempt`` (int).
+``idempotency_key`` (str) and ``attempt`` (int), which is 0 where the attempt isn't known.
 
 =================  ==================================================================================================
 ``claimed``        an attempt owns the record and is about to run: the first one, or a retry of a released one
@@ -13,7 +13,8 @@ is logged by Django and changes nothing. The sender is the ``Operation``; all bu
 ``mismatched``     the key came with another payload and was refused
 ``released``       an attempt ended without an effect; a retry runs at once
 ``parked``         nobody can say how an attempt ended; it waits for somebody to find out
-``recovered``      a sweep or a reconciler settled an abandoned claim; ``status`` (str) is its new state
+``recovered``      a sweep, a reconciler or an operator settled a record; ``status`` (str) is its new state. The
+                   sender is None if an operator settled one of an operation that this process doesn't know
 ``lease_lost``     an attempt found that another one had taken over, and its writes were rolled back
 ``purged``         a batch of records past retention was deleted; ``count`` (int). The sender is ``IdempotencyRecord``
 =================  ==================================================================================================
@@ -42,7 +43,7 @@ lease_lost = Signal()
 purged = Signal()
 
 
-def announce(signal: Signal, operation: Operation, scope: Scope, attempt: int, **more: Any) -> None:
+def announce(signal: Signal, operation: Operation | None, scope: Scope, attempt: int, **more: Any) -> None:
     signal.send_robust(
         sender=operation,
         account_id=scope.account_id,

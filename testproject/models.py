@@ -59,3 +59,26 @@ class Notification(Effect):
 
     def __str__(self) -> str:
         return f"to {self.recipient}"
+
+
+class BasePayout(Effect):
+    """Our knowledge of a payout. The effect itself is in the provider's ledger, as ``provider_id``."""
+
+    # What the provider was asked under. Every attempt at a payout has the same, so there is one row for it.
+    key = models.UUIDField(unique=True)
+    provider_id = models.BigIntegerField()
+    amount = models.BigIntegerField()
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.amount} under {self.key}"
+
+
+class Payout(BasePayout):
+    """A payout made under an idempotency key."""
+
+
+class UnprotectedPayout(BasePayout):
+    """A payout made by the control."""

@@ -6,7 +6,7 @@ Plain Django views use it directly, Django REST framework through its parser.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 from django.http import JsonResponse
@@ -70,6 +70,14 @@ def whole_number(payload: Mapping[str, Any], field: str, *, minimum: int, maximu
     if not minimum <= value <= maximum:
         raise InvalidPayloadError(f"Ensure this value is between {minimum} and {maximum}.", field)
     return value
+
+
+def one_of(payload: Mapping[str, Any], field: str, choices: Collection[str], *, default: str) -> str:
+    """Return one of the texts that the field may be, or ``default`` if it is absent."""
+    value = payload.get(field, default)
+    if value != default and (not isinstance(value, str) or value not in choices):
+        raise InvalidPayloadError(f"Must be one of {', '.join(choices)}.", field)
+    return str(value)
 
 
 class StrictJSONParser(JSONParser):

@@ -112,6 +112,13 @@ REST_FRAMEWORK = {
 # demo sets it, so that a cut connection or a killed worker meets requests on both sides of the effect.
 PROCESSING_SECONDS = env.float("PROCESSING_SECONDS", default=0.0)
 
+# The payment provider: `python -m testproject.provider --ledger payouts.jsonl --port 8090` is a stand-in. Payouts that
+# are simply made again after a crash need one that deduplicates.
+PROVIDER_URL = env.str("PROVIDER_URL", default="http://127.0.0.1:8090")
+DEDUPLICATING_PROVIDER_URL = env.str("DEDUPLICATING_PROVIDER_URL", default=PROVIDER_URL)
+# Seconds. Far below the lease, so that an answer that comes at the last moment is still recorded in time.
+PROVIDER_TIMEOUT = env.float("PROVIDER_TIMEOUT", default=5.0)
+
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_I18N = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from django.conf import settings
@@ -22,7 +23,10 @@ from idempotency.contrib.rest_framework import IdempotentMixin
 
 from .authentication import caller, token_required
 from .models import MAX_AMOUNT, BaseCharge, Charge, Notification, Transfer, UnprotectedCharge
-from .payloads import InvalidPayloadError, parse_object, text, whole_number
+from .operations import PAYOUT, PAYOUT_PARKED, PAYOUT_REEXECUTED
+from .payloads import InvalidPayloadError, one_of, parse_object, text, whole_number
+from .payouts import pay_out, pay_out_unprotected
+from .provider.faults import FAULTS
 from .serializers import ChargeSerializer, UnprotectedChargeSerializer
 
 
@@ -115,6 +119,53 @@ async def create_notification(request: HttpRequest) -> HttpResponse:
     )
     created = {"id": notification.pk, "recipient": recipient, "message": message, "label": label}
     return JsonResponse(created, status=201)
+
+
+@csrf_exempt
+@require_POST
+@token_required
+@idempotent(PAYOUT)
+def create_payout(request: HttpRequest) -> HttpResponse:
+    """POST /payouts/: an effect at a provider, which is asked for it after a crash."""
+    return _payout(request, pay_out, settings.PROVIDER_URL)
+
+
+@csrf_exempt
+@require_POST
+@token_required
+@idempotent(PAYOUT_REEXECUTED)
+def create_payout_reexecuted(request: HttpRequest) -> HttpResponse:
+    """POST /payouts/reexecute/: at a provider that deduplicates, so that it is simply asked to pay again."""
+    return _payout(request, pay_out, settings.DEDUPLICATING_PROVIDER_URL)
+
+
+@csrf_exempt
+@require_POST
+@token_required
+@idempotent(PAYOUT_PARKED)
+def create_payout_parked(request: HttpRequest) -> HttpResponse:
+    """POST /payouts/park/: what was cut off waits for somebody to look into it."""
+    return _payout(request, pay_out, settings.PROVIDER_URL)
+
+
+@csrf_exempt
+@require_POST
+@token_required
+def create_unprotected_payout(request: HttpRequest) -> HttpResponse:
+    """POST /unprotected/payouts/: the control."""
+    return _payout(request, pay_out_unprotected, settings.PROVIDER_URL)
+
+
+def _payout(request: HttpRequest, make: Callable[..., HttpResponse], provider: str) -> HttpResponse:
+    try:
+        payload = parse_object(request.body)
+        amount = whole_number(payload, "amount", minimum=1, maximum=MAX_AMOUNT)
+        label = text(payload, "label", max_length=128, default="")
+        # A real API has no such field: it is handed on to the stand-in provider, which then makes that trouble.
+        fault = one_of(payload, "fault", FAULTS, default="")
+    except InvalidPayloadError as error:
+        return error.as_response()
+    return make(caller(request).pk, label, amount, fault, provider)
 
 
 def health(request: HttpRequest) -> HttpResponse:

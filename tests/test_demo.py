@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,9 +20,19 @@ import pytest
 from django.db import connection
 
 from testproject.demo.client import Answer
-from testproject.demo.plan import Charge, Plan, Trouble, add_arguments, arguments_of, draw_charges, plan_from
+from testproject.demo.payouts import KINDS, SIDES, draw_payouts
+from testproject.demo.plan import (
+    MIN_PAYOUTS,
+    Charge,
+    Plan,
+    Trouble,
+    add_arguments,
+    arguments_of,
+    draw_charges,
+    plan_from,
+)
 from testproject.demo.tally import Seen
-from testproject.demo.verdict import Findings, History, complaints, judge
+from testproject.demo.verdict import Findings, History, complaints, judge, payout_complaints
 
 ROOT = Path(__file__).resolve().parent.parent
 CHARGE = Charge(
@@ -100,6 +111,33 @@ class TestJudgement:
         assert (found.operations, found.effects) == (1, 2)
 
 
+UNKNOWN = Answer(
+    status=409, content_type="application/problem+json", location=None, body=b"{}", code="idempotency_outcome_unknown"
+)
+
+
+class TestJudgementOfPayouts:
+    def test_a_payout_is_named_by_the_providers_number(self) -> None:
+        answer = created(body=b'{"id": 1, "provider_id": 7}')
+        assert judge([History(CHARGE, answers=[answer])], EFFECTS, named_by="provider_id").wrong == 0
+        assert judge([History(CHARGE, answers=[answer])], EFFECTS).wrong == 1
+
+    @pytest.mark.parametrize("effects", [{}, EFFECTS], ids=["unpaid", "paid"])
+    def test_a_parked_payout_is_neither_wrong_nor_lost_where_it_may_be(self, effects: Any) -> None:
+        history = History(CHARGE, answers=[UNKNOWN, UNKNOWN])
+        found = judge([history], effects, may_park=True)
+        assert (found.parked, found.wrong, found.lost) == (("run-0",), 0, 0)
+        assert judge([history], effects).wrong == 2
+
+    def test_a_parked_payout_that_was_paid_twice_is_doubled(self) -> None:
+        found = judge([History(CHARGE, answers=[UNKNOWN])], {("alice", "run-0"): [7, 8]}, may_park=True)
+        assert found.doubled == 1
+
+    @pytest.mark.parametrize("answers", [[created(), UNKNOWN], [UNKNOWN, created()]], ids=["201 first", "409 first"])
+    def test_a_payout_is_not_unknown_to_one_client_and_known_to_another(self, answers: list[Answer]) -> None:
+        assert judge([History(CHARGE, answers=answers)], EFFECTS, may_park=True).wrong == 1
+
+
 GOOD = {"operations": 20, "effects": 20, "doubled": 0, "lost": 0, "wrong": 0, "unsettled": 0}
 CONTROL = Findings(**{**GOOD, "effects": 30, "doubled": 10, "wrong": 9})
 ALL_SEEN = dict.fromkeys(Seen, 1)
@@ -142,6 +180,70 @@ class TestVerdict:
         )
 
 
+def payout_verdict(
+    changed: dict[str, Any] | None = None,
+    *,
+    rows: dict[str, int] | None = None,
+    unseen: tuple[str, Seen] | None = None,
+    again: int = 1,
+    deduplicated: int = 1,
+) -> list[str]:
+    """The complaints about a good run of payouts that differs as given; ``changed`` is one side's findings."""
+    findings = {side.name: Findings(**GOOD) for side in SIDES}
+    findings["park"] = Findings(**{**GOOD, "effects": 18, "parked": ("run-0", "run-1")})
+    findings["control"] = CONTROL
+    for name, changes in (changed or {}).items():
+        findings[name] = replace(findings[name], **changes)
+    seen = {side.name: dict(ALL_SEEN) for side in SIDES}
+    if unseen is not None:
+        seen[unseen[0]][unseen[1]] = 0
+    counted = {side.name: 20 for side in SIDES} | {"park": 18} | (rows or {})
+    return payout_complaints(findings, counted, seen, again, deduplicated)
+
+
+DECLARED = ["reexecute", "reconcile", "park"]
+
+
+class TestVerdictOnPayouts:
+    def test_a_run_without_a_fault_passes(self) -> None:
+        assert payout_verdict() == []
+
+    @pytest.mark.parametrize("side", DECLARED)
+    @pytest.mark.parametrize("fault", ["doubled", "lost", "wrong", "unsettled"])
+    def test_any_fault_under_any_declaration_fails(self, side: str, fault: str) -> None:
+        assert len(payout_verdict({side: {fault: 1}})) == 1
+
+    @pytest.mark.parametrize("side", ["reexecute", "reconcile"])
+    @pytest.mark.parametrize("fault", [{"effects": 19}, {"effects": 21}, {"parked": ("run-0",)}])
+    def test_where_nothing_may_be_parked_every_payout_is_made(self, side: str, fault: dict[str, Any]) -> None:
+        assert len(payout_verdict({side: fault})) == 1
+
+    @pytest.mark.parametrize("rows", [{"reexecute": 19}, {"reconcile": 21}, {"park": 17}, {"park": 21}])
+    def test_an_acknowledged_payout_has_one_row(self, rows: dict[str, int]) -> None:
+        assert len(payout_verdict(rows=rows)) == 1
+
+    def test_a_parked_payout_may_have_got_as_far_as_its_row(self) -> None:
+        assert payout_verdict(rows={"park": 20}) == []
+
+    @pytest.mark.parametrize("side", DECLARED)
+    @pytest.mark.parametrize("never", [Seen.KILLED_AT_WORK, Seen.PROVIDER_FAILED])
+    def test_a_declaration_that_met_no_trouble_fails(self, side: str, never: Seen) -> None:
+        assert len(payout_verdict(unseen=(side, never))) == 1
+
+    def test_a_reconciler_that_never_found_anything_fails(self) -> None:
+        assert len(payout_verdict(unseen=("reconcile", Seen.RECONCILED))) == 1
+
+    @pytest.mark.parametrize("never", [{"again": 0}, {"deduplicated": 0}])
+    def test_a_derived_key_that_was_never_used_again_fails(self, never: dict[str, int]) -> None:
+        assert len(payout_verdict(**never)) == 1
+
+    def test_a_run_in_which_nothing_was_parked_fails(self) -> None:
+        assert len(payout_verdict({"park": {"parked": ()}}, rows={"park": 20})) == 1
+
+    def test_a_control_that_doubled_nothing_fails(self) -> None:
+        assert len(payout_verdict({"control": {"doubled": 0}})) == 1
+
+
 class TestPlan:
     def test_the_same_seed_draws_the_same_storm(self) -> None:
         assert draw_charges(Plan(seed=5), "run") == draw_charges(Plan(seed=5), "run")
@@ -156,18 +258,37 @@ class TestPlan:
         keys = [charge.key for charge in charges]
         assert len(set(keys)) < len(keys), "no key is shared by two accounts"
 
+    @pytest.mark.parametrize("seed", range(20))
+    def test_the_fewest_payouts_have_every_trouble_and_the_same_on_each_side(self, seed: int) -> None:
+        plan = Plan(payouts=MIN_PAYOUTS, seed=seed)
+        drawn = {side.name: draw_payouts(plan, side, "run") for side in SIDES}
+        assert {(payout.trouble, payout.fault) for payout in drawn["park"]} == set(KINDS)
+        kinds = [[(payout.trouble, payout.fault, payout.amount) for payout in payouts] for payouts in drawn.values()]
+        assert all(other == kinds[0] for other in kinds)
+        labels = [payout.label for payouts in drawn.values() for payout in payouts]
+        assert len(set(labels)) == MIN_PAYOUTS * len(SIDES)
+
+    def test_a_changed_payout_asks_for_another_amount_and_the_same_fault(self) -> None:
+        payout = draw_payouts(Plan(), SIDES[0], "run")[0]
+        own, changed = (json.loads(payout.payload(changed=changed)) for changed in (False, True))
+        assert changed == {**own, "amount": own["amount"] + 1}
+
     def test_an_account_never_uses_a_key_twice(self) -> None:
         charges = draw_charges(Plan(operations=5000), "run")
         scopes = {(charge.account, charge.key) for charge in charges}
         assert len(scopes) == len({charge.label for charge in charges}) == 5000
 
     def test_options_survive_the_way_to_the_process_that_runs_the_storm(self) -> None:
-        plan = Plan(operations=77, workers=3, concurrency=9, kill_every=0.5, lease=3, time_limit=9.5, seed=-4)
+        plan = Plan(
+            operations=77, payouts=33, workers=3, concurrency=9, kill_every=0.5, lease=3, time_limit=9.5, seed=-4
+        )
         parser = argparse.ArgumentParser()
         add_arguments(parser)
         assert plan_from(vars(parser.parse_args(arguments_of(plan)))) == plan
 
-    @pytest.mark.parametrize("options", [["--operations", "19"], ["--workers", "0"], ["--lease", "x"]])
+    @pytest.mark.parametrize(
+        "options", [["--operations", "19"], ["--payouts", "23"], ["--workers", "0"], ["--lease", "x"]]
+    )
     def test_an_option_out_of_its_bounds_is_refused(self, options: list[str]) -> None:
         parser = argparse.ArgumentParser()
         add_arguments(parser)
@@ -212,11 +333,15 @@ def demo(database: str, *options: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate(timeout=60)
 
 
-def test_a_real_storm_leaves_one_effect_for_each_charge(database: str) -> None:
-    with demo(database, "--operations", "60", "--time-limit", "120") as process:
-        printed, _ = process.communicate(timeout=180)
+def test_a_real_storm_leaves_one_effect_for_each_charge_and_payout(database: str) -> None:
+    with demo(database, "--operations", "60", "--payouts", "24", "--time-limit", "120") as process:
+        printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
-    assert "PASSED. Protected: 60 charges, 60 effects" in printed
+    said = " ".join(printed.split())  # wherever the lines were broken
+    assert "PASSED. Protected: 60 charges, 60 effects" in said
+    assert "24 under REEXECUTE, 0 of them doubled and 0 parked" in said
+    assert "24 under Reconcile, 0 of them doubled and 0 parked" in said
+    assert "Parked, and never made again by themselves: " in said
 
 
 def test_an_interrupted_storm_leaves_no_server_behind(database: str) -> None:

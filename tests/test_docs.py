@@ -8,27 +8,34 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
+from django.dispatch import Signal
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 from rest_framework import serializers
 from rest_framework.test import APIRequestFactory, force_authenticate
 
 import idempotency
-from idempotency import checks, conf, exceptions
+from idempotency import checks, conf, exceptions, signals
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.operation import Operation, registry
+from idempotency.operation import DEFAULT_MAX_ATTEMPTS, Operation, registry
 from idempotency.problems import problem
+from idempotency.recovery import LONGEST_BACKOFF, recover_once
+from idempotency.scope import Scope
+from idempotency.stats import Kind, Stats, counters
 from testproject.models import Charge, Notification, Transfer
 from tests.factories import RecordFactory, UserFactory
+from tests.records import from_now
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -53,8 +60,15 @@ def table(text: str) -> list[list[str]]:
     """The rows of the tables in ``text``, as cells, without their heads."""
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in row] for row in rows]
-    rules = [number for number, row in enumerate(cells) if all(set(cell) <= set("-:") for cell in row)]
+    rules = [number for number, row in enumerate(cells) if all(cell and set(cell) <= set("-:") for cell in row)]
     return [row for number, row in enumerate(cells) if number not in rules and number + 1 not in rules]
+
+
+def section(page: str, heading: str) -> str:
+    """What stands below a heading of the second level."""
+    _, found, rest = (ROOT / "docs" / page).read_text().partition(f"\n## {heading}\n")
+    assert found, heading
+    return rest.partition("\n## ")[0]
 
 
 def code(cell: str) -> str | None:
@@ -69,8 +83,44 @@ class ShopChargeSerializer(serializers.ModelSerializer[Charge]):
         fields = ("id", "amount", "currency")
 
 
+class Provider:
+    """What the examples call ``shop.provider``. It deduplicates nothing."""
+
+    class ProviderError(Exception):
+        """Nobody knows."""
+
+    def __init__(self) -> None:
+        self.paid: list[tuple[str, int]] = []
+        #: What goes wrong with the next payment: "before" it or "after" it.
+        self.fails = ""
+
+    def names(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("ProviderError", "pay", "ship", "find")}
+
+    def pay(self, key: UUID, amount: int, *, valid_until: float | None = None) -> dict[str, Any]:
+        fails, self.fails = self.fails, ""
+        if fails == "before":
+            raise self.ProviderError
+        self.paid.append((str(key), amount))
+        if fails == "after":
+            raise self.ProviderError
+        return {"id": len(self.paid), "amount": amount}
+
+    def ship(self, key: UUID, payout_id: int) -> dict[str, Any]:
+        return {"id": self.pay(key, payout_id)["id"]}
+
+    def find(self, key: UUID) -> dict[str, Any] | None:
+        found = [number for number, (paid, _) in enumerate(self.paid) if paid == str(key)]
+        return {"id": found[0] + 1, "amount": self.paid[found[0]][1]} if found else None
+
+
 @pytest.fixture
-def run_page(monkeypatch: pytest.MonkeyPatch) -> Any:
+def provider() -> Provider:
+    return Provider()
+
+
+@pytest.fixture
+def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider) -> Any:
     """Runs a page's Python, block by block, in a project that has an app named ``shop``.
 
     A block that begins with the name of a file becomes that module, so that later blocks can import it. The answer
@@ -80,6 +130,9 @@ def run_page(monkeypatch: pytest.MonkeyPatch) -> Any:
     def install(name: str, **names: Any) -> ModuleType:
         module = ModuleType(name)
         vars(module).update(names)
+        parent, _, child = name.rpartition(".")
+        if parent in sys.modules:
+            monkeypatch.setattr(sys.modules[parent], child, module, raising=False)
         monkeypatch.setitem(sys.modules, name, module)
         return module
 
@@ -88,7 +141,7 @@ def run_page(monkeypatch: pytest.MonkeyPatch) -> Any:
         [path] = [path for path in PAGES if path.name == name]
         for source in blocks(path, "python"):
             file = re.match(r"# (\S+)\.py\n", source)
-            module = install(file[1].replace("/", ".") if file else "example")
+            module = install(file[1].replace("/", ".") if file else "example", DATABASES={"default": {}})
             exec(compile(source, f"{name}: {module.__name__}", "exec"), vars(module))
             if file and file[1] == "settings":
                 with override_settings(**{key: value for key, value in vars(module).items() if key == "IDEMPOTENCY"}):
@@ -99,6 +152,7 @@ def run_page(monkeypatch: pytest.MonkeyPatch) -> Any:
     install("shop")
     install("shop.models", Charge=Charge, Transfer=Transfer, Notification=Notification)
     install("shop.serializers", ChargeSerializer=ShopChargeSerializer)
+    install("shop.provider", **provider.names())
     install("shop.reports", make_report=lambda request: "7", open_report=lambda report_id: io.BytesIO(b"a,b\n1,2\n"))
     declared = {operation.name for operation in registry}
     yield run
@@ -166,11 +220,109 @@ def test_the_streamed_report_is_rebuilt(run_page: Page) -> None:
 
 
 @pytest.mark.django_db
-def test_only_a_parked_record_is_forgotten(run_page: Page) -> None:
-    forget = run_page("operations.md")["forget_parked"]
-    for status, deleted in ((Status.COMPLETED, 0), (Status.FAILED, 1)):
-        record = RecordFactory(status=status)
-        assert forget(record.account_id, record.operation, record.idempotency_key) == deleted
+@pytest.mark.parametrize("fails", ["", "before", "after"])
+def test_the_payout_is_made_once_whatever_the_provider_does(fails: str, run_page: Page, provider: Provider) -> None:
+    view, user = run_page("downstream.md")["send_payout"], UserFactory()
+    provider.fails = fails
+    first = post(view, {"amount": 7}, user=user)
+    if fails:
+        assert first.status_code == 502
+        assert post(view, {"amount": 7}, user=user).status_code == 409  # the claim is kept for the rest of its lease
+        IdempotencyRecord.objects.update(lease_expires_at=from_now(-timedelta(seconds=1)))
+    answers = [post(view, {"amount": 7}, user=user) for _ in range(2)]
+    assert {(answer.status_code, answer.content) for answer in answers} == {(201, b'{"id": 1, "amount": 7}')}
+    assert len(provider.paid) == 1
+
+
+@pytest.mark.django_db
+def test_the_order_goes_on_behind_its_finished_step(
+    run_page: Page, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, user = run_page("downstream.md")["place_order"], UserFactory()
+    with monkeypatch.context() as patched:
+        patched.setattr("shop.provider.ship", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            post(view, {}, user=user)
+    assert json.loads(post(view, {}, user=user).content) == {"payout": 1, "parcel": 2}
+    assert len(provider.paid) == 2
+
+
+@pytest.mark.django_db
+def test_the_examples_derive_what_they_say(run_page: Page) -> None:
+    keys_of_this_operation = run_page("downstream.md")["keys_of_this_operation"]
+    with idempotency.claim("docs.derive", account_id="1", key="k") as run:
+        keys = keys_of_this_operation()
+        run.result = None
+    assert (keys["charge"].version, len(keys["payout"])) == (8, 30)
+    assert keys["charge"] == Scope("1", "docs.derive", "k").derive_key("provider.charge")
+
+
+@pytest.mark.django_db
+def test_the_newsletter_is_written_once(run_page: Page) -> None:
+    view, user = run_page("crashes.md")["send_newsletter"], UserFactory()
+    assert [post(view, {}, user=user).status_code for _ in range(2)] == [201, 201]
+    assert Notification.objects.count() == 2
+
+
+@pytest.mark.django_db
+def test_a_parked_record_is_resolved_by_what_was_found_out(run_page: Page) -> None:
+    resolve = run_page("operations.md")["resolve"]
+    idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
+    for payout_id, status in ((None, Status.RECOVERABLE), (7, Status.COMPLETED)):
+        record = RecordFactory(parked=True, operation="docs.parked")
+        resolve(record.account_id, record.operation, record.idempotency_key, payout_id, "alice")
+        record.refresh_from_db()
+        assert (record.status, record.response_status) == (status, 201 if payout_id else None)
+
+
+@pytest.mark.django_db
+def test_the_alarms_are_off_in_an_empty_table(run_page: Page) -> None:
+    counters.reset()
+    assert not any(run_page("operations.md")["alarms"]().values())
+
+
+@pytest.mark.django_db
+def test_a_parked_record_pages_somebody(run_page: Page) -> None:
+    page = run_page("signals.md")
+    claim = RecordFactory(abandoned=True, operation="docs.parked")
+    idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
+    assert recover_once().parked == 1
+    assert page["PAGES"] == [f"docs.parked of account {claim.account_id}: outcome unknown after attempt 1"]
+
+
+def test_every_signal_is_listed_with_its_arguments() -> None:
+    rows = {code(row[0]): row for row in table((ROOT / "docs/signals.md").read_text()) if len(row) == 3}
+    sent = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
+    assert set(rows) == sent
+    assert {name: code(row[1]) for name, row in rows.items() if code(row[1])} == {
+        "recovered": "status",
+        "purged": "count",
+    }
+
+
+def test_every_number_of_the_statistics_is_listed() -> None:
+    text = section("operations.md", "What to watch")
+    listed = [name for row in table(text) for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(listed) == sorted(field.name for field in fields(Stats))
+    assert [str(kind) for kind in Kind if f"`{kind}`" not in text] == []
+
+
+@each_page()
+def test_every_task_of_a_schedule_exists(path: Path) -> None:
+    tasks = (ROOT / "idempotency/tasks.py").read_text()  # read, because Celery needn't be installed
+    named = re.findall(r'"task": "([\w.]+)"', path.read_text())
+    assert [name for name in named if f'name="{name}"' not in tasks] == []
+
+
+def test_the_table_of_attempts_and_times_is_right() -> None:
+    """An abandoned first attempt is reconciled as attempt 2, and each Unknown waits for two to the power of it."""
+    rows = table(section("crashes.md", "`Unknown`: asked again, and parked in the end"))
+    units = {"minutes": 60, "hour": 3600, "day": 86_400}
+    for attempts, written in rows:
+        number, unit = written.split()
+        waits = sum(min(2**attempt, LONGEST_BACKOFF) for attempt in range(2, int(attempts.split(",")[0])))
+        assert waits == pytest.approx(int(number) * units[unit], rel=0.1), attempts
+    assert rows[0][0] == f"{DEFAULT_MAX_ATTEMPTS}, the default"
 
 
 @pytest.mark.django_db
@@ -243,22 +395,27 @@ def test_every_system_check_is_listed() -> None:
     assert {check_id for check_id in listed if check_id and re.search(r"\.[EW]\d", check_id)} == used
 
 
+#: The package's commands, and the section of the operations guide that each is explained in.
+COMMANDS = {
+    "purge_idempotency": "Purging",
+    "recover_idempotency": "Recovery",
+    "idempotency_stats": "What to watch",
+}
+
+
 @each_page()
-def test_every_option_of_a_command_exists(path: Path) -> None:
-    lines = [
-        line
-        for block in blocks(path, "sh", "text", "ini")
-        for line in block.splitlines()
-        if "purge_idempotency" in line and "call_command" not in line
-    ]
-    parser = load_command_class("idempotency", "purge_idempotency").create_parser("manage.py", "purge_idempotency")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_exists(name: str, path: Path) -> None:
+    lines = [line for block in blocks(path, "sh", "text", "ini") for line in block.splitlines() if f" {name}" in line]
+    parser = load_command_class("idempotency", name).create_parser("manage.py", name)
     for line in lines:
-        parser.parse_args(line.partition("purge_idempotency")[2].split())
+        parser.parse_args(line.partition(f" {name}")[2].split())
 
 
-def test_every_option_of_the_purge_is_listed() -> None:
-    options = options_of(load_command_class("idempotency", "purge_idempotency")) - options_of(BaseCommand())
-    cells = [code(row[0]) for row in table((ROOT / "docs/operations.md").read_text())]
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_is_listed(name: str) -> None:
+    options = options_of(load_command_class("idempotency", name)) - options_of(BaseCommand())
+    cells = [code(row[0]) for row in table(section("operations.md", COMMANDS[name]))]
     assert {cell.split()[0] for cell in cells if cell and cell.startswith("--")} == options
 
 

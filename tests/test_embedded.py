@@ -64,6 +64,7 @@ def is_gone(directory: Path) -> bool:
 def test_a_server_listens_on_its_own_socket_only_and_is_deleted_with_its_data() -> None:
     with embedded_postgres({"max_connections": "17", "application_name": "it's"}) as url:
         directory = directory_of(url)
+        assert environ.Env.db_url_config(url)["OPTIONS"] == {"host": str(directory)}
         assert directory.stat().st_mode & 0o077 == 0
         with psycopg.connect(url) as connection:
 
@@ -77,13 +78,6 @@ def test_a_server_listens_on_its_own_socket_only_and_is_deleted_with_its_data() 
             assert setting("fsync") == "on"
             assert setting("application_name") == "it's"
     assert not directory.exists()
-
-
-def test_the_url_is_what_the_settings_understand() -> None:
-    with embedded_postgres() as url:
-        database = environ.Env.db_url_config(url)
-        assert database["ENGINE"] == "django.db.backends.postgresql"
-        assert database["OPTIONS"] == {"host": str(directory_of(url))}
 
 
 def test_a_child_that_leaves_the_block_leaves_the_server_running() -> None:

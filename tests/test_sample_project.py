@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import StringIO
 from typing import Any
 from uuid import uuid4
@@ -15,12 +15,22 @@ from django.http import HttpResponse
 from django.test import Client
 from rest_framework.authtoken.models import Token
 
-from testproject.models import Charge, Effect, Notification, Transfer, UnprotectedCharge
+from testproject.models import (
+    Charge,
+    Effect,
+    Notification,
+    Payout,
+    Transfer,
+    UnprotectedCharge,
+    UnprotectedPayout,
+)
+from testproject.provider import running_provider
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 CHARGE = {"amount": 1000, "currency": "usd", "label": "order-1"}
 TRANSFER = {"recipient": "bob", "amount": 5, "label": "rent"}
+PAYOUT = {"amount": 1000, "label": "wages"}
 NOTIFICATION = {"recipient": "bob", "message": "Hello", "label": "greeting"}
 
 #: (path, a good payload, the model whose rows are its effects)
@@ -28,9 +38,13 @@ ENDPOINTS = [
     pytest.param("/charges/", CHARGE, Charge, id="charges"),
     pytest.param("/unprotected/charges/", CHARGE, UnprotectedCharge, id="unprotected"),
     pytest.param("/transfers/", TRANSFER, Transfer, id="transfers"),
+    pytest.param("/payouts/", PAYOUT, Payout, id="payouts"),
+    pytest.param("/payouts/reexecute/", PAYOUT, Payout, id="payouts-reexecute"),
+    pytest.param("/payouts/park/", PAYOUT, Payout, id="payouts-park"),
+    pytest.param("/unprotected/payouts/", PAYOUT, UnprotectedPayout, id="unprotected-payouts"),
     pytest.param("/notifications/", NOTIFICATION, Notification, id="notifications"),
 ]
-PROTECTED = [endpoint for endpoint in ENDPOINTS if endpoint.id != "unprotected"]
+PROTECTED = [endpoint for endpoint in ENDPOINTS if not str(endpoint.id).startswith("unprotected")]
 CHARGES = [endpoint for endpoint in ENDPOINTS if endpoint.id in ("charges", "unprotected")]
 
 #: Bodies that are not one JSON object, or not JSON.
@@ -52,6 +66,7 @@ MALFORMED = [
 #: Fields that a good payload becomes a bad one with, for the endpoints that have them.
 WRONG: dict[str, list[Any]] = {
     "amount": [None, True, "ten", [], {}, 0, -1, 10**13, 10**30, 1.5, 1e400],
+    "fault": [None, 1, [], "fire", "HANG"],
     "currency": [None, 1, "", "us", "us\nd", "USD", "u\x00d"],
     "label": [None, {}, "x" * 129, "a\x00b", "\ud800"],
     "message": [None, 1, "", "x" * 10_001, "a\x00b"],
@@ -59,6 +74,18 @@ WRONG: dict[str, list[Any]] = {
     "reference": [{}, "", "x" * 65, "a\x00b"],
     "source": [None, [], "cash", "\x00"],
 }
+
+
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_provider(tmp_path_factory.mktemp("provider") / "ledger.jsonl") as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def _provider(provider: str, settings: Any) -> None:
+    settings.PROVIDER_URL = settings.DEDUPLICATING_PROVIDER_URL = provider
+
 
 Post = Callable[..., HttpResponse]
 
@@ -108,10 +135,15 @@ def test_a_retry_of_a_protected_request_replays_its_one_effect(
     assert effects._default_manager.count() == 1
 
 
-def test_a_retry_of_an_unprotected_request_has_a_second_effect(post: Post) -> None:
+@pytest.mark.parametrize(
+    ("path", "payload", "effects"), [endpoint for endpoint in ENDPOINTS if endpoint not in PROTECTED]
+)
+def test_a_retry_of_an_unprotected_request_has_a_second_effect(
+    post: Post, path: str, payload: dict[str, Any], effects: type[Effect]
+) -> None:
     for _ in range(2):
-        assert post("/unprotected/charges/", CHARGE, key="k").status_code == 201
-    assert UnprotectedCharge.objects.filter(label="order-1").count() == 2
+        assert post(path, payload, key="k").status_code == 201
+    assert effects._default_manager.filter(label=payload["label"]).count() == 2
 
 
 @pytest.mark.parametrize(("path", "payload", "effects"), CHARGES)
@@ -183,7 +215,8 @@ def test_a_malformed_body_is_a_400_without_an_effect(
 def test_a_wrong_field_is_a_400_without_an_effect(
     post: Post, path: str, payload: dict[str, Any], effects: type[Effect]
 ) -> None:
-    taken = {*payload, "reference", "source"} if "charges" in path else payload
+    further = {"reference", "source"} if "charges" in path else {"fault"} if "payouts" in path else set()
+    taken = {*payload, *further}
     wrong = [(field, value) for field in taken for value in WRONG[field]]
     answers = [(field, ascii(value)[:40], post(path, {**payload, field: value}).status_code) for field, value in wrong]
     assert [answer for answer in answers if answer[-1] != 400] == []

@@ -84,6 +84,10 @@ class IdempotentMixin:
         return known
 
 
+def _raise(error: Exception) -> Any:
+    raise error
+
+
 class RestFrameworkExchange(Exchange):
     """An exchange whose request went through a DRF view."""
 
@@ -92,6 +96,7 @@ class RestFrameworkExchange(Exchange):
         return self.request.parser_context["view"]
 
     def parsed_body(self) -> object:
+        self.keep_body_readable()
         return self.request.data  # a ParseError or UnsupportedMediaType is the view's own answer; nothing is claimed
 
     def command(self) -> object:
@@ -113,9 +118,13 @@ class RestFrameworkExchange(Exchange):
         try:
             return self._handled(error)
         except Exception as unhandled:
-            if unhandled is error:
-                return None
-            raise
+            if unhandled is not error:
+                raise
+        response = super().response_to_failure(error)  # what Django answers with 400, and DRF doesn't know
+        if response is None:
+            # A crash. dispatch() is about to ask the project's exception handler, which has seen it now.
+            self.view.handle_exception = _raise
+        return response
 
     def response_to_error(self, error: IdempotencyError) -> Any:
         exception = IdempotencyAPIException(error)

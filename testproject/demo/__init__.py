@@ -1,7 +1,7 @@
 """What runs behind ``manage.py demo``: a storm of retried, duplicated and cut-off charges against a real server.
 
-``plan`` says what will happen. ``server`` runs gunicorn (``gunicorn_conf``), ``workers`` kills its workers, ``faults``
-is the server's side of the trouble. ``client`` is one badly behaved client, ``storm`` is all of them at once. ``tally``
-counts what is seen on the way, ``ledger`` counts effects in the database, ``verdict`` judges, and ``report`` shows it.
-``__main__`` ties them together.
+``plan`` says what will happen, ``payouts`` what of it happens at a payment provider. ``server`` runs gunicorn
+(``gunicorn_conf``), ``workers`` kills its workers, ``faults`` is the server's side of the trouble. ``client`` is one
+badly behaved client, ``storm`` is all of them at once. ``tally`` counts what is seen on the way, ``ledger`` counts
+effects where they happen, ``verdict`` judges, and ``report`` shows it. ``__main__`` ties them together.
 """

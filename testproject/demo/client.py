@@ -196,6 +196,8 @@ class Client:
             self._saw(Seen.MISMATCH)
         elif answer.status == 503:
             self._saw(Seen.UNAVAILABLE)
+        elif answer.status == 502:
+            self._saw(Seen.PROVIDER_FAILED)
         elif answer.status >= 500:
             self._saw(Seen.ERROR)
 

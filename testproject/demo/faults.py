@@ -3,7 +3,8 @@
 Neither the package nor the sample project know of it. A request asks for its own trouble in the header ``Demo-Fault``:
 ``pause=120`` works 120 ms longer after the charge is written; ``stall=protected/7=2`` stands still there until its
 lease of 2 s is over and another has done its work; ``kill_at_work=protected/7`` gets the worker killed at that point,
-and ``kill_at_reply=protected/7`` when everything is committed and the answer is about to be sent.
+and ``kill_at_reply=protected/7`` when everything is committed and the answer is about to be sent. For a payout
+``pause`` and ``kill_at_work`` come when the provider has paid and nothing of it is written here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from django.core.wsgi import get_wsgi_application
 from django.db import connection
 from django.db.models import Model
-from django.db.models.signals import post_save
+from django.db.models.signals import post_save, pre_save
 
 from .gunicorn_conf import report
 
@@ -34,9 +35,11 @@ current = threading.local()
 sample_project = get_wsgi_application()
 
 # Only now: models can be imported once Django is set up.
-from idempotency.lifecycle import Status  # noqa: E402
+from idempotency import Operation  # noqa: E402
+from idempotency.lifecycle import Recovery, Status  # noqa: E402
 from idempotency.models import IdempotencyRecord  # noqa: E402
-from testproject.models import Charge, UnprotectedCharge  # noqa: E402
+from idempotency.signals import recovered  # noqa: E402
+from testproject.models import Charge, Payout, UnprotectedCharge, UnprotectedPayout  # noqa: E402
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -65,6 +68,19 @@ def after_the_write(sender: type[Model], instance: Any, **kwargs: Any) -> None:
         stand_still(instance, float(lease))
 
 
+def after_the_provider(sender: type[Model], **kwargs: Any) -> None:
+    kind, _, value = getattr(current, "fault", None) or ("", "", "")
+    if kind == "kill_at_work":
+        ask_to_be_killed(value)
+    elif kind == "pause":
+        time.sleep(int(value) / 1000)
+
+
+def after_a_recovery(sender: Operation, status: str, **kwargs: Any) -> None:
+    if sender.recovery is Recovery.RECONCILE and status == Status.COMPLETED:
+        report("reconciled", os.getpid(), "reconcile")
+
+
 def stand_still(instance: Any, lease: float) -> None:
     """Sleep past the lease, until another attempt has done the work of this one."""
     # Without a record there is nothing to wait for; and with SQLite, where one writes at a time, nobody to do it.
@@ -87,3 +103,6 @@ def ask_to_be_killed(charge: str) -> None:
 
 post_save.connect(after_the_write, sender=Charge)
 post_save.connect(after_the_write, sender=UnprotectedCharge)
+pre_save.connect(after_the_provider, sender=Payout)
+pre_save.connect(after_the_provider, sender=UnprotectedPayout)
+recovered.connect(after_a_recovery)

@@ -20,6 +20,7 @@ ACCOUNTS = ("alice", "bob")
 
 #: Each kind of trouble comes up at least twice in this many charges, so that no check can pass for want of a case.
 MIN_OPERATIONS = 20
+MIN_PAYOUTS = 24
 MAX_OPERATIONS = 100_000
 MAX_BURST = 6
 
@@ -56,6 +57,7 @@ class Plan:
     """The options of one run. Durations are seconds."""
 
     operations: int = 500
+    payouts: int = 24
     workers: int = 4
     concurrency: int = 48
     kill_every: float = 2.0
@@ -93,6 +95,11 @@ def draw_charges(plan: Plan, run: str) -> list[Charge]:
     troubles += chance.choices(list(WEIGHTS), list(WEIGHTS.values()), k=max(0, plan.operations - len(troubles)))
     troubles = troubles[: plan.operations]
     chance.shuffle(troubles)
+    return charges_with(troubles, chance, run)
+
+
+def charges_with(troubles: Sequence[Trouble], chance: random.Random, run: str) -> list[Charge]:
+    """A charge for each trouble, everything else about it drawn."""
     charges: list[Charge] = []
     for number, trouble in enumerate(troubles):
         previous = charges[-1] if charges else None
@@ -130,6 +137,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=within(int, MIN_OPERATIONS, MAX_OPERATIONS),
         default=default.operations,
         help=f"logical charges to send to each of the two endpoints, at least {MIN_OPERATIONS} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--payouts",
+        type=within(int, MIN_PAYOUTS, MAX_OPERATIONS),
+        default=default.payouts,
+        help="logical payouts to send afterwards to each of the three declarations and to the control, at least "
+        f"{MIN_PAYOUTS} (default: %(default)s)",
     )
     parser.add_argument(
         "--workers",
@@ -174,7 +188,7 @@ def plan_from(options: dict[str, object]) -> Plan:
 
 def arguments_of(plan: Plan) -> Sequence[str]:
     """The command line that ``add_arguments`` turns into this plan again."""
-    names = ("operations", "workers", "concurrency", "kill_every", "lease", "time_limit", "seed")
+    names = ("operations", "payouts", "workers", "concurrency", "kill_every", "lease", "time_limit", "seed")
     return [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(plan, name)))]
 
 

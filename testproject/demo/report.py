@@ -9,18 +9,32 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from .payouts import CONTROL
+from .payouts import SIDES as PAYOUT_SIDES
 from .plan import Plan
 from .tally import Seen, Tally
-from .verdict import Findings
+from .verdict import Effects, Findings
 
 SIDES = ("protected", "unprotected")
+MOST_LISTED = 40  # labels
 LINE_EVERY = 3.0  # seconds between two lines where nothing can move
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One storm, as its progress is shown."""
+
+    noun: str
+    operations: int  # to be sent to each side
+    effects: Mapping[str, Callable[[], int]]  # what counts them, by side
+    where: str = "in the database"
 
 
 class Report:
@@ -33,7 +47,9 @@ class Report:
             f"[bold]Sending {self.plan.operations:,} charges over a bad network to a server that is being killed.[/]\n"
             "Clients stop waiting, cut their connection or send duplicates at the same instant, and retry under one "
             "Idempotency-Key until they know the outcome, while worker processes die by SIGKILL. The same storm meets "
-            "an endpoint without protection beside it. Effects are counted in the database."
+            "an endpoint without protection beside it. Effects are counted in the database.\n"
+            f"Then {self.plan.payouts:,} payouts under each declaration of what a crash means, at a payment provider "
+            "that fails or falls silent after it has paid. Effects are counted in the provider's own ledger."
         )
 
     def started(self, database: str, port: int) -> None:
@@ -43,46 +59,46 @@ class Report:
         )
 
     @contextmanager
-    def progress(
-        self, tally: Tally, effects: Callable[[str], int], kills: Callable[[], int]
-    ) -> Iterator[Callable[[], None]]:
+    def progress(self, stage: Stage, tally: Tally, kills: Callable[[], int]) -> Iterator[Callable[[], None]]:
         """Yields what is to be called a few times a second while the storm goes on."""
         if self.console.is_terminal:
-            with self._moving(tally, effects, kills) as update:
+            with self._moving(stage, tally, kills) as update:
                 yield update
         else:
-            yield self._lines(tally, effects, kills)
+            yield self._lines(stage, tally, kills)
 
     @contextmanager
-    def _moving(
-        self, tally: Tally, effects: Callable[[str], int], kills: Callable[[], int]
-    ) -> Iterator[Callable[[], None]]:
+    def _moving(self, stage: Stage, tally: Tally, kills: Callable[[], int]) -> Iterator[Callable[[], None]]:
         bars = Progress(
-            TextColumn("{task.description:<11}"), BarColumn(40), MofNCompleteColumn(), TextColumn("charges settled"),
-            TimeElapsedColumn(), console=self.console,
-        )  # fmt: skip
-        tasks = {side: bars.add_task(side, total=self.plan.operations) for side in SIDES}
+            TextColumn("{task.description:<11}"),
+            BarColumn(40),
+            MofNCompleteColumn(),
+            TextColumn(f"{stage.noun} settled"),
+            TimeElapsedColumn(),
+            console=self.console,
+        )
+        tasks = {side: bars.add_task(side, total=stage.operations) for side in stage.effects}
         with Live(console=self.console, refresh_per_second=4, transient=True) as live:
 
             def update() -> None:
-                counts = {side: tally.of(side) for side in SIDES}
+                counts = {side: tally.of(side) for side in stage.effects}
                 for side, task in tasks.items():
                     bars.update(task, completed=counts[side][Seen.DONE])
                 table = Table(box=None, pad_edge=False)
                 table.add_column("so far", style="dim")
-                for side in SIDES:
+                for side in stage.effects:
                     table.add_column(side, justify="right", min_width=11)
-                table.add_row("requests sent", *(f"{counts[side][Seen.ATTEMPT]:,}" for side in SIDES))
-                table.add_row("effects in the database", *(f"{effects(side):,}" for side in SIDES))
-                table.add_row("replays", *(f"{counts[side][Seen.REPLAY]:,}" for side in SIDES))
-                table.add_row("answers never seen", *(f"{unseen(counts[side]):,}" for side in SIDES))
+                table.add_row("requests sent", *(f"{counts[side][Seen.ATTEMPT]:,}" for side in stage.effects))
+                table.add_row(f"effects {stage.where}", *(f"{stage.effects[side]():,}" for side in stage.effects))
+                table.add_row("replays", *(f"{counts[side][Seen.REPLAY]:,}" for side in stage.effects))
+                table.add_row("answers never seen", *(f"{unseen(counts[side]):,}" for side in stage.effects))
                 table.add_row("workers killed", f"{kills():,}")
                 live.update(Group(bars, table), refresh=True)
 
             update()
             yield update
 
-    def _lines(self, tally: Tally, effects: Callable[[str], int], kills: Callable[[], int]) -> Callable[[], None]:
+    def _lines(self, stage: Stage, tally: Tally, kills: Callable[[], int]) -> Callable[[], None]:
         started = last = time.monotonic()
 
         def update() -> None:
@@ -90,11 +106,11 @@ class Report:
             if time.monotonic() - last < LINE_EVERY:
                 return
             last = time.monotonic()
-            counts = {side: tally.of(side) for side in SIDES}
+            counts = {side: tally.of(side) for side in stage.effects}
             sides = "; ".join(
-                f"{side}: {counts[side][Seen.DONE]:,} charges settled, {counts[side][Seen.ATTEMPT]:,} requests, "
-                f"{effects(side):,} effects"
-                for side in SIDES
+                f"{side}: {counts[side][Seen.DONE]:,} {stage.noun} settled, {counts[side][Seen.ATTEMPT]:,} requests, "
+                f"{stage.effects[side]():,} effects"
+                for side in stage.effects
             )
             self.console.print(f"{last - started:4.0f} s  {sides}; {kills()} workers killed", soft_wrap=True)
 
@@ -110,18 +126,7 @@ class Report:
         for side in SIDES:
             table.add_column(side, justify="right")
 
-        def row(label: str, values: Sequence[int], *, should_be: int | None = None, section: bool = False) -> None:
-            cells = [f"{value:,}" for value in values]
-            if should_be is not None:
-                cells = [
-                    f"[bold green]{cell}[/]" if value == should_be else f"[bold red]{cell}[/]"
-                    for cell, value in zip(cells, values, strict=True)
-                ]
-            table.add_row(label, *cells, end_section=section)
-
-        def seen(label: str, *kinds: Seen, section: bool = False) -> None:
-            row(label, [sum(counts[side][kind] for kind in kinds) for side in SIDES], section=section)
-
+        row, seen = rows_of(table, [counts[side] for side in SIDES])
         found = [findings[side] for side in SIDES]
         row("logical charges", [side.operations for side in found])
         row("effects counted in the database", [side.effects for side in found], should_be=self.plan.operations)
@@ -145,12 +150,64 @@ class Report:
         self.console.print()
         self.console.print(table)
 
-    def verdict(self, findings: Mapping[str, Findings], complaints: Sequence[str], kills: int) -> None:
+    def payout_table(
+        self,
+        findings: Mapping[str, Findings],
+        rows: Mapping[str, int],
+        tally: Tally,
+        again: int,
+        deduplicated: int,
+        seconds: float,
+    ) -> None:
+        """The payouts under each declaration, and what was parked."""
+        table = Table(title=f"{seconds:.0f} seconds of a provider that fails after it has paid", title_justify="left")
+        table.add_column("")
+        for side in PAYOUT_SIDES:
+            table.add_column(side.title, justify="right")
+        row, seen = rows_of(table, [tally.of(side.name) for side in PAYOUT_SIDES])
+        found = [findings[side.name] for side in PAYOUT_SIDES]
+        row("logical payouts", [side.operations for side in found])
+        row("in the provider's ledger", [side.effects for side in found])
+        row("paid more than once", [side.doubled for side in found], should_be=0)
+        row("acknowledged but never paid", [side.lost for side in found], should_be=0)
+        row("wrong answers", [side.wrong for side in found], should_be=0)
+        row("outcome never learned", [side.unsettled for side in found], should_be=0)
+        row("parked until somebody decides", [len(side.parked) for side in found])
+        row("rows of our own", [rows[side.name] for side in PAYOUT_SIDES], section=True)
+        seen("HTTP requests sent", Seen.ATTEMPT)
+        seen("502: the provider failed", Seen.PROVIDER_FAILED)
+        seen("workers killed in mid-payout", Seen.KILLED_AT_WORK)
+        seen("found paid by a reconciler", Seen.RECONCILED)
+        row("run again, same derived key", [again, 0, 0, 0])
+        row("deduplicated by the provider", [deduplicated, 0, 0, 0])
+        self.console.print()
+        self.console.print(table)
+
+    def parked(self, labels: Sequence[str], effects: Effects) -> None:
+        """Every parked payout, and what the provider's ledger says of it."""
+        count = Counter({label: len(ids) for (_, label), ids in effects.items()})
+        paid = [label for label in labels if count[label]]
+        unpaid = [label for label in labels if not count[label]]
+        self.console.print(
+            f"Parked, and never made again by themselves: {len(labels)} payouts. The ledger shows {len(paid)} of them "
+            f"paid, {max((count[label] for label in paid), default=0)} time at most: {listed(paid)}; "
+            f"and {len(unpaid)} not paid: {listed(unpaid)}.",
+            markup=False,
+        )
+
+    def verdict(
+        self,
+        findings: Mapping[str, Findings],
+        payouts: Mapping[str, Findings],
+        complaints: Sequence[str],
+        kills: int,
+    ) -> None:
         protected, control = findings["protected"], findings["unprotected"]
         self.console.print()
         if complaints:
             self.console.print("[bold red]FAILED.[/]", *(f"\n  - {complaint}" for complaint in complaints), sep="")
-            for example in protected.examples:
+            protected_payouts = [side for name, side in payouts.items() if name != CONTROL]
+            for example in [example for side in (protected, *protected_payouts) for example in side.examples]:
                 self.console.print(f"    {example}", style="dim", markup=False)
             return
         self.console.print(
@@ -158,8 +215,39 @@ class Report:
             f"{kills} killed workers lost or doubled none, and every client was told the one outcome of its charge.\n"
             f"Without protection the same storm charged {control.doubled:,} of {control.operations:,} more than once: "
             f"{control.effects - control.operations:,} effects too many, "
-            f"and {control.wrong:,} answers that contradict others."
+            f"and {control.wrong:,} answers that contradict others.\n"
+            f"Of {self.plan.payouts:,} payouts each, the provider made "
+            + "; ".join(
+                f"{payouts[side.name].effects:,} under {side.title}, {payouts[side.name].doubled:,} of them doubled "
+                f"and {len(payouts[side.name].parked):,} parked"
+                for side in PAYOUT_SIDES
+            )
+            + "."
         )
+
+
+def rows_of(table: Table, counts: Sequence[Counter[Seen]]) -> tuple[Callable[..., None], Callable[..., None]]:
+    """What adds a row of figures to a table, and what adds one of things seen, a column for each of ``counts``."""
+
+    def row(label: str, values: Sequence[int], *, should_be: int | None = None, section: bool = False) -> None:
+        cells = [f"{value:,}" for value in values]
+        if should_be is not None:
+            cells = [
+                f"[bold green]{cell}[/]" if value == should_be else f"[bold red]{cell}[/]"
+                for cell, value in zip(cells, values, strict=True)
+            ]
+        table.add_row(label, *cells, end_section=section)
+
+    def seen(label: str, *kinds: Seen, section: bool = False) -> None:
+        row(label, [sum(column[kind] for kind in kinds) for column in counts], section=section)
+
+    return row, seen
+
+
+def listed(labels: Sequence[str]) -> str:
+    """The labels without what they begin with in common, cut where nobody would read on."""
+    names = [label.rpartition("-")[2] for label in labels[:MOST_LISTED]]
+    return ", ".join(names + ["…"] * (len(labels) > MOST_LISTED)) or "none"
 
 
 def unseen(counts: Counter[Seen]) -> int:

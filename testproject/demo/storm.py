@@ -20,15 +20,14 @@ TROUBLES_IN_A_BURST = (Trouble.CALM, Trouble.CALM, Trouble.CALM, Trouble.TIMEOUT
 
 
 class Storm:
-    """One run of the charges against both endpoints. ``histories`` fills up while it runs."""
+    """One run of as many charges against each of some endpoints. ``histories`` fills up while it runs."""
 
-    def __init__(self, plan: Plan, charges: Sequence[Charge], endpoints: Sequence[Endpoint], tally: Tally) -> None:
+    def __init__(self, plan: Plan, courses: Sequence[tuple[Endpoint, Sequence[Charge]]], tally: Tally) -> None:
         self.plan = plan
-        self.charges = charges
-        self.endpoints = endpoints
+        self.endpoints = [endpoint for endpoint, _ in courses]
         self.tally = tally
         self.stop = threading.Event()
-        self.histories = {endpoint.side: [History(charge) for charge in charges] for endpoint in endpoints}
+        self.histories = {endpoint.side: [History(charge) for charge in charges] for endpoint, charges in courses}
         self._futures: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(plan.concurrency, thread_name_prefix="charge")
         # No proxy from the environment, and no kept connections: see gunicorn_conf. Bursts add threads of their own.
@@ -39,9 +38,8 @@ class Storm:
     def running(self) -> Iterator[None]:
         """The storm goes on in the background of the block. After it nothing new is sent, but see ``join``."""
         try:
-            for index in range(len(self.charges)):
-                for endpoint in self.endpoints:
-                    history = self.histories[endpoint.side][index]
+            for histories in zip(*self.histories.values(), strict=True):
+                for endpoint, history in zip(self.endpoints, histories, strict=True):
                     self._futures.append(self._pool.submit(self._see_through, history, endpoint))
             yield
         finally:

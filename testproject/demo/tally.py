@@ -18,9 +18,11 @@ class Seen(str, Enum):
     TIMEOUT = "timeout"  # the client stopped waiting
     BROKEN = "broken"  # the connection broke, as it does when a worker is killed
     UNAVAILABLE = "unavailable"  # 503
+    PROVIDER_FAILED = "provider_failed"  # 502: the provider timed out or failed, and may have paid
     ERROR = "error"  # any other 5xx
     KILLED_AT_WORK = "killed_at_work"  # a charge lost its worker at the point it had chosen
     OUTLIVED = "outlived"  # a stalled worker woke up, lost its claim and writes, and answered what the winner had done
+    RECONCILED = "reconciled"  # a reconciler found that an abandoned payout had been made
     DONE = "done"  # all clients of a charge know its outcome, or gave up
 
 

@@ -1,6 +1,6 @@
 """The judgement, without I/O: what the clients were told against what the database holds.
 
-An effect is a charge in the database; an answer proves nothing but itself.
+An effect is a charge in the database, or a payout in the provider's ledger; an answer proves nothing but itself.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .client import Answer
+from .payouts import CONTROL, SIDES
 from .plan import Charge
 from .tally import Seen
 
@@ -38,13 +39,18 @@ class Findings:
     lost: int  # charges that were acknowledged and have none
     wrong: int  # answers that are not the one outcome of their charge
     unsettled: int  # charges of which a client never learned the outcome
+    parked: tuple[str, ...] = ()  # labels of those whose clients were told that the outcome is unknown
     examples: tuple[str, ...] = ()  # the first few of each, for whoever has to find the cause
 
 
-def judge(histories: Iterable[History], effects: Effects) -> Findings:
-    """Compare every client's answers with each other and with the effects of their charge."""
+def judge(histories: Iterable[History], effects: Effects, *, named_by: str = "id", may_park: bool = False) -> Findings:
+    """Compare every client's answers with each other and with the effects of their charge.
+
+    ``named_by`` is the field of an answer that names the effect. ``may_park``: an unknown outcome is an outcome.
+    """
     counts: Counter[str] = Counter()
     examples: list[str] = []
+    parked: list[str] = []
 
     def note(kind: str, what: str) -> None:
         counts[kind] += 1
@@ -62,8 +68,10 @@ def judge(histories: Iterable[History], effects: Effects) -> Findings:
             note("lost", f"{name} was acknowledged and has no effect")
         if history.gave_up:
             note("unsettled", f"{history.gave_up} client(s) of {name} never learned its outcome")
+        if history.answers and is_parked(history.answers[0]):
+            parked.append(charge.label)
         for answer in history.answers:
-            if problem := wrong_with(answer, history.answers[0], ids):
+            if problem := wrong_with(answer, history.answers[0], ids, named_by, may_park):
                 note("wrong", f"{name} was answered {answer.status} {answer.body[:200]!r}: {problem}")
         for answer in history.answers_to_changed:
             if answer.code != "idempotency_key_reused" or answer.status != 422:
@@ -75,21 +83,29 @@ def judge(histories: Iterable[History], effects: Effects) -> Findings:
         lost=counts["lost"],
         wrong=counts["wrong"],
         unsettled=counts["unsettled"],
+        parked=tuple(parked),
         examples=tuple(examples),
     )
 
 
-def wrong_with(answer: Answer, first: Answer, ids: Sequence[int]) -> str:
+def wrong_with(answer: Answer, first: Answer, ids: Sequence[int], named_by: str, may_park: bool) -> str:
     """Why the answer is not the charge's one outcome, or nothing."""
-    if answer.status != 201:
+    parked = may_park and is_parked(answer)
+    if answer.status != 201 and not parked:
         return "a charge that is sent with its own payload is answered 201"
     if outcome_of(answer) != outcome_of(first):
         return f"another client was answered {first.status} {first.body[:200]!r}"
+    if parked:
+        return ""
     try:
-        named = json.loads(answer.body)["id"]
+        named = json.loads(answer.body)[named_by]
     except (ValueError, KeyError, TypeError):
         return "it names no charge"
     return "" if named in ids or not ids else f"it names charge {named}, but the effect is {list(ids)}"
+
+
+def is_parked(answer: Answer) -> bool:
+    return answer.code == "idempotency_outcome_unknown"
 
 
 def outcome_of(answer: Answer) -> tuple[object, ...]:
@@ -131,4 +147,50 @@ def complaints(
         found.append("No changed payload was rejected.")
     if not control.doubled:
         found.append("The unprotected endpoint doubled nothing, so the storm would not have shown a fault.")
+    return found
+
+
+def payout_complaints(
+    findings: Mapping[str, Findings],
+    rows: Mapping[str, int],
+    seen: Mapping[str, Mapping[Seen, int]],
+    again: int,
+    deduplicated: int,
+) -> list[str]:
+    """The same for the payouts, by the names of their sides.
+
+    ``rows`` counts our own rows, ``again`` the claims that REEXECUTE has run again, and ``deduplicated`` the calls
+    that its provider knew by their key.
+    """
+    found: list[str] = []
+    for side in SIDES:
+        of, what = findings[side.name], f"payouts under {side.title}"
+        if side.name == CONTROL:
+            if not of.doubled:
+                found.append("Without protection no payout was doubled, so the faults would not have shown one.")
+            continue
+        settled = of.operations - len(of.parked)
+        if side.may_park:
+            if not of.parked:
+                found.append("No payout was parked.")
+        elif of.parked or of.effects != of.operations:
+            found.append(f"{of.operations} {what} were paid {of.effects} times, and {len(of.parked)} were parked.")
+        if not settled <= rows[side.name] <= of.operations:  # a parked one may have got as far as its row
+            found.append(f"{settled} acknowledged {what} have {rows[side.name]} rows in the database.")
+        if of.doubled:
+            found.append(f"{of.doubled} {what} were made more than once.")
+        if of.lost:
+            found.append(f"{of.lost} {what} were acknowledged and not made.")
+        if of.wrong:
+            found.append(f"{of.wrong} answers were not the one outcome of their {what}.")
+        if of.unsettled:
+            found.append(f"The clients of {of.unsettled} {what} gave up without an outcome.")
+        if not seen[side.name].get(Seen.KILLED_AT_WORK):
+            found.append(f"No worker was killed in the middle of {what}.")
+        if not seen[side.name].get(Seen.PROVIDER_FAILED):
+            found.append(f"The provider failed at none of the {what}.")
+    if not again or not deduplicated:
+        found.append("No payout was run again, or the provider never met a derived key again.")
+    if not seen["reconcile"].get(Seen.RECONCILED):
+        found.append("No reconciler found that an abandoned payout had been made.")
     return found

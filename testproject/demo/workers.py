@@ -2,7 +2,8 @@
 
 Each report is a line. ``born 123`` and ``gone 123`` come from gunicorn; the others from a request of a charge, here the
 protected one of number 7, that has reached the point of its trouble: ``kill 123 protected 7`` asks for the end of its
-worker, ``stalled 123 protected 7`` and ``awake 123 protected 7`` say that it stands still and goes on.
+worker, ``stalled 123 protected 7`` and ``awake 123 protected 7`` say that it stands still and goes on. ``reconciled 123
+reconcile`` tells of a reconciler that has found an outcome.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import socket
 import threading
 from collections import Counter
 
-from .tally import Tally
+from .tally import Seen, Tally
 
 
 class Workers:
@@ -59,6 +60,8 @@ class Workers:
                 if word in {"kill", "stalled"}:
                     # First the note: the client looks for it as soon as its connection breaks.
                     self._tally.note_trouble(charge[0], int(charge[1]))
+                elif word == "reconciled":
+                    self._tally.add(charge[0], Seen.RECONCILED)
                 with self._lock:
                     self._heard(word, int(pid))
 

@@ -17,7 +17,7 @@ from idempotency.exceptions import LeaseLostError, UnavailableError
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operation import registry
 from tests.concurrency.racing import PATIENCE, Gate, abandon, effects, end_lease, in_background, record
-from tests.concurrency.urls import handler
+from tests.concurrency.urls import BRIEF, handler
 
 pytestmark = pytest.mark.urls("tests.concurrency.urls")
 
@@ -200,6 +200,22 @@ def test_a_heartbeat_that_finds_the_lease_lost_marks_the_claim(post: Post) -> No
     late = post("/beating/")
     assert winner[0].json()["attempt"] == 6
     assert late.content == winner[0].content
+
+
+def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(post: Post) -> None:
+    """On SQLite nobody could, and a heartbeat would wait for the handler's own lock."""
+    seen: list[int] = []
+
+    def work(request: Any) -> None:
+        if connection.vendor == "postgresql":
+            wait_until(lambda: elsewhere(lease_left) < BRIEF.total_seconds() / 2)
+            wait_until(lambda: elsewhere(lease_left) > BRIEF.total_seconds() / 2)
+        seen.append(len(heartbeats()))
+
+    handler.before = work
+    assert post("/beating-inside/").json()["attempt"] == 1
+    assert seen == [1 if connection.vendor == "postgresql" else 0]
+    assert effects() == ["one"]
 
 
 # What a frozen worker can hold

@@ -78,6 +78,7 @@ urlpatterns = [
     path(
         "beating/", declared("race.beating", transaction=False, recovery=REEXECUTE, lease=BRIEF, heartbeat=10 * BRIEF)
     ),
+    path("beating-inside/", declared("race.beating_inside", lease=BRIEF, heartbeat=10 * BRIEF)),
     path("capped/", declared("race.capped", transaction=False, recovery=REEXECUTE, lease=BRIEF, heartbeat=BRIEF)),
     path("bounded/", declared("race.bounded", idle_timeout=timedelta(milliseconds=200))),
     path("again/", declared("race.again", transaction=False, recovery=REEXECUTE)),

@@ -21,6 +21,7 @@ from idempotency import claims
 from idempotency.claims import Claim
 from idempotency.fingerprint import Payload
 from idempotency.lifecycle import Status
+from idempotency.management import running
 from idempotency.management.commands import purge_idempotency
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import Operation
@@ -250,7 +251,7 @@ def test_a_second_signal_has_its_usual_effect() -> None:
 
 
 def test_a_handler_from_outside_of_python_is_put_back_as_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = purge_idempotency._Stop()
+    stop = running.Stop()
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setitem(stop._previous, signal.SIGTERM, None)
     try:
@@ -274,7 +275,7 @@ def test_a_pause_lies_between_batches_only(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(time, "monotonic", lambda: clock)
     assert purge(batch_size=10, pause=1.0)[0] == 0
     assert sum(slept) == pytest.approx(2.0)
-    assert max(slept) <= purge_idempotency.SLICE
+    assert max(slept) <= running.SLICE
 
 
 def test_a_signal_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +289,7 @@ def test_a_signal_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(CommandError, match="Stopped by SIGTERM"):
         purge(batch_size=10, pause=60.0)
-    assert slept == [purge_idempotency.SLICE]
+    assert slept == [running.SLICE]
     assert len(remaining()) == 15
 
 

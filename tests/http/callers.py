@@ -14,14 +14,19 @@ from django.contrib.auth.models import User
 from django.db import connections
 from django.http import HttpRequest
 from django.test import AsyncClient, Client
+from django.test.client import encode_multipart
 
+from idempotency import idempotent
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
 from tests.factories import TokenFactory
+from tests.http.views import work
 from tests.records import from_now
 
 Serve = Callable[..., None]
+
+FORM = "application/x-www-form-urlencoded"
 
 
 class Caller:
@@ -66,6 +71,11 @@ class Caller:
 
 async def _request_async(method: str, url: str, arguments: dict[str, Any]) -> Any:
     return await AsyncClient(raise_request_exception=False).generic(method, url, **arguments)
+
+
+def multipart(data: dict[str, Any], boundary: str) -> dict[str, Any]:
+    """The arguments of a request that sends ``data``, files among it, as a multipart form."""
+    return {"data": encode_multipart(boundary, data), "content_type": f"multipart/form-data; boundary={boundary}"}
 
 
 def effects() -> int:
@@ -145,3 +155,24 @@ class Gate:
         finally:
             self._go_on.set()
             first.answer()
+
+
+def serve_answer(serve: Serve, make: Callable[[], Any], **policy: Any) -> None:
+    """Serve an operation that has its effect and then answers with what ``make`` makes."""
+
+    @idempotent("tests.answer", **policy)
+    def view(request: HttpRequest) -> Any:
+        work(request)
+        return make()
+
+    serve(view)
+
+
+def replayed(alice: Caller, **options: Any) -> tuple[Any, Any]:
+    """The first answer and its replay, after one effect."""
+    first = alice.post(key="k", **options)
+    replay = alice.post(key="k", **options)
+    assert "Idempotency-Replayed" not in first
+    assert replay["Idempotency-Replayed"] == "true"
+    assert effects() == 1
+    return first, replay

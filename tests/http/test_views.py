@@ -246,9 +246,10 @@ def test_failure_mode_35_a_mixin_that_names_no_handler_is_refused_when_the_class
             idempotent_operations: ClassVar = {"creat": "tests.misspelt"}
 
 
-def test_failure_mode_35_a_call_without_a_request_says_so() -> None:
+@pytest.mark.parametrize("arguments", [(), (1,), (1, 2, 3)])
+def test_failure_mode_35_a_call_without_a_request_says_so(arguments: tuple[int, ...]) -> None:
     with pytest.raises(TypeError, match=r"@idempotent\('tests.helper'\) expects a request"):
-        idempotent("tests.helper")(lambda: None)()
+        idempotent("tests.helper")(lambda *arguments: None)(*arguments)
 
 
 def test_failure_mode_35_one_name_with_two_policies_is_refused() -> None:

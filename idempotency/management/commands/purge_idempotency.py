@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import FrameType
 from typing import Any, TextIO
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 from django.db.models import Count
 
 from idempotency.claims import alias
 from idempotency.lifecycle import Status
+from idempotency.management.running import (
+    EXIT_REFUSED,
+    EXIT_SIGNAL,
+    EXIT_USAGE,
+    EXIT_WORK_LEFT,
+    HelpFormatter,
+    stop_between_batches,
+)
 from idempotency.models import IdempotencyRecord
 from idempotency.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, due, purge_batches
-
-EXIT_REFUSED = 1
-EXIT_USAGE = 2
-EXIT_WORK_LEFT = 3
-EXIT_SIGNAL = 128  # plus the signal's number, as shells do
 
 EPILOG = f"""exit codes:
   0    everything that was due is purged
@@ -37,16 +37,9 @@ EPILOG = f"""exit codes:
 # Where nobody watches, a line now and then shows in the log that a long run is alive.
 REPORT_EVERY = 10.0  # seconds
 
-# A signal that is handled doesn't end a sleep, so a pause is slept in slices of this.
-SLICE = 0.2  # seconds
-
 MAX_PAUSE = 3600.0  # seconds
 
 _Report = Callable[[int], None]
-
-
-class _HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
-    """Keeps the lines of the epilog."""
 
 
 class Command(BaseCommand):
@@ -57,7 +50,7 @@ class Command(BaseCommand):
     )
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        kwargs = {"epilog": EPILOG, "formatter_class": _HelpFormatter, **kwargs}
+        kwargs = {"epilog": EPILOG, "formatter_class": HelpFormatter, **kwargs}
         return super().create_parser(prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -127,7 +120,7 @@ class Command(BaseCommand):
     ) -> None:
         deleted = batches = 0
         finished = False
-        with _stop_between_batches() as stop, self._reporter(using, include_failed, options) as report:
+        with stop_between_batches() as stop, self._reporter(using, include_failed, options) as report:
             for batch in purge_batches(batch_size=batch_size, include_failed=include_failed, using=using):
                 deleted += batch.deleted
                 batches += 1
@@ -183,46 +176,6 @@ def _bar(stream: TextIO, total: int) -> Iterator[_Report]:
         task = progress.add_task("", total=total)
         # More can fall due during a run than were counted before it.
         yield lambda deleted: progress.update(task, completed=deleted, total=max(total, deleted))
-
-
-class _Stop:
-    """Notes the first SIGINT or SIGTERM instead of dying of it. A second one has its usual effect."""
-
-    def __init__(self) -> None:
-        self.signum: int | None = None
-        self._previous: dict[signal.Signals, Any] = {}
-
-    def listen(self) -> None:
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            self._previous[signum] = signal.signal(signum, self._note)
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = signum
-        self.restore()
-
-    def restore(self) -> None:
-        while self._previous:
-            signum, handler = self._previous.popitem()
-            signal.signal(signum, handler or signal.SIG_DFL)  # None: it was not installed from Python
-
-    def sleep(self, seconds: float) -> bool:
-        """Sleep, unless a signal came or comes. Whether to go on."""
-        end = time.monotonic() + seconds
-        while self.signum is None and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, SLICE))
-        return self.signum is None
-
-
-@contextmanager
-def _stop_between_batches() -> Iterator[_Stop]:
-    stop = _Stop()
-    # Python lets no other thread than the main one handle signals. There the process's own handling remains.
-    if threading.current_thread() is threading.main_thread():
-        stop.listen()
-    try:
-        yield stop
-    finally:
-        stop.restore()
 
 
 def _records(count: int) -> str:

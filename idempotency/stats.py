@@ -1,0 +1,198 @@
+"""Numbers to watch: what the table holds, and what this process has seen. Each says how far it can be trusted.
+
+Nothing here reads a huge table: what is not completed is found through its own index and counted up to a bound, and the
+size of the rest is the database's estimate. Counting what happens costs a request about a microsecond a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from datetime import datetime
+from enum import Enum
+from typing import Any, ClassVar
+
+from django.db import connections
+from django.db.models import Max, Min, QuerySet
+from django.db.models.functions import Now
+from django.dispatch import Signal
+
+from . import claims, signals
+from .lifecycle import Status
+from .models import IdempotencyRecord, RecordQuerySet
+from .sql import postgresql_size
+
+#: Counting stops here. Ten thousand index entries take milliseconds, and more parked records say nothing more.
+MAX_COUNTED = 10_000
+
+
+class Kind(str, Enum):
+    """How far a number can be trusted."""
+
+    EXACT = "exact"
+    AT_LEAST = "at least"  # counting stopped at a bound
+    ESTIMATE = "estimate"  # the database's own, from its last analysis
+    THIS_PROCESS = "this process"  # since it started; other processes have their own
+    UNKNOWN = "unknown"  # the database can't say
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value and how far it can be trusted. None where there is nothing to say it of."""
+
+    value: int | float | None
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Stats:
+    """See each field. Ages are seconds by the database's clock, sizes are bytes, everything else counts."""
+
+    #: The table with its indexes and its over-long values, in bytes.
+    table_bytes: Number
+    records: Number
+    in_progress: Number
+    recoverable: Number
+    completed: Number
+    #: Failed: nobody knows how they ended, and they wait for somebody to find out.
+    parked: Number
+    #: In progress with their lease over.
+    abandoned: Number
+    #: How long ago the first of the leases in progress ended, in seconds; 0 if it runs. When it exceeds the interval of
+    #: the sweeps, recovery isn't running or doesn't know the operation.
+    overdue: Number
+    #: How long ago the oldest record that is in progress was created, in seconds.
+    oldest_in_progress: Number
+    #: The most attempts that a record which is in progress has had.
+    most_attempts: Number
+    claims: Number
+    take_overs: Number
+    completions: Number
+    replays: Number
+    #: Replays among all requests that named a key and met no trouble: replays / (replays + claims + take-overs).
+    replay_rate: Number
+    conflicts: Number
+    mismatches: Number
+    releases: Number
+    lease_losses: Number
+    #: Abandoned claims settled by a sweep, a reconciler or an operator, to whatever end.
+    recoveries: Number
+    parkings: Number
+
+    def __iter__(self) -> Iterator[tuple[str, Number]]:
+        return ((field.name, getattr(self, field.name)) for field in fields(self))
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Plain data: ``{"parked": {"value": 3, "kind": "exact"}, ...}``."""
+        return {name: {"value": number.value, "kind": str(number.kind)} for name, number in self}
+
+
+def stats(using: str | None = None) -> Stats:
+    """Look at the table, and at the counters of this process.
+
+    :param using: a database alias, by default the one that records are written to.
+    :raises DatabaseError: as the database does.
+    """
+    using = using or claims.alias()
+    records = RecordQuerySet(IdempotencyRecord, using=using)
+    is_postgresql = connections[using].vendor == "postgresql"
+    size, estimate = postgresql_size.measure(using) if is_postgresql else (None, None)
+    total = _counted(records)
+    unfinished = {status: _counted(records.filter(status=status)) for status in Status if status != Status.COMPLETED}
+    if total.kind is Kind.AT_LEAST and estimate is not None:
+        total = Number(max(estimate, MAX_COUNTED), Kind.ESTIMATE)
+    # What is left of the whole. Of a lower bound and lower bounds that is one too, and of an exact count an exact one.
+    completed = Number(max(0, _whole(total) - sum(map(_whole, unfinished.values()))), total.kind)
+    counted = counters.read()
+    return Stats(
+        table_bytes=Number(size, Kind.UNKNOWN if size is None else Kind.EXACT),
+        records=total,
+        in_progress=unfinished[Status.IN_PROGRESS],
+        recoverable=unfinished[Status.RECOVERABLE],
+        completed=completed,
+        parked=unfinished[Status.FAILED],
+        abandoned=_counted(records.abandoned()),
+        **_in_progress(records, unfinished[Status.IN_PROGRESS].kind),
+        **{name: Number(count, Kind.THIS_PROCESS) for name, count in counted.items()},
+        replay_rate=Number(_replay_rate(counted), Kind.THIS_PROCESS),
+    )
+
+
+def _counted(records: QuerySet[IdempotencyRecord]) -> Number:
+    count = records.order_by()[:MAX_COUNTED].count()
+    return Number(count, Kind.AT_LEAST if count == MAX_COUNTED else Kind.EXACT)
+
+
+def _whole(number: Number) -> int:
+    return int(number.value or 0)
+
+
+def _in_progress(records: RecordQuerySet, kind: Kind) -> dict[str, Number]:
+    # In the index's order, so of more claims than are looked at these are the ones that have been abandoned longest.
+    listed = records.in_progress().order_by("lease_expires_at")
+    first = listed.annotate(now=Now()).values_list("now", "lease_expires_at").first()
+    now, lease = first or (None, None)
+    seen = listed[:MAX_COUNTED].aggregate(created_at=Min("created_at"), attempt=Max("attempt"))
+    return {
+        "overdue": Number(_age(now, lease), Kind.EXACT),
+        "oldest_in_progress": Number(_age(now, seen["created_at"]), kind),
+        "most_attempts": Number(seen["attempt"], kind),
+    }
+
+
+def _age(now: datetime | None, since: datetime | None) -> float | None:
+    """Seconds; None where there is nothing, 0 for what lies ahead."""
+    return None if now is None or since is None else max(0.0, round((now - since).total_seconds(), 3))
+
+
+def _replay_rate(counted: dict[str, int]) -> float | None:
+    settled = counted["replays"] + counted["claims"] + counted["take_overs"]
+    return round(counted["replays"] / settled, 4) if settled else None
+
+
+class Counters:
+    """What this process has seen since it started, or since it was forked: a child starts from nothing."""
+
+    WATCHED: ClassVar[dict[str, Signal]] = {
+        "claims": signals.claimed,
+        "take_overs": signals.taken_over,
+        "completions": signals.completed,
+        "replays": signals.replayed,
+        "conflicts": signals.conflicted,
+        "mismatches": signals.mismatched,
+        "releases": signals.released,
+        "lease_losses": signals.lease_lost,
+        "recoveries": signals.recovered,
+        "parkings": signals.parked,
+    }
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._lock = threading.Lock()  # a new one: at a fork, a thread that is not there any more may hold the old one
+        self._counts = dict.fromkeys(self.WATCHED, 0)
+
+    def connect(self) -> None:
+        for name, signal in self.WATCHED.items():
+            signal.connect(self._receiver(name), weak=False, dispatch_uid=f"idempotency.stats.{name}")
+
+    def _receiver(self, name: str) -> Callable[..., None]:
+        def count(**arguments: Any) -> None:
+            with self._lock:
+                self._counts[name] += 1
+
+        return count
+
+    def read(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
+
+
+counters = Counters()
+counters.connect()
+os.register_at_fork(after_in_child=counters.reset)

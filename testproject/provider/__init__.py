@@ -1,0 +1,15 @@
+"""A stand-in for the payment provider that a real payments API calls: a process of its own, with a ledger of its own.
+
+It knows nothing of Django or of the package, and takes no part in protecting anybody: unless it is told to deduplicate,
+each request that reaches it pays. So its ledger shows what an outside world would have suffered.
+
+``ledger`` is the record of effects, ``server`` the HTTP interface with its faults, ``process`` runs it for the demo and
+the tests, and ``__main__`` is its command line.
+"""
+
+from __future__ import annotations
+
+from .ledger import Effect, effects_by_key, read_ledger
+from .process import ProviderError, running_provider
+
+__all__ = ["Effect", "ProviderError", "effects_by_key", "read_ledger", "running_provider"]

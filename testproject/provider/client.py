@@ -1,0 +1,85 @@
+"""What the payments API calls the provider with. Every call is bounded in time, and says what is known after it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from .ledger import Effect
+
+
+class ProviderFailedError(Exception):
+    """The call did not end well. It may have paid all the same."""
+
+
+class PayoutRefusedError(Exception):
+    """The provider said no, and would again. Nothing was paid."""
+
+
+def pay(
+    address: str,
+    key: str,
+    *,
+    label: str,
+    amount: int,
+    timeout: float,
+    valid_until: float | None = None,
+    fault: str = "",
+) -> Effect:
+    """Make a payout.
+
+    :param timeout: seconds to wait for the connection, and again for the answer.
+    :param valid_until: seconds since 1970, from when on the provider is not to pay any more.
+    :raises PayoutRefusedError: nothing was paid.
+    :raises ProviderFailedError: nobody knows.
+    """
+    call = {"label": label, "amount": amount, "valid_until": valid_until, "fault": fault}
+    status, body = _request(address, "POST", "/payouts", timeout, json.dumps(call).encode(), {"Idempotency-Key": key})
+    if status == http.HTTPStatus.PAYMENT_REQUIRED:
+        raise PayoutRefusedError("The provider refused the payout.")
+    if status != http.HTTPStatus.CREATED:
+        raise ProviderFailedError(f"The provider answered {status}.")
+    return Effect(**body)
+
+
+def find(address: str, key: str, *, timeout: float) -> Effect | None:
+    """The payout that was made under ``key``. None: there is none, or not yet.
+
+    :raises ProviderFailedError: it can't be asked.
+    """
+    status, body = _request(address, "GET", f"/payouts/{quote(key, safe='')}", timeout)
+    if status == http.HTTPStatus.NOT_FOUND:
+        return None
+    if status != http.HTTPStatus.OK:
+        raise ProviderFailedError(f"The provider answered {status}.")
+    return Effect(**body["effects"][0])
+
+
+def counts(address: str, *, timeout: float) -> dict[str, int]:
+    """What the provider counted since it started: see ``server``.
+
+    :raises ProviderFailedError: it can't be asked.
+    """
+    found: dict[str, int] = _request(address, "GET", "/", timeout)[1]
+    return found
+
+
+def _request(
+    address: str,
+    method: str,
+    path: str,
+    timeout: float,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=timeout)
+    try:
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    except (OSError, http.client.HTTPException, ValueError) as error:  # a timeout is an OSError
+        raise ProviderFailedError(f"The provider did not answer: {error!r}") from error
+    finally:
+        connection.close()

@@ -1,0 +1,65 @@
+"""The provider's ledger: an append-only file with one line of JSON for each effect, on disk before anybody is told."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One payout that was made. ``id`` counts from 1, ``amount`` is cents, ``time`` is in seconds since 1970."""
+
+    id: int
+    key: str
+    label: str
+    amount: int
+    time: float
+
+
+class Ledger:
+    """The file, open for one writer. Not for two threads at once: the server holds a lock."""
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.fdopen(descriptor, "ab", buffering=0)
+        # A line without its end was cut off by a crash, before anybody was told of its effect.
+        os.ftruncate(descriptor, path.read_bytes().rfind(b"\n") + 1)
+        effects = read_ledger(path)
+        self.by_key = effects_by_key(effects)
+        self._next_id = len(effects) + 1
+
+    def close(self) -> None:
+        self._file.close()
+
+    def append(self, key: str, label: str, amount: int, time: float) -> Effect:
+        """Make the effect: it has happened when this returns."""
+        effect = Effect(self._next_id, key, label, amount, time)
+        line = json.dumps(asdict(effect)).encode() + b"\n"
+        if self._file.write(line) != len(line):
+            raise OSError("The ledger is full.")
+        os.fsync(self._file.fileno())
+        self._next_id += 1
+        self.by_key.setdefault(key, []).append(effect)
+        return effect
+
+
+def read_ledger(path: Path | str) -> list[Effect]:
+    """The effects in the order in which they happened; none if there is no ledger yet."""
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return [Effect(**json.loads(line)) for line in lines[:-1]]  # what follows the last line's end is not whole
+
+
+def effects_by_key(effects: Iterable[Effect]) -> dict[str, list[Effect]]:
+    """The effects of each key: more than one is a doubled payout."""
+    found: defaultdict[str, list[Effect]] = defaultdict(list)
+    for effect in effects:
+        found[effect.key].append(effect)
+    return dict(found)

@@ -1,0 +1,168 @@
+"""The provider's HTTP interface.
+
+``POST /payouts``, with a key in the header ``Idempotency-Key`` and a JSON object as its body, pays:
+
+=============== ================================================================================================
+``label``       whose payout it is, for whoever reads the ledger; optional
+``amount``      cents
+``valid_until`` seconds since 1970; from then on the call is refused, however long it was under way. Optional
+``fault``       the trouble that the caller wishes for, see ``faults``; optional
+=============== ================================================================================================
+
+It answers 201 with the effect; 400 to what it does not understand; 402 to what it refuses; 410 to a call past its
+``valid_until``; and, if it deduplicates, 409 to a key that has paid another amount.
+
+``GET /`` answers 200 with what it counted since its start: ``deduplicated`` and ``expired`` calls.
+``GET /payouts/<key>`` answers 200 with every effect of the key, and 404 if there is none *yet*: a call under way may
+still arrive, unless its ``valid_until`` is over.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import threading
+import time
+from collections import Counter
+from dataclasses import asdict
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote
+
+from .faults import Fault
+from .ledger import Effect, Ledger
+
+MAX_BODY = 65_536  # bytes
+
+#: Who hangs waits for its caller to give up, but not for ever.
+HANG_LIMIT = 60.0  # seconds
+
+
+class Provider(ThreadingHTTPServer):
+    """The server. One lock makes looking, deduplicating and paying one step."""
+
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, port: int, ledger: Ledger, *, deduplicate: bool) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.ledger = ledger
+        self.deduplicate = deduplicate
+        self.lock = threading.Lock()
+        self.struck: set[str] = set()
+        self.counts: Counter[str] = Counter()
+
+    def fault_of(self, payout: str, asked_for: Fault | None) -> Fault | None:
+        """The fault that strikes this call. ``payout`` is its label, or its key if it has none."""
+        if asked_for in {None, Fault.REFUSE}:
+            return asked_for
+        with self.lock:
+            if payout in self.struck:
+                return None
+            self.struck.add(payout)
+        return asked_for
+
+    def effects_of(self, key: str) -> list[Effect]:
+        with self.lock:
+            return list(self.ledger.by_key.get(key, ()))
+
+    def pay(self, key: str, label: str, amount: int, valid_until: float | None) -> tuple[HTTPStatus, Any]:
+        """Make the payout, unless it is too late for it or this key has paid before."""
+        with self.lock:
+            now = time.time()
+            known = next(iter(self.ledger.by_key.get(key, ())), None)
+            if self.deduplicate and known is not None:
+                if (known.label, known.amount) != (label, amount):
+                    return HTTPStatus.CONFLICT, {"code": "key_reused"}
+                self.counts["deduplicated"] += 1
+                return HTTPStatus.CREATED, asdict(known)
+            if valid_until is not None and now >= valid_until:
+                self.counts["expired"] += 1
+                return HTTPStatus.GONE, {"code": "expired"}
+            return HTTPStatus.CREATED, asdict(self.ledger.append(key, label, amount, now))
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Provider
+    # Head and body leave in one write each; without this the second waits for the first one's acknowledgement.
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        if self.path == "/":
+            with self.server.lock:
+                counts = {name: self.server.counts[name] for name in ("deduplicated", "expired")}
+            self._answer(HTTPStatus.OK, counts)
+            return
+        collection, _, key = self.path.rpartition("/")
+        effects = self.server.effects_of(unquote(key)) if collection == "/payouts" else []
+        self._answer(
+            HTTPStatus.OK if effects else HTTPStatus.NOT_FOUND, {"effects": [asdict(effect) for effect in effects]}
+        )
+
+    def do_POST(self) -> None:
+        try:
+            if self.path != "/payouts":
+                raise ValueError("There is nothing but /payouts.")
+            key = self.headers["Idempotency-Key"] or ""
+            label, amount, valid_until, asked_for = self._call()
+            if not key:
+                raise ValueError("A call needs an Idempotency-Key.")
+        except ValueError as error:
+            self._answer(HTTPStatus.BAD_REQUEST, {"code": "invalid", "detail": str(error)})
+            return
+        fault = self.server.fault_of(label or key, asked_for)
+        if fault is Fault.REFUSE:
+            self._answer(HTTPStatus.PAYMENT_REQUIRED, {"code": "refused"})
+            return
+        if fault is Fault.ERROR_BEFORE:
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"code": "error"})
+            return
+        if fault in {Fault.HANG, Fault.LATE}:
+            self._outlast_the_caller()
+        if fault is Fault.HANG:
+            return
+        status, body = self.server.pay(key, label, amount, valid_until)
+        if fault is Fault.SUCCEED_THEN_HANG:
+            self._outlast_the_caller()
+        elif fault is Fault.ERROR_AFTER_SUCCESS:
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"code": "error"})
+        else:
+            self._answer(status, body)  # after LATE, to a caller that will hardly be there
+
+    def _call(self) -> tuple[str, int, float | None, Fault | None]:
+        """The body's fields. Raises ``ValueError``."""
+        length = int(self.headers["Content-Length"] or 0)
+        if not 0 <= length <= MAX_BODY:
+            raise ValueError("The body is too long.")
+        body = json.loads(self.rfile.read(length))
+        if not isinstance(body, dict):
+            raise ValueError("The body must be a JSON object.")
+        label, amount, valid_until = body.get("label", ""), body.get("amount"), body.get("valid_until")
+        if not isinstance(label, str) or not isinstance(amount, int) or amount <= 0:
+            raise ValueError("label is a text, and amount a positive number of cents.")
+        if valid_until is not None and not isinstance(valid_until, (int, float)):
+            raise ValueError("valid_until is a number of seconds.")
+        asked_for = body.get("fault") or None
+        return label, amount, valid_until, None if asked_for is None else Fault(asked_for)
+
+    def _outlast_the_caller(self) -> None:
+        """Return when the caller has hung up, or has died."""
+        waiting = select.poll()
+        waiting.register(self.connection, select.POLLIN)
+        waiting.poll(HANG_LIMIT * 1000)  # its request is read, so what comes next is the connection's end
+        self.close_connection = True
+
+    def _answer(self, status: HTTPStatus, body: Any) -> None:
+        content = json.dumps(body).encode()
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+        except OSError:
+            self.close_connection = True  # the caller has gone, which is its business
+
+    def log_message(self, *args: Any) -> None:
+        """Nothing: the ledger is the log."""

@@ -1,0 +1,85 @@
+"""All cells, several at a time, and the table of how they ended."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+
+from tests.crash.arena import Arena
+from tests.crash.cells import Verdict, run_cell
+from tests.crash.points import DECLARATIONS, FAULTS, POINTS, Cell, excluded
+
+#: Cells wait for leases, locks and frozen processes more than they compute.
+AT_ONCE = 12
+
+
+@dataclass
+class Matrix:
+    database: str
+    verdicts: list[Verdict] = field(default_factory=list)
+    #: The cells that make no sense, by their reason.
+    excluded: dict[str, list[Cell]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def failures(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if not verdict.passed]
+
+    def totals(self) -> str:
+        verdicts = self.verdicts
+        excluded = sum(len(cells) for cells in self.excluded.values())
+        return (
+            f"{self.database}: {len(verdicts)} cells run, {len(verdicts) - len(self.failures)} ok, "
+            f"{len(self.failures)} failed, {excluded} excluded; "
+            f"doubled {sum(v.doubled for v in verdicts)}, lost {sum(v.lost for v in verdicts)}, "
+            f"stale writes {sum(v.stale_writes for v in verdicts)}, "
+            f"fired {sum(v.fired for v in verdicts)} of {len(verdicts)}; "
+            f"{sum(v.processes for v in verdicts)} processes, {sum(v.parked for v in verdicts)} parked"
+        )
+
+    def table(self) -> str:
+        """A row a place, a column a fault, and in each a mark for every declaration in their order."""
+        marks: dict[tuple[str, str, str], str] = {}
+        for cells in self.excluded.values():
+            marks |= {(cell.point, cell.fault, cell.declaration): "–" for cell in cells}
+        for verdict in self.verdicts:
+            at = (verdict.cell.point, verdict.cell.fault, verdict.cell.declaration)
+            if marks.get(at) != "✗":
+                marks[at] = "✓" if verdict.passed else "✗"
+        lines = [f"| place | {' | '.join(FAULTS)} |", f"|---|{'---|' * len(FAULTS)}"]
+        for point, words in POINTS.items():
+            row = [" ".join(marks.get((point, fault, name), " ") for name in DECLARATIONS) for fault in FAULTS]
+            lines.append(f"| {words} | {' | '.join(row)} |")
+        return "\n".join(lines)
+
+    def reasons(self) -> str:
+        lines = []
+        for reason, cells in self.excluded.items():
+            count = len({(cell.point, cell.fault, cell.declaration) for cell in cells})
+            lines.append(f"- {count} {'cell' if count == 1 else 'cells'}: {reason}.")
+        return "\n".join(lines)
+
+
+def run_matrix(
+    arena: Arena,
+    cells: Iterable[Cell],
+    *,
+    mutations: tuple[str, ...] = (),
+    tell: Callable[[Verdict], None] = lambda verdict: None,
+) -> Matrix:
+    """Run what makes sense of ``cells``. ``tell`` is called with each verdict as it comes."""
+    matrix = Matrix(arena.database)
+    sensible = []
+    for cell in cells:
+        reason = excluded(cell, arena.database)
+        if reason is None:
+            sensible.append(cell)
+        else:
+            matrix.excluded[reason].append(cell)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for future in as_completed([pool.submit(run_cell, arena, cell, mutations) for cell in sensible]):
+            verdict = future.result()
+            matrix.verdicts.append(verdict)
+            tell(verdict)
+    return matrix

@@ -1,0 +1,101 @@
+"""Deliberately broken variants of the package, each put in force in one worker's process only.
+
+The harness must see every one of them. They name the package's own internals, and a rename there has to be followed
+here: a mutation that changes nothing raises.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import transaction
+
+from idempotency import claims, execution, lifecycle, recovery, steps
+from idempotency.lifecycle import Decision, Recovery, Status
+from idempotency.sql import postgresql
+
+FENCED = ("COMPLETE", "RELEASE", "SET_LEASE", "PARK")
+
+
+def _rewrite(names: tuple[str, ...], old: str, new: str) -> None:
+    for name in names:
+        statement = getattr(postgresql, name)
+        if old not in statement:
+            raise LookupError(f"postgresql.{name} has no {old!r} for a mutation to break")
+        setattr(postgresql, name, statement.replace(old, new))
+
+
+def without_attempt() -> None:
+    """No attempt in the compare-and-set."""
+    _rewrite(FENCED, "AND attempt = %s", "AND attempt > -%s")
+
+
+def completion_on_its_own() -> None:
+    """The outcome is recorded in a transaction after the business transaction."""
+
+    @contextmanager
+    def in_transaction(claim: claims.Claim) -> Iterator[execution.Slot]:
+        slot = execution.Slot()
+        with transaction.atomic(using=claim.using, durable=True):
+            yield slot
+        assert slot.outcome is not None
+        claims.record(claim, slot.outcome)
+
+    execution._in_transaction = in_transaction
+
+
+def release_unfenced() -> None:
+    """An error path gives up whatever it finds."""
+    _rewrite(("RELEASE",), "AND attempt = %s", "AND attempt > -%s")
+    _rewrite(("RELEASE",), "AND status = 'in_progress'", "")
+
+
+def clock_of_the_application() -> None:
+    """Leases are judged by the clock of whoever asks."""
+    statements = tuple(name for name in vars(postgresql) if "statement_timestamp()" in str(getattr(postgresql, name)))
+    _rewrite(statements, "statement_timestamp()", f"to_timestamp({time.time()})")
+
+
+def park_runs_again() -> None:
+    """Recovery re-executes what its author declared must not be."""
+    lifecycle._ABANDONED[Recovery.PARK] = Decision.TAKE_OVER
+    recovery._SETTLED_AS[Recovery.PARK] = Status.RECOVERABLE
+
+
+def step_unfenced() -> None:
+    """A step runs without proof that its attempt still owns the record."""
+    steps._keep = lambda claim: None
+
+
+def take_over_of_the_living() -> None:
+    """A claim is taken over whether or not its lease is over."""
+    decide = lifecycle.decide
+
+    def impatient(status: Status, *, lease_over: bool, **facts: Any) -> Decision:
+        return decide(status, lease_over=True, **facts)
+
+    claims.decide = impatient
+    _rewrite(("TAKE_OVER",), "AND lease_expires_at <= statement_timestamp()", "")
+
+
+def not_executed_is_assumed() -> None:
+    """Recovery assumes that what was abandoned did not happen."""
+    recovery._ask = lambda claim: recovery.NotExecuted()
+
+
+MUTATIONS: dict[str, Callable[[], None]] = {
+    mutation.__name__: mutation
+    for mutation in (
+        without_attempt,
+        completion_on_its_own,
+        release_unfenced,
+        clock_of_the_application,
+        park_runs_again,
+        step_unfenced,
+        take_over_of_the_living,
+        not_executed_is_assumed,
+    )
+}

@@ -1,0 +1,178 @@
+"""The cells of the matrix: places × faults × declarations, and those that make no sense with the reason why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+#: Places in the order in which an operation meets them. Those that ``idempotency.faults`` doesn't name are the
+#: harness's own: in its handler, in its call to the provider, in its reconciler, and around COMMIT.
+POINTS = {
+    "claim.before": "before the claim",
+    "claim.sent": "claim sent",
+    "claim.committed": "claim committed",
+    "handler.before": "before the handler",
+    "on_commit": "in on_commit",
+    "handler.wrote": "after the first write",
+    "step.started": "step started",
+    "downstream.sent": "downstream call sent",
+    "downstream.answered": "downstream call answered",
+    "step.stored": "step stored",
+    "heartbeat.before": "in a heartbeat",
+    "render.before": "before rendering",
+    "render.after": "after rendering",
+    "complete.sent": "completing update sent",
+    "commit.sent": "COMMIT sent",
+    "complete.committed": "committed, not answered",
+    "release.before": "before the release",
+    "release.sent": "release sent",
+    "sweep.selected": "sweep selected",
+    "takeover.sent": "take-over sent",
+    "reconcile.before": "before the reconciler",
+    "reconciler.asked": "reconciler running",
+    "reconcile.found": "reconciler answered",
+    "replay.read": "replay read",
+    "purge.selected": "purge selected",
+}
+
+FAULTS = {
+    "kill": "kill -9",
+    "stop": "SIGSTOP beyond the lease; SIGCONT when another attempt has won and ended",
+    "stop-live": "SIGSTOP beyond the lease; SIGCONT while the attempt that has won is still running",
+    "raise": "an exception",
+    "drop": "the database session is terminated",
+}
+
+DECLARATIONS = {
+    "inside": "transaction=True, REEXECUTE",
+    "again": "transaction=False, REEXECUTE, derived key",
+    "ask": "transaction=False, Reconcile",
+    "park": "transaction=False, PARK",
+}
+
+DATABASES = ("postgres", "sqlite")
+
+#: Where what is broken is not a first request.
+OF_A_SWEEP = ("sweep.selected",)
+OF_RECONCILING = ("reconcile.before", "reconciler.asked", "reconcile.found")
+OF_RELEASING = ("release.before", "release.sent")
+#: No attempt owns anything there that another one could win.
+WITHOUT_RIVAL = ("replay.read", "complete.committed", "purge.selected")
+
+#: Nothing but the provider can stop a call that a frozen process is about to make, so that ``NotExecuted`` would be a
+#: false finding: the call carries a deadline, the end of its lease, and the cell waits for it by the real clock.
+LATE_CALL = ("step.started",)
+
+
+@dataclass(frozen=True)
+class Cell:
+    point: str
+    fault: str
+    declaration: str
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.point}-{self.fault}-{self.declaration}-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Cells that make no sense. An empty tuple stands for all."""
+
+    reason: str
+    points: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    declarations: tuple[str, ...] = ()
+    databases: tuple[str, ...] = ()
+
+    def covers(self, cell: Cell, database: str) -> bool:
+        asked = ((self.points, cell.point), (self.faults, cell.fault), (self.declarations, cell.declaration))
+        return all(not names or name in names for names, name in (*asked, (self.databases, database)))
+
+
+EXCLUSIONS = (
+    Exclusion(
+        "SQLite is a library in the process: there is no session that somebody else could terminate",
+        faults=("drop",),
+        databases=("sqlite",),
+    ),
+    Exclusion(
+        "there is no heartbeat: while the one writer has its transaction open nobody else could take over",
+        points=("heartbeat.before",),
+        declarations=("inside",),
+        databases=("sqlite",),
+    ),
+    Exclusion(
+        "a step can't outlive a crash of the one transaction, and is refused there",
+        points=("step.started", "step.stored"),
+        declarations=("inside",),
+    ),
+    Exclusion(
+        "only Reconcile declares a reconciler",
+        points=OF_RECONCILING,
+        declarations=("inside", "again", "park"),
+    ),
+    Exclusion("PARK never gives a claim up for a retry to run", points=OF_RELEASING, declarations=("park",)),
+    Exclusion("PARK is never taken over", points=("takeover.sent",), declarations=("park",)),
+    Exclusion(
+        "the outcome is recorded, or nothing is owned: no attempt can win that would still be running",
+        points=WITHOUT_RIVAL,
+        faults=("stop-live",),
+    ),
+    Exclusion(
+        "COMMIT was sent before the process froze, so the outcome is recorded and no attempt can win",
+        points=("commit.sent",),
+        faults=("stop-live",),
+    ),
+    Exclusion(
+        "on_commit follows the one COMMIT, so the outcome is recorded and no attempt can win",
+        points=("on_commit",),
+        faults=("stop-live",),
+        declarations=("inside",),
+    ),
+    Exclusion(
+        "a parked operation isn't run by another attempt, so none can still be running",
+        faults=("stop-live",),
+        declarations=("park",),
+        points=tuple(point for point in POINTS if point not in {"claim.before", "claim.sent"}),
+    ),
+)
+
+#: On SQLite a frozen process that has a transaction open holds the file's one write lock, so nobody can win before it
+#: wakes. The cell is run all the same: everybody else must be refused, nothing may take effect, and all must be well
+#: once it wakes.
+SQLITE_WRITE_LOCK = {
+    "inside": (
+        "handler.before",
+        "handler.wrote",
+        "downstream.sent",
+        "downstream.answered",
+        "render.before",
+        "render.after",
+    ),
+}
+SQLITE_WRITE_LOCK_OF_ALL = (
+    "claim.sent",
+    "complete.sent",
+    "release.sent",
+    "takeover.sent",
+    "sweep.selected",
+)
+
+
+def blocks_everybody(cell: Cell, database: str) -> bool:
+    held = cell.point in SQLITE_WRITE_LOCK_OF_ALL or cell.point in SQLITE_WRITE_LOCK.get(cell.declaration, ())
+    return database == "sqlite" and cell.fault.startswith("stop") and held
+
+
+def excluded(cell: Cell, database: str) -> str | None:
+    """Why the cell makes no sense, or None."""
+    return next((exclusion.reason for exclusion in EXCLUSIONS if exclusion.covers(cell, database)), None)
+
+
+def cells(seeds: int = 1, first: int = 0) -> Iterator[Cell]:
+    for seed in range(first, first + seeds):
+        for point in POINTS:
+            for fault in FAULTS:
+                for declaration in DECLARATIONS:
+                    yield Cell(point, fault, declaration, seed)

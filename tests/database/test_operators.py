@@ -1,0 +1,353 @@
+"""What operators decide: each a compare-and-set on the state they saw, audited, and announced. Scenario 28."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
+from django.template.response import SimpleTemplateResponse
+
+from idempotency import Operation, Reconcile, claims, operators
+from idempotency.claims import Claim
+from idempotency.exceptions import LeaseLostError, OutcomeUnknownError, UnrecordableResponseError
+from idempotency.fingerprint import Payload
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
+from idempotency.operation import PARK, REEXECUTE, Unknown
+from idempotency.operators import ResolutionRefusedError, mark_not_executed, record_outcome, release
+from idempotency.outcome import Outcome, response_of
+from idempotency.scope import Scope
+from tests.concurrency.racing import race
+from tests.records import HOUR, make_records
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+in_transaction = Operation("tests.operators.transaction")
+parks = Operation("tests.operators.park", transaction=False, recovery=PARK)
+asks = Operation("tests.operators.reconcile", transaction=False, recovery=Reconcile(lambda record: Unknown()))
+again = Operation("tests.operators.reexecute", transaction=False, recovery=REEXECUTE)
+
+PAYLOAD = Payload({"amount": 1})
+
+
+def acquire(operation: Operation = parks, key: str = "k") -> Any:
+    return claims.acquire(operation, Scope("1", operation.name, key), PAYLOAD)
+
+
+def record(operation: Operation | str = parks, status: Status = Status.FAILED, **fields: Any) -> IdempotencyRecord:
+    """A record as an operator looks at it."""
+    name = operation if isinstance(operation, str) else operation.name
+    values = {"idempotency_key": "k", "expires": HOUR, "request_hash": PAYLOAD.request_hash, "operation": name}
+    (pk,) = make_records(1, status, **values | fields)
+    return IdempotencyRecord.objects.get(pk=pk)
+
+
+def state(seen: IdempotencyRecord) -> tuple[str, int]:
+    now = IdempotencyRecord.objects.get(pk=seen.pk)
+    return now.status, now.attempt
+
+
+# What each decides
+
+
+def test_scenario_28_what_did_not_happen_runs_at_the_next_retry() -> None:
+    seen = record()
+    with pytest.raises(OutcomeUnknownError):
+        acquire()
+    mark_not_executed(seen, by="ops")
+    assert state(seen) == ("recoverable", 1)
+    claim = acquire()
+    assert isinstance(claim, Claim)
+    assert claim.attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "content_type", "content"),
+    [
+        (JsonResponse({"id": 7}, status=201), 201, "application/json", b'{"id": 7}'),
+        (HttpResponse("gone", status=410), 410, "text/html; charset=utf-8", b"gone"),
+        ({"id": 7}, 200, "application/json", b'{"id": 7}'),
+        (None, 200, "application/json", b"null"),
+    ],
+)
+def test_scenario_28_what_did_happen_is_replayed(found: Any, status: int, content_type: str, content: bytes) -> None:
+    seen = record()
+    record_outcome(seen, found, by="ops")
+    assert state(seen) == ("completed", 1)
+    assert IdempotencyRecord.objects.get().completed_at is not None
+    outcome = acquire()
+    assert isinstance(outcome, Outcome)
+    response = response_of(outcome)
+    assert (response.status_code, response.get("Content-Type"), response.content) == (status, content_type, content)
+
+
+def test_a_template_response_is_rendered() -> None:
+    class Rendered(SimpleTemplateResponse):
+        @property
+        def rendered_content(self) -> str:
+            return "rendered"
+
+    seen = record()
+    record_outcome(seen, Rendered("none"), by="ops")
+    assert response_of(acquire()).content == b"rendered"
+    other = record(idempotency_key="other")
+    record_outcome(other, Rendered("none").render(), by="ops")
+    assert state(other) == ("completed", 1)
+
+
+def test_headers_that_the_operation_does_not_record_are_left_out() -> None:
+    response = JsonResponse({}, headers={"Location": "/1/", "X-Secret": "s"})
+    response.set_cookie("session", "s")
+    record_outcome(record(), response, by="ops")
+    headers = dict(acquire().headers)
+    assert headers == {"Content-Type": "application/json", "Location": "/1/"}
+
+
+@pytest.mark.parametrize(
+    ("found", "error"),
+    [
+        (HttpResponse(status=503), ValueError),
+        (HttpResponse(status=429), ValueError),
+        (StreamingHttpResponse(iter([b"x"])), UnrecordableResponseError),
+        (HttpResponse(b"x" * (1024 * 1024 + 1)), UnrecordableResponseError),
+        (object(), TypeError),
+        (float("nan"), TypeError),
+    ],
+    ids=["503", "429", "stream", "too large", "no JSON", "NaN"],
+)
+def test_what_is_no_outcome_is_refused(found: Any, error: type[Exception]) -> None:
+    seen = record()
+    with pytest.raises(error):
+        record_outcome(seen, found, by="ops")
+    assert state(seen) == ("failed", 1)
+
+
+def test_no_outcome_is_recorded_for_an_operation_that_is_not_known() -> None:
+    seen = record("tests.operators.removed")
+    with pytest.raises(ImproperlyConfigured, match=r"tests\.operators\.removed.*operations\.py"):
+        record_outcome(seen, {}, by="ops")
+    mark_not_executed(seen, by="ops")  # needs to know nothing of it
+    assert state(seen) == ("recoverable", 1)
+
+
+@pytest.mark.parametrize("operation", [in_transaction, parks, asks, again, "tests.operators.removed"], ids=str)
+def test_an_abandoned_claim_is_released_under_the_next_attempt(operation: Operation | str) -> None:
+    seen = record(operation, Status.IN_PROGRESS, lease=-HOUR)
+    release(seen, by="ops")
+    assert state(seen) == ("recoverable", 2)
+    if isinstance(operation, Operation):
+        assert acquire(operation).attempt == 3
+
+
+def test_a_failed_record_is_released_as_it_is() -> None:
+    seen = record()
+    release(seen, by="ops")
+    assert state(seen) == ("recoverable", 1)
+
+
+def assert_powerless(owner: Claim) -> None:
+    with pytest.raises(LeaseLostError), transaction.atomic():
+        claims.complete(owner, Outcome(201, (), "{}"))
+    assert not claims.release(owner)
+    assert not claims.park(owner)
+    assert not claims.renew(owner)
+
+
+@pytest.mark.parametrize("operation", [in_transaction, again])
+def test_a_live_claim_is_released_by_force_where_running_again_is_safe(operation: Operation) -> None:
+    """P1, P6: its owner has lost its lease, whatever it tries."""
+    owner = acquire(operation)
+    seen = IdempotencyRecord.objects.get()
+    with pytest.raises(ResolutionRefusedError, match=r"lease is running.*Wait until \d{4}-.* UTC"):
+        release(seen, by="ops")
+    assert state(seen) == ("in_progress", 1)
+    release(seen, by="ops", force=True)
+    assert state(seen) == ("recoverable", 2)
+    assert_powerless(owner)
+    winner = acquire(operation)
+    assert_powerless(owner)
+    claims.record(winner, Outcome(200, (), "{}"))
+    assert state(seen) == ("completed", 3)
+
+
+@pytest.mark.parametrize("operation", [parks, asks, "tests.operators.removed"], ids=str)
+def test_no_force_releases_a_live_claim_whose_late_effect_nothing_would_stop(operation: Operation | str) -> None:
+    seen = record(operation, Status.IN_PROGRESS, lease=HOUR)
+    with pytest.raises(ResolutionRefusedError, match="may be alive"):
+        release(seen, by="ops", force=True)
+    assert state(seen) == ("in_progress", 1)
+
+
+@pytest.mark.postgres  # SQLite has one writer at a time: the operator waits for the owner's commit
+def test_an_owner_that_is_about_to_commit_is_left_to_commit() -> None:
+    owner = acquire(in_transaction)
+    seen = IdempotencyRecord.objects.get()
+
+    def try_to_release() -> str:
+        with pytest.raises(ResolutionRefusedError) as refused:
+            release(seen, by="ops", force=True)
+        return str(refused.value)
+
+    with transaction.atomic():
+        claims.complete(owner, Outcome(201, (), "{}"))
+        (message,) = race([try_to_release])
+    assert "being settled by somebody else" in message
+    assert state(seen) == ("completed", 1)
+
+
+# What is refused
+
+DECISIONS: dict[str, Callable[[IdempotencyRecord], None]] = {
+    "mark_not_executed": lambda seen: mark_not_executed(seen, by="ops"),
+    "record_outcome": lambda seen: record_outcome(seen, {"id": 1}, by="ops"),
+    "release": lambda seen: release(seen, by="ops"),
+}
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.RECOVERABLE])
+def test_what_is_settled_is_not_decided_again(decision: str, status: Status) -> None:
+    seen = record(status=status)
+    with pytest.raises(ResolutionRefusedError, match=f"is {status}, attempt 1, which leaves nothing to decide"):
+        DECISIONS[decision](seen)
+    assert state(seen) == (status, 1)
+
+
+@pytest.mark.parametrize("decision", ["mark_not_executed", "record_outcome"])
+@pytest.mark.parametrize("lease", [HOUR, -HOUR])
+def test_a_claim_is_not_resolved_before_it_is_parked(decision: str, lease: timedelta) -> None:
+    seen = record(status=Status.IN_PROGRESS, lease=lease)
+    with pytest.raises(ResolutionRefusedError, match="is in progress, attempt 1"):
+        DECISIONS[decision](seen)
+    assert state(seen) == ("in_progress", 1)
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"status": "completed"}, "is completed, attempt 1 by now; it was failed, attempt 1"),
+        ({"attempt": 2}, "is failed, attempt 2 by now"),
+        ({"status": "in_progress", "attempt": 2}, "is in progress, attempt 2 by now"),
+    ],
+)
+def test_who_saw_another_state_is_told_and_changes_nothing(decision: str, change: dict[str, Any], said: str) -> None:
+    seen = record()
+    IdempotencyRecord.objects.update(**change)
+    before = IdempotencyRecord.objects.values().get()
+    with pytest.raises(ResolutionRefusedError, match=said):
+        DECISIONS[decision](seen)
+    assert IdempotencyRecord.objects.values().get() == before
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_a_record_that_was_purged_is_gone(decision: str) -> None:
+    seen = record()
+    IdempotencyRecord.objects.all().delete()
+    with pytest.raises(ResolutionRefusedError, match="is gone"):
+        DECISIONS[decision](seen)
+
+
+def test_another_row_that_took_the_id_is_left_alone() -> None:
+    """As a database that was restored could have it: the whole scope is in the fence."""
+    seen = record()
+    IdempotencyRecord.objects.update(idempotency_key="another")
+    with pytest.raises(ResolutionRefusedError, match="being settled"):
+        mark_not_executed(seen, by="ops")
+    assert state(seen) == ("failed", 1)
+
+
+@pytest.mark.parametrize("nobody", [None, "", 7])
+def test_a_decision_has_somebody_behind_it(nobody: Any) -> None:
+    seen = record()
+    with pytest.raises(TypeError, match="by="):
+        mark_not_executed(seen, by=nobody)
+    assert state(seen) == ("failed", 1)
+
+
+def test_of_two_who_decide_at_once_one_wins() -> None:
+    seen = record()
+
+    def decide(decision: Callable[[IdempotencyRecord], None]) -> bool:
+        try:
+            decision(IdempotencyRecord.objects.get(pk=seen.pk))
+        except ResolutionRefusedError:
+            return False
+        return True
+
+    won = race([lambda decision=decision: decide(decision) for decision in DECISIONS.values()] * 3)
+    assert sum(won) == 1
+
+
+# What is left behind
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_scenario_28_a_decision_leaves_an_audit_entry(decision: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "idempotency.audit")
+    user = User.objects.create(username="olga")
+    seen = record(idempotency_key="a-rather-long-key", account_id="42")
+    function = getattr(operators, decision)
+    arguments = [{"secret": "s"}] if decision == "record_outcome" else []
+    function(seen, *arguments, by=user, reason="asked the bank\nforged line")
+
+    entry = LogEntry.objects.get()
+    assert (entry.user, entry.get_edited_object()) == (user, seen)
+    assert entry.get_change_message().endswith(": asked the bank\nforged line")
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "idempotency.audit"]
+    assert "by olga, reason: 'asked the bank\\nforged line'" in line
+    assert f"Record {seen.pk} (operation 'tests.operators.park', key a-rather…" in line
+    assert "failed, attempt 1 to " in line
+    assert "a-rather-long-key" not in line
+    assert "secret" not in line + entry.change_message
+
+
+def test_who_is_no_user_leaves_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "idempotency.audit")
+    mark_not_executed(record(), by="cron")
+    assert "marked not executed by cron" in caplog.text
+    assert not LogEntry.objects.exists()
+
+
+def test_without_the_admin_there_is_the_log_alone(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "idempotency.audit")
+    user = User.objects.create(username="olga")
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django.contrib.admin"]
+    mark_not_executed(record(), by=user)
+    assert "by olga" in caplog.text
+    assert not LogEntry.objects.exists()
+
+
+def test_a_decision_without_its_audit_entry_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(LogEntry.objects, "create", refuse)
+    seen = record()
+    with pytest.raises(RuntimeError, match="no room"):
+        mark_not_executed(seen, by=User.objects.create(username="olga"))
+    assert state(seen) == ("failed", 1)
+
+
+def test_in_a_transaction_of_the_callers_it_stands_or_falls_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "idempotency.audit")
+    seen = record()
+    with transaction.atomic():
+        mark_not_executed(seen, by="ops")
+        transaction.set_rollback(True)
+    assert state(seen) == ("failed", 1)
+    assert caplog.text == ""
+    with transaction.atomic():
+        mark_not_executed(seen, by="ops")
+        assert caplog.text == ""
+    assert state(seen) == ("recoverable", 1)
+    assert "marked not executed" in caplog.text

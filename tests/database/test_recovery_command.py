@@ -1,0 +1,397 @@
+"""``manage.py recover_idempotency``: its arguments, its report, its exit codes. A sweep's cost. Scenario 26."""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connection
+from django.db.models import F
+
+from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown
+from idempotency.faults import armed
+from idempotency.lifecycle import Status
+from idempotency.management import running
+from idempotency.management.commands import recover_idempotency
+from idempotency.models import IdempotencyRecord
+from idempotency.operation import PARK
+from idempotency.recovery import abandoned, recover_batches, recover_once
+from tests.database import processes
+from tests.database.plans import fill, most_rows_read
+from tests.records import HOUR, make_records
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+again = Operation("tests.recover.reexecute")
+parks = Operation("tests.recover.park", transaction=False, recovery=PARK)
+FINDINGS: dict[str, Any] = {}
+asks = Operation(
+    "tests.recover.reconcile",
+    transaction=False,
+    recovery=Reconcile(lambda record: FINDINGS.get(record.idempotency_key, Completed({"id": 1}))),
+)
+
+
+def abandon(count: int = 1, operation: Operation | str = again, **fields: Any) -> list[int]:
+    name = operation if isinstance(operation, str) else operation.name
+    return make_records(count, Status.IN_PROGRESS, **{"expires": HOUR, "lease": -HOUR, "operation": name} | fields)
+
+
+def states() -> Counter[str]:
+    return Counter(IdempotencyRecord.objects.values_list("status", flat=True))
+
+
+def recover(**options: Any) -> tuple[int, list[str], list[str]]:
+    """Run the command: its exit code, the lines of its output, and those of its errors."""
+    output, errors = io.StringIO(), io.StringIO()
+    code = 0
+    try:
+        call_command("recover_idempotency", stdout=output, **{"stderr": errors, **options})
+    except SystemExit as exited:
+        code = int(str(exited.code))
+    return code, output.getvalue().splitlines(), errors.getvalue().splitlines()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def at_sweep(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], None]], None]:
+    """Call something in the middle of a sweep's batch of a number."""
+
+    def at_sweep(number: int, call: Callable[[], None]) -> None:
+        reached = 0
+
+        def selected() -> None:
+            nonlocal reached
+            reached += 1
+            if reached == number:
+                call()
+
+        monkeypatch.setitem(armed, "sweep.selected", selected)
+
+    return at_sweep
+
+
+# What it does
+
+
+def test_it_settles_what_is_abandoned_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FINDINGS, "unknown", Unknown())
+    abandon(3)
+    abandon(2, parks)
+    abandon(1, asks)
+    abandon(1, asks, idempotency_key="unknown")
+    make_records(1, Status.IN_PROGRESS, lease=HOUR)
+    assert recover() == (
+        0,
+        ["Settled 7 claims: 3 recoverable, 1 completed, 2 parked, 1 to be asked for again."],
+        [],
+    )
+    assert states() == {"recoverable": 3, "failed": 2, "completed": 1, "in_progress": 2}
+    assert recover() == (0, ["Settled 0 claims: 0 recoverable, 0 completed, 0 parked."], [])
+
+
+def test_batches_are_taken_until_nothing_is_due() -> None:
+    abandon(7)
+    assert [batch.recoverable for batch in recover_batches(batch_size=3)] == [3, 3, 1]
+    abandon(6)
+    assert recover(batch_size=3, verbosity=2)[1] == [
+        "Settled 3 claims: 3 recoverable, 0 completed, 0 parked so far.",
+        "Settled 6 claims: 6 recoverable, 0 completed, 0 parked so far.",
+        "Settled 6 claims: 6 recoverable, 0 completed, 0 parked so far.",
+        "Settled 6 claims: 6 recoverable, 0 completed, 0 parked.",
+    ]
+
+
+def test_the_longest_abandoned_comes_first() -> None:
+    (late,) = abandon(lease=-timedelta(minutes=1))
+    (early,) = abandon(lease=-timedelta(days=9))
+    assert recover_once(batch_size=1).recoverable == 1
+    assert list(abandoned().values_list("pk", flat=True)) == [late]
+    assert early != late
+
+
+def test_one_batch_holds_claims_of_every_declaration() -> None:
+    abandon(2)
+    abandon(2, parks)
+    abandon(2, asks)
+    result = recover_once(batch_size=5)
+    assert (result.touched, result.exhausted) == (5, False)
+    assert (recover_once(batch_size=5).touched, recover_once(batch_size=5).exhausted) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "finding", [NotExecuted(), Unknown(), Completed({})], ids=lambda finding: type(finding).__name__
+)
+def test_what_a_reconciler_finds_that_was_taken_over_meanwhile_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch, finding: Any
+) -> None:
+    monkeypatch.setitem(FINDINGS, "k", finding)
+    take_over = {"attempt": F("attempt") + 1}
+    monkeypatch.setitem(armed, "reconcile.found", lambda: IdempotencyRecord.objects.update(**take_over) and None)
+    abandon(1, asks, idempotency_key="k", attempt=8)  # as many as there may be
+    assert recover_once().settled == 0
+    assert states() == {"in_progress": 1}
+
+
+def test_claims_of_unknown_operations_stay_and_are_told_of() -> None:
+    abandon(1)
+    abandon(2, "tests.recover.elsewhere")
+    code, lines, errors = recover()
+    assert (code, lines) == (4, ["Settled 1 claim: 1 recoverable, 0 completed, 0 parked."])
+    told = "Left alone: 2 claims of operation 'tests.recover.elsewhere', which is not declared in this process. "
+    assert errors == [f"{told}Declare it in an app's operations.py."]
+    assert states() == {"recoverable": 1, "in_progress": 2}
+    assert recover(verbosity=0)[:2] == (4, [])
+
+
+def test_a_dry_run_counts_and_settles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    abandon(2)
+    abandon(1, parks)
+    abandon(1, asks)
+    abandon(1, "tests.recover.elsewhere")
+    expected = [
+        "5 claims abandoned.",
+        "  tests.recover.elsewhere: 1 (left alone, not declared here)",
+        "  tests.recover.park: 1 (park)",
+        "  tests.recover.reconcile: 1 (reconcile)",
+        "  tests.recover.reexecute: 2 (reexecute)",
+    ]
+    assert recover(dry_run=True) == (0, expected, [])
+    monkeypatch.setattr(recover_idempotency, "MAX_LISTED", 5)
+    assert recover(dry_run=True)[1][0] == "At least 5 claims abandoned."
+    assert states() == {"in_progress": 5}
+
+
+def test_a_sweep_stops_after_its_last_batch_and_tells_that_work_may_be_left() -> None:
+    abandon(5)
+    assert recover(batch_size=2, max_batches=2) == (
+        3,
+        ["Settled 4 claims: 4 recoverable, 0 completed, 0 parked.", "Stopped by --max-batches 2. More may be due."],
+        [],
+    )
+    assert recover(batch_size=2, max_batches=2, verbosity=0) == (0, [], [])
+    abandon(5)
+    assert recover(batch_size=2, max_batches=2, verbosity=0) == (3, [], [])
+
+
+def test_a_long_sweep_reports_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    abandon(3)
+    monkeypatch.setattr(recover_idempotency, "REPORT_EVERY", 0.0)
+    assert len(recover(batch_size=2)[1]) == 3
+
+
+def test_a_terminal_sees_a_bar() -> None:
+    pytest.importorskip("rich", reason="the bar is drawn by rich, which this environment doesn't have")
+    abandon(3)
+    terminal = Terminal()
+    assert recover(stderr=terminal, batch_size=2)[1] == ["Settled 3 claims: 3 recoverable, 0 completed, 0 parked."]
+    assert "Recovering" in terminal.getvalue()
+    quiet = Terminal()
+    assert recover(stderr=quiet, verbosity=0)[1] == []
+    assert quiet.getvalue() == ""
+
+
+def test_without_rich_a_terminal_sees_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    abandon(1)
+    terminal = Terminal()
+    assert "so far" in recover(stderr=terminal, verbosity=2)[1][0]
+    assert terminal.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "--batch-size must be between 1 and 10000"),
+        ({"batch_size": 10_001}, "--batch-size must be between 1 and 10000"),
+        ({"max_batches": 0}, "--max-batches must be 1 or more"),
+        ({"watch": 0.0}, "--watch must be above 0"),
+        ({"watch": float("nan")}, "--watch must be above 0"),
+        ({"watch": 3601.0}, "--watch must be above 0 and up to 3600 seconds"),
+        ({"watch": 1.0, "dry_run": True}, "--watch and --dry-run exclude each other"),
+        ({"database": "nowhere"}, "--database: there is no database 'nowhere'"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_a_wrong_argument_is_named_and_nothing_is_done(options: dict[str, Any], message: str) -> None:
+    abandon()
+    with pytest.raises(CommandError, match=message) as refused:
+        recover(**options)
+    assert refused.value.returncode == 2
+    assert states() == {"in_progress": 1}
+
+
+def test_the_help_lists_the_exit_codes_and_the_default_pause(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = recover_idempotency.Command().create_parser("manage.py", "recover_idempotency")
+    assert parser.parse_args(["--watch"]).watch == recover_idempotency.DEFAULT_WATCH
+    assert parser.parse_args(["--watch", "2.5"]).watch == 2.5
+    assert parser.parse_args([]).watch is None
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--help"])
+    text = capsys.readouterr().out
+    assert "exit codes:\n  0    every abandoned claim" in text
+    assert "130  interrupted, 143 terminated" in text
+
+
+def test_a_database_that_refuses_is_an_error_with_its_own_code(at_sweep: Any) -> None:
+    def refuse() -> None:
+        raise OperationalError("no route to host")
+
+    abandon(4)
+    at_sweep(2, refuse)
+    with pytest.raises(CommandError, match=r"'default' refused: no route to host\nWhat was settled") as refused:
+        recover(batch_size=2)
+    assert refused.value.returncode == 1
+    assert states() == {"recoverable": 2, "in_progress": 2}
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_sweep_after_the_batch_in_hand(signum: signal.Signals, code: int, at_sweep: Any) -> None:
+    abandon(6)
+    at_sweep(2, lambda: signal.raise_signal(signum))
+    with pytest.raises(CommandError, match=rf"Stopped by {signum.name}\. More may be due") as stopped:
+        recover(batch_size=2)
+    assert stopped.value.returncode == code
+    assert states() == {"recoverable": 4, "in_progress": 2}
+
+
+# Again and again
+
+
+def test_it_watches_until_it_is_told_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    abandon(1)
+    abandon(1, "tests.recover.elsewhere")
+    clock = 0.0
+    later: list[int] = []
+
+    def sleep(seconds: float) -> None:
+        nonlocal clock
+        clock += seconds
+        if clock > 15 and not later:  # in the second pause
+            later.extend(abandon(2))
+        if clock > 35:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    code, lines, errors = recover(watch=10.0)
+    assert code == 0
+    assert lines == [
+        "Settled 1 claim: 1 recoverable, 0 completed, 0 parked.",
+        "Settled 2 claims: 2 recoverable, 0 completed, 0 parked.",
+    ]
+    assert len(errors) == 1  # an unknown operation is news once
+    assert clock == pytest.approx(35, abs=2 * running.SLICE)  # in slices, so that a signal ends a pause
+
+
+def test_a_verbose_watch_tells_of_each_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
+    assert recover(watch=1.0, verbosity=2)[1][-1] == "Settled 0 claims: 0 recoverable, 0 completed, 0 parked."
+    assert recover(watch=1.0)[1] == []
+    abandon(1)
+    assert recover(watch=1.0, verbosity=0)[1] == []
+
+
+def test_a_watch_outlives_a_database_that_refuses_for_a_while(monkeypatch: pytest.MonkeyPatch, at_sweep: Any) -> None:
+    def refuse() -> None:
+        raise OperationalError("terminating connection due to administrator command")
+
+    def sleep(seconds: float) -> None:
+        if "recoverable" in states():
+            signal.raise_signal(signal.SIGTERM)
+
+    abandon(1)
+    at_sweep(1, refuse)
+    monkeypatch.setattr(time, "sleep", sleep)
+    code, lines, errors = recover(watch=0.01)
+    assert (code, len(lines)) == (0, 1)
+    assert errors == ["Database 'default' refused: terminating connection due to administrator command"]
+
+
+# What it costs
+
+
+@pytest.mark.postgres
+def test_a_sweep_reads_what_is_abandoned_and_nothing_else() -> None:
+    """Whatever the size of the table, and however old the records: the index holds unfinished ones only."""
+    fill(20_000)
+    with connection.cursor() as cursor:  # old ones, taken over not long ago
+        cursor.execute(
+            "UPDATE idempotency_record SET status = 'in_progress', operation = %s, attempt = 2,"
+            " lease_expires_at = statement_timestamp() - interval '1 minute'"
+            " WHERE idempotency_key IN ('bulk-1', 'bulk-10000', 'bulk-19999')",
+            [again.name],
+        )
+    abandon(10)
+    make_records(30, Status.IN_PROGRESS, lease=HOUR)
+    make_records(30, Status.FAILED)
+    found: list[int] = []
+    assert most_rows_read(lambda: found.append(recover_once().recoverable)) <= 13
+    assert found == [13]
+
+
+# Killed and run again
+
+SWEEP = """
+import os, signal, sys
+import django
+django.setup()
+from idempotency import Operation
+from idempotency.faults import armed
+from idempotency.recovery import recover_batches
+Operation("tests.recover.reexecute")
+reached = 0
+def selected():
+    global reached
+    reached += 1
+    if sys.argv[1] == "killed" and reached == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[1] == "paused" and reached == 1:
+        print("selected", flush=True)
+        sys.stdin.readline()
+armed["sweep.selected"] = selected
+print("started", flush=True)
+print(sum(batch.recoverable for batch in recover_batches(batch_size=5)))
+"""
+
+
+def test_scenario_26_a_recovery_that_is_killed_half_way_is_simply_run_again() -> None:
+    abandon(30)
+    killed = processes.start(SWEEP, "killed")
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert states() == {"recoverable": 10, "in_progress": 20}
+    output, errors = processes.start(SWEEP, "run").communicate(timeout=60)
+    assert output.split() == ["started", "20"], errors
+    assert states() == {"recoverable": 30}
+
+
+def test_scenario_26_two_recoveries_at_once_settle_each_claim_once() -> None:
+    abandon(30)
+    first = processes.start(SWEEP, "paused")
+    assert first.stdout is not None
+    assert [first.stdout.readline().strip() for _ in range(2)] == ["started", "selected"]
+    second = processes.start(SWEEP, "run")
+    assert second.stdout is not None
+    assert second.stdout.readline().strip() == "started"
+    if connection.vendor == "postgresql":
+        # It passes over what the first one holds, and waits for nobody.
+        assert second.communicate(timeout=60)[0].strip() == "25"
+        assert states() == {"recoverable": 25, "in_progress": 5}
+        assert first.communicate("\n", timeout=60)[0].strip() == "5"
+    else:  # one writer at a time: the second one waits for the first one's batch
+        settled = [int(process.communicate("\n", timeout=60)[0]) for process in (first, second)]
+        assert sum(settled) == 30
+    assert states() == {"recoverable": 30}

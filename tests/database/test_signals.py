@@ -1,0 +1,240 @@
+"""Each signal is sent after the fact, with the arguments that are documented, and outside of transactions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.dispatch import Signal
+
+from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown, claim, claims, operators, signals
+from idempotency.exceptions import InProgressError, KeyReusedError, LeaseLostError, OutcomeUnknownError
+from idempotency.execution import obtain, run_under
+from idempotency.fingerprint import Payload
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
+from idempotency.operation import PARK, registry
+from idempotency.outcome import Outcome
+from idempotency.recovery import recover_once
+from idempotency.retention import purge_once
+from idempotency.scope import Scope
+from tests.concurrency.racing import end_lease
+from tests.records import HOUR, make_records
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SIGNALS = {name: value for name, value in vars(signals).items() if isinstance(value, Signal) and name != "Signal"}
+
+plain = Operation("tests.signals.plain")
+parks = Operation("tests.signals.park", transaction=False, recovery=PARK)
+FINDING: list[Any] = []
+asks = Operation(
+    "tests.signals.reconcile", transaction=False, recovery=Reconcile(lambda record: FINDING[0], max_attempts=2)
+)
+
+PAYLOAD = Payload({"amount": 1})
+
+
+@dataclass
+class Receiver:
+    """What was sent, and whether a transaction was open then. Raises after it took note, if told to."""
+
+    fails: bool = False
+    sent: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
+    inside: list[str] = field(default_factory=list)
+
+    def named(self, name: str) -> Callable[..., None]:
+        def receive(sender: Any, signal: Signal, **arguments: Any) -> None:
+            self.sent.append((name, sender, arguments))
+            if connection.in_atomic_block:
+                self.inside.append(name)
+            if self.fails:
+                raise RuntimeError("a receiver of the project's")
+
+        return receive
+
+
+@pytest.fixture(params=[False, True], ids=["receiver", "failing receiver"])
+def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
+    """Every test here runs a second time with a receiver that fails, and must come out the same."""
+    receiver = Receiver(fails=request.param)
+    connected = [(signal, receiver.named(name)) for name, signal in SIGNALS.items()]
+    for signal, receive in connected:
+        signal.connect(receive)
+    yield receiver
+    for signal, receive in connected:
+        signal.disconnect(receive)
+    assert receiver.inside == []
+
+
+def scope(operation: Operation) -> Scope:
+    return Scope("1", operation.name, "k")
+
+
+def acquire(operation: Operation = plain, payload: Payload = PAYLOAD) -> Any:
+    return obtain(operation, scope(operation), payload)
+
+
+def complete(held: claims.Claim) -> None:
+    with run_under(held) as slot:
+        slot.outcome = Outcome(201, (), "{}")
+
+
+def status() -> str:
+    return IdempotencyRecord.objects.get().status
+
+
+def sent(
+    name: str, operation: Operation | None = plain, attempt: int = 1, **more: Any
+) -> tuple[str, Any, dict[str, Any]]:
+    return name, operation, {"account_id": "1", "idempotency_key": "k", "attempt": attempt, **more}
+
+
+def test_a_run_is_claimed_and_completed_and_its_retry_replayed(receiver: Receiver) -> None:
+    complete(acquire())
+    acquire()
+    assert receiver.sent == [sent("claimed"), sent("completed"), sent("replayed")]
+    assert status() == Status.COMPLETED
+
+
+def test_a_block_of_code_announces_the_same(receiver: Receiver) -> None:
+    for _ in range(2):
+        with claim(plain.name, account_id="1", key="k", payload={}) as run:
+            if not run.replayed:
+                run.result = 1
+    assert [name for name, _, _ in receiver.sent] == ["claimed", "completed", "replayed"]
+
+
+def test_a_duplicate_of_a_live_claim_is_a_conflict(receiver: Receiver) -> None:
+    acquire()
+    with pytest.raises(InProgressError):
+        acquire()
+    assert receiver.sent == [sent("claimed"), sent("conflicted", attempt=0)]
+
+
+def test_another_payload_is_a_mismatch(receiver: Receiver) -> None:
+    complete(acquire())
+    with pytest.raises(KeyReusedError):
+        acquire(payload=Payload({"amount": 2}))
+    assert receiver.sent[2:] == [sent("mismatched")]
+
+
+@pytest.mark.parametrize(
+    ("operation", "name", "left"), [(plain, "released", Status.RECOVERABLE), (parks, "parked", Status.FAILED)]
+)
+def test_a_run_that_failed_is_released_or_parked(
+    receiver: Receiver, operation: Operation, name: str, left: Status
+) -> None:
+    with pytest.raises(ZeroDivisionError), run_under(acquire(operation)):
+        _ = 1 / 0
+    assert receiver.sent[1:] == [sent(name, operation)]
+    assert status() == left
+
+
+def test_the_retry_of_a_released_claim_is_a_claim(receiver: Receiver) -> None:
+    claims.release(acquire())
+    complete(acquire())
+    assert receiver.sent == [sent("claimed"), sent("claimed", attempt=2), sent("completed", attempt=2)]
+
+
+def test_an_abandoned_claim_is_taken_over_and_its_owner_learns_it(receiver: Receiver) -> None:
+    owner = acquire()
+    end_lease()
+    winner = acquire()
+    with pytest.raises(LeaseLostError):
+        complete(owner)
+    complete(winner)
+    assert receiver.sent[1:] == [
+        sent("taken_over", attempt=2),
+        sent("lease_lost", attempt=1),
+        sent("completed", attempt=2),
+    ]
+
+
+def test_a_record_past_retention_is_claimed_as_a_new_one(receiver: Receiver) -> None:
+    make_records(1, operation=plain.name, idempotency_key="k", request_hash="v1:0")
+    acquire()
+    assert receiver.sent == [sent("claimed", attempt=2)]
+
+
+def test_what_nobody_may_run_again_is_parked_by_the_retry(receiver: Receiver) -> None:
+    acquire(parks)
+    end_lease()
+    with pytest.raises(OutcomeUnknownError):
+        acquire(parks)
+    assert receiver.sent[1:] == [sent("parked", parks)]
+    assert status() == Status.FAILED
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [
+        (plain, [sent("recovered", plain, status="recoverable")]),
+        (parks, [sent("parked", parks), sent("recovered", parks, status="failed")]),
+    ],
+    ids=["reexecute", "park"],
+)
+def test_the_sweep_tells_what_became_of_each_claim(
+    receiver: Receiver, operation: Operation, expected: list[Any]
+) -> None:
+    acquire(operation)
+    end_lease()
+    recover_once()
+    assert receiver.sent[1:] == expected
+
+
+@pytest.mark.parametrize(
+    ("finding", "expected"),
+    [
+        (Completed({}), [sent("recovered", asks, 2, status="completed")]),
+        (NotExecuted(), [sent("recovered", asks, 2, status="recoverable")]),
+        (Unknown(), [sent("parked", asks, 2), sent("recovered", asks, 2, status="failed")]),
+    ],
+    ids=["completed", "not executed", "unknown"],
+)
+def test_the_sweep_tells_what_a_reconciler_found(receiver: Receiver, finding: Any, expected: list[Any]) -> None:
+    FINDING[:] = [finding]
+    acquire(asks)
+    end_lease()
+    recover_once()
+    assert receiver.sent[1:] == [sent("taken_over", asks, 2), *expected]
+    assert status() == expected[-1][2]["status"]
+
+
+def test_a_retry_that_finds_the_outcome_tells_the_same(receiver: Receiver) -> None:
+    FINDING[:] = [Completed({})]
+    acquire(asks)
+    end_lease()
+    assert isinstance(acquire(asks), Outcome)
+    assert receiver.sent[1:] == [sent("taken_over", asks, 2), sent("recovered", asks, 2, status="completed")]
+
+
+def test_an_operator_settles_a_record(receiver: Receiver) -> None:
+    make_records(1, Status.FAILED, expires=HOUR, operation=parks.name, idempotency_key="k")
+    operators.mark_not_executed(IdempotencyRecord.objects.get(), by="ops")
+    IdempotencyRecord.objects.update(status=Status.FAILED)
+    operators.record_outcome(IdempotencyRecord.objects.get(), {}, by="ops")
+    IdempotencyRecord.objects.update(status=Status.FAILED, operation="tests.signals.unknown")
+    operators.release(IdempotencyRecord.objects.get(), by="ops")
+    assert registry.get("tests.signals.unknown") is None
+    assert receiver.sent == [
+        sent("recovered", parks, status="recoverable"),
+        sent("recovered", parks, status="completed"),
+        sent("recovered", None, status="recoverable"),
+    ]
+
+
+def test_a_purged_batch_is_counted(receiver: Receiver) -> None:
+    make_records(3)
+    purge_once()
+    purge_once()
+    assert receiver.sent == [("purged", IdempotencyRecord, {"count": 3})]
+    assert not IdempotencyRecord.objects.exists()
+
+
+def test_every_signal_is_documented() -> None:
+    assert set(re.findall(r"^``(\w+)``  ", signals.__doc__ or "", re.MULTILINE)) == set(SIGNALS)

@@ -1,0 +1,230 @@
+"""``stats()``: right on a small table, bounded on a huge one, and honest about which it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connection
+
+from idempotency import Operation, signals, stats
+from idempotency.lifecycle import Status
+from idempotency.management.commands import idempotency_stats
+from idempotency.scope import Scope
+from idempotency.stats import Kind, Number
+from tests.database.plans import fill, most_rows_read
+from tests.records import HOUR, from_now, make_records
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+operation = Operation("tests.stats")
+SCOPE = Scope("1", operation.name, "k")
+
+EMPTY = Number(0, Kind.EXACT)
+
+
+@pytest.fixture(autouse=True)
+def counters() -> Iterator[stats.Counters]:
+    stats.counters.reset()
+    yield stats.counters
+    stats.counters.reset()
+
+
+def numbers() -> dict[str, Number]:
+    return dict(stats.stats())
+
+
+def test_an_empty_table_is_empty() -> None:
+    seen = numbers()
+    for name in ("records", "in_progress", "recoverable", "completed", "parked", "abandoned"):
+        assert seen[name] == EMPTY
+    for name in ("overdue", "oldest_in_progress", "most_attempts"):
+        assert seen[name] == Number(None, Kind.EXACT)
+    assert seen["replay_rate"] == Number(None, Kind.THIS_PROCESS)
+
+
+def test_a_small_table_is_counted_exactly() -> None:
+    make_records(5)
+    make_records(1, Status.RECOVERABLE)
+    make_records(2, Status.FAILED)
+    make_records(1, Status.IN_PROGRESS, lease=HOUR, created_at=from_now(-3 * HOUR))
+    make_records(2, Status.IN_PROGRESS, lease=-timedelta(minutes=5), attempt=4)
+    seen = numbers()
+    counts = {"records": 11, "in_progress": 3, "recoverable": 1, "completed": 5, "parked": 2, "abandoned": 2}
+    assert {name: seen[name] for name in counts} == {name: Number(count, Kind.EXACT) for name, count in counts.items()}
+    assert seen["most_attempts"] == Number(4, Kind.EXACT)
+    for name, age in (("overdue", 300), ("oldest_in_progress", 3 * 3600)):
+        assert seen[name].kind is Kind.EXACT
+        assert seen[name].value == pytest.approx(age, abs=60)
+
+
+def test_a_lease_that_runs_is_not_overdue() -> None:
+    make_records(1, Status.IN_PROGRESS, lease=HOUR)
+    assert numbers()["overdue"] == Number(0.0, Kind.EXACT)
+
+
+def test_the_size_of_the_table_is_known_where_the_database_knows_it() -> None:
+    make_records(3)
+    size = numbers()["table_bytes"]
+    if connection.vendor == "postgresql":
+        assert size.kind is Kind.EXACT
+        assert size.value is not None
+        assert size.value > 8192
+    else:
+        assert size == Number(None, Kind.UNKNOWN)
+
+
+def test_counting_stops_at_a_bound_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "MAX_COUNTED", 4)
+    make_records(7, Status.FAILED)
+    make_records(4, Status.IN_PROGRESS, lease=-HOUR)
+    make_records(3, Status.RECOVERABLE)
+    seen = numbers()
+    for name in ("parked", "in_progress", "abandoned"):
+        assert seen[name] == Number(4, Kind.AT_LEAST)
+    assert seen["oldest_in_progress"].kind is seen["most_attempts"].kind is Kind.AT_LEAST
+    assert seen["recoverable"] == Number(3, Kind.EXACT)
+    assert seen["records"] == Number(4, Kind.AT_LEAST)
+    assert seen["completed"] == Number(0, Kind.AT_LEAST)  # true, if not much
+
+
+@pytest.mark.postgres
+def test_a_big_table_is_estimated_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "MAX_COUNTED", 500)
+    fill(20_000)
+    make_records(3, Status.FAILED)
+    make_records(2, Status.IN_PROGRESS, lease=-HOUR)
+    seen = numbers()
+    assert seen["records"].kind is seen["completed"].kind is Kind.ESTIMATE
+    assert seen["records"].value == pytest.approx(20_005, rel=0.05)
+    assert seen["completed"].value == pytest.approx(20_000, rel=0.05)
+    assert (seen["parked"], seen["in_progress"]) == (Number(3, Kind.EXACT), Number(2, Kind.EXACT))
+    assert most_rows_read(stats.stats) <= 500
+
+
+@pytest.mark.sqlite
+def test_the_few_that_are_not_completed_are_found_by_their_index() -> None:
+    with connection.cursor() as cursor:
+        for status in ("in_progress", "recoverable", "failed"):
+            cursor.execute(
+                "EXPLAIN QUERY PLAN SELECT 1 FROM idempotency_record WHERE status = %s ORDER BY lease_expires_at",
+                [status],
+            )
+            assert "idempotency_record_unfinished" in str(cursor.fetchall())
+
+
+# This process's own
+
+
+def test_what_this_process_sees_is_counted() -> None:
+    for signal, times in ((signals.claimed, 3), (signals.taken_over, 1), (signals.replayed, 12), (signals.parked, 2)):
+        for _ in range(times):
+            signals.announce(signal, operation, SCOPE, 1)
+    signals.announce(signals.recovered, operation, SCOPE, 1, status="completed")
+    seen = numbers()
+    assert {name: number.value for name, number in seen.items() if number.kind is Kind.THIS_PROCESS} == {
+        "claims": 3,
+        "take_overs": 1,
+        "completions": 0,
+        "replays": 12,
+        "replay_rate": 0.75,
+        "conflicts": 0,
+        "mismatches": 0,
+        "releases": 0,
+        "lease_losses": 0,
+        "recoveries": 1,
+        "parkings": 2,
+    }
+
+
+def test_no_count_is_lost_between_threads() -> None:
+    together = threading.Barrier(8)
+
+    def announce_many() -> None:
+        together.wait(60)
+        for _ in range(500):
+            signals.announce(signals.claimed, operation, SCOPE, 1)
+
+    threads = [threading.Thread(target=announce_many) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert numbers()["claims"].value == 4000
+
+
+def test_a_forked_child_counts_from_nothing(counters: stats.Counters) -> None:
+    signals.announce(signals.claimed, operation, SCOPE, 1)
+    reader, writer = os.pipe()
+    with counters._lock:  # as another thread may hold it at that moment
+        pid = os.fork()
+        if pid == 0:
+            os.write(writer, str(counters.read()["claims"]).encode())
+            os._exit(0)
+    assert os.read(reader, 10) == b"0"
+    assert os.waitpid(pid, 0)[1] == 0
+    os.close(reader)
+    os.close(writer)
+    assert counters.read()["claims"] == 1
+
+
+def test_it_is_all_plain_data() -> None:
+    data = stats.stats().as_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert data["parked"] == {"value": 0, "kind": "exact"}
+    assert set(data) == {name for name, _ in stats.stats()}
+
+
+# The command
+
+
+def run(**options: Any) -> str:
+    output = io.StringIO()
+    call_command("idempotency_stats", stdout=output, **options)
+    return output.getvalue()
+
+
+def test_the_command_shows_a_table() -> None:
+    make_records(1_234)
+    make_records(2, Status.FAILED)
+    make_records(1, Status.IN_PROGRESS, lease=-timedelta(seconds=90))
+    table = run()
+    assert any(line.split() == ["completed", "1,234", "exact"] for line in table.splitlines())
+    assert any(line.split() == ["parked", "(failed)", "2", "exact"] for line in table.splitlines())
+    assert any(line.split()[:3] == ["longest", "overdue", "90"] for line in table.splitlines()), table
+    assert ("MB" in table) == (connection.vendor == "postgresql")
+    assert "each server process for itself" in table
+
+
+def test_the_command_shows_what_is_not_there_as_a_dash() -> None:
+    assert any(line.split() == ["oldest", "in", "progress", "-", "exact"] for line in run().splitlines())
+
+
+def test_the_command_writes_json() -> None:
+    make_records(2, Status.FAILED)
+    data = json.loads(run(json=True))
+    assert data["parked"] == {"value": 2, "kind": "exact"}
+    assert set(data) == set(idempotency_stats.LABELS)
+
+
+def test_a_database_that_is_not_there_is_named() -> None:
+    with pytest.raises(CommandError, match="no database 'nowhere'") as refused:
+        run(database="nowhere")
+    assert refused.value.returncode == 2
+
+
+def test_a_database_that_refuses_is_an_error_with_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(using: str) -> Any:
+        raise OperationalError("no route to host")
+
+    monkeypatch.setattr(idempotency_stats, "stats", refuse)
+    with pytest.raises(CommandError, match="Database 'default' refused: no route to host") as refused:
+        run()
+    assert refused.value.returncode == 1

@@ -1,0 +1,297 @@
+"""Who asks: the account of a record, and what is checked before every replay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+from django.contrib.auth.decorators import login_required, permission_required
+from django.contrib.auth.models import Permission
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.authtoken.models import Token
+from rest_framework.decorators import api_view, authentication_classes, permission_classes, throttle_classes
+from rest_framework.permissions import BasePermission, IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.throttling import UserRateThrottle
+
+from idempotency import current_claim, idempotent
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
+from testproject.authentication import token_required
+from testproject.models import Charge, Transfer
+from testproject.views import ChargeViewSet
+from tests.factories import UserFactory
+from tests.http.callers import Caller, Serve, effects, problem_code
+from tests.http.views import drf_answer, plain_answer, work
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def deactivate(caller: Caller) -> None:
+    assert caller.user is not None
+    caller.user.is_active = False
+    caller.user.save()
+
+
+# 21 and failure mode 48
+
+
+def test_scenario_21_a_deactivated_users_retry_gets_no_stored_answer(
+    alice: Caller, serve_operation: Callable[..., None]
+) -> None:
+    serve_operation()
+    first = alice.post(key="k")
+    deactivate(alice)
+    refused = alice.post(key="k")
+    assert refused.status_code in {401, 403}
+    assert first.content not in refused.content
+    assert "Idempotency-Replayed" not in refused
+    assert effects() == 1
+    assert IdempotencyRecord.objects.get().status == Status.COMPLETED
+
+
+def test_scenario_21_a_revoked_token_gets_no_stored_answer(alice: Caller, serve_operation: Callable[..., None]) -> None:
+    serve_operation()
+    alice.post(key="k")
+    Token.objects.all().delete()
+    assert alice.post(key="k").status_code == 401
+    assert effects() == 1
+
+
+def test_scenario_21_a_rotated_token_is_the_same_account(alice: Caller, serve_operation: Callable[..., None]) -> None:
+    serve_operation()
+    first = alice.post(key="k")
+    Token.objects.all().delete()
+    alice.token = Token.objects.create(user=alice.user)
+    replay = alice.post(key="k")
+    assert replay.content == first.content
+    assert replay["Idempotency-Replayed"] == "true"
+    assert effects() == 1
+
+
+class MayTransfer(BasePermission):
+    def has_permission(self, request: Any, view: Any) -> bool:
+        return bool(request.user.has_perm("testproject.add_transfer"))
+
+
+@pytest.mark.parametrize("framework", ["plain", "drf", "mixin"])
+def test_failure_mode_48_a_permission_is_checked_before_the_replay(alice: Caller, serve: Serve, framework: str) -> None:
+    if framework == "plain":
+        serve(
+            permission_required("testproject.add_transfer", raise_exception=True)(idempotent("tests.may")(plain_answer))
+        )
+    elif framework == "drf":
+        serve(api_view(["POST"])(permission_classes([MayTransfer])(idempotent("tests.may")(drf_answer))))
+    else:
+
+        class Charges(ChargeViewSet):
+            permission_classes = (IsAuthenticated, MayTransfer)
+
+            def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+                return drf_answer(request)
+
+        serve(Charges.as_view({"post": "create"}))
+    assert alice.user is not None
+    permission = Permission.objects.get(codename="add_transfer")
+    alice.user.user_permissions.add(permission)
+    first = alice.post(key="k")
+    assert first.status_code == 201
+    alice.user.user_permissions.remove(permission)
+    refused = alice.post(key="k")
+    assert refused.status_code == 403
+    assert first.content not in refused.content
+    alice.user.user_permissions.add(permission)
+    assert alice.post(key="k").content == first.content
+    assert effects() == 1
+
+
+def test_failure_mode_48_a_refusal_before_the_claim_is_no_outcome(alice: Caller, serve: Serve) -> None:
+    """Failure mode 50 as well: a 403 raised before the claim is never stored."""
+    serve(permission_required("testproject.add_transfer", raise_exception=True)(idempotent("tests.may")(plain_answer)))
+    assert alice.post(key="k").status_code == 403
+    assert not IdempotencyRecord.objects.exists()
+    assert alice.user is not None
+    alice.user.user_permissions.add(Permission.objects.get(codename="add_transfer"))
+    assert alice.post(key="k").status_code == 201
+    assert effects() == 1
+
+
+# Failure mode 50
+
+
+def test_failure_mode_50_a_401_is_never_stored(alice: Caller, serve_operation: Callable[..., None]) -> None:
+    serve_operation()
+    token, alice.token = alice.token, None
+    assert alice.post(key="k").status_code == 401
+    assert not IdempotencyRecord.objects.exists()
+    alice.token = token
+    assert alice.post(key="k").status_code == 201
+    assert effects() == 1
+
+
+class TwiceAnHour(UserRateThrottle):
+    rate = "2/hour"
+
+
+def test_failure_mode_50_a_429_of_a_throttle_is_never_stored_and_replays_are_throttled(
+    alice: Caller, bob: Caller, serve: Serve
+) -> None:
+    serve(api_view(["POST"])(throttle_classes([TwiceAnHour])(idempotent("tests.throttled")(drf_answer))))
+    first = alice.post(key="k")
+    assert alice.post(key="k").content == first.content
+    refused = alice.post(key="k")
+    assert refused.status_code == 429
+    assert "Idempotency-Replayed" not in refused
+    assert alice.post(key="k2").status_code == 429
+    assert IdempotencyRecord.objects.count() == 1
+    assert bob.post(key="k").status_code == 201
+    assert effects() == 2
+
+
+# Failure mode 49
+
+
+@pytest.mark.parametrize("framework", ["plain", "drf"])
+def test_failure_mode_49_session_users_have_scopes_of_their_own_and_the_anonymous_none(
+    settings: Any, framework: str
+) -> None:
+    protected = idempotent("tests.session")(plain_answer if framework == "plain" else drf_answer)
+    settings.ROOT_URLCONF = (
+        path(
+            "",
+            protected
+            if framework == "plain"
+            else api_view(["POST"])(authentication_classes([SessionAuthentication])(protected)),
+        ),
+    )
+    answers = []
+    for user in (UserFactory(), UserFactory()):
+        client = Client()
+        client.force_login(user)
+        of_user = [
+            client.post("/", {}, content_type="application/json", headers={"Idempotency-Key": "k"}) for _ in range(2)
+        ]
+        assert of_user[0].status_code == 201
+        assert of_user[1].content == of_user[0].content
+        assert of_user[1]["Idempotency-Replayed"] == "true"
+        answers.append(of_user[0].content)
+    assert answers[0] != answers[1]
+    assert effects() == 2
+    refused = Client().post("/", {}, content_type="application/json", headers={"Idempotency-Key": "k"})
+    assert refused.status_code in {401, 403}
+    assert effects() == 2
+
+
+def test_failure_mode_49_login_required_stands_before_the_replay(settings: Any) -> None:
+    settings.ROOT_URLCONF = (path("", login_required(idempotent("tests.session")(plain_answer))),)
+    client = Client()
+    client.force_login(UserFactory())
+    assert client.post("/", headers={"Idempotency-Key": "k"}).status_code == 201
+    client.logout()
+    assert client.post("/", headers={"Idempotency-Key": "k"}).status_code == 302
+    assert effects() == 1
+
+
+@pytest.mark.parametrize("first_by", ["session", "token"])
+def test_failure_mode_49_session_and_token_of_one_user_are_one_account(
+    alice: Caller, settings: Any, first_by: str
+) -> None:
+    protected = idempotent("tests.either")(plain_answer)
+    settings.ROOT_URLCONF = (path("session/", protected), path("token/", token_required(protected)))
+    assert alice.user is not None
+    by_session = Client()
+    by_session.force_login(alice.user)
+    sent = {"content_type": "application/json", "headers": {"Idempotency-Key": "k"}}
+    requests = [lambda: by_session.post("/session/", {}, **sent), lambda: alice.post("/token/", {}, key="k")]
+    if first_by == "token":
+        requests.reverse()
+    first, replay = (request() for request in requests)
+    assert replay.content == first.content
+    assert replay["Idempotency-Replayed"] == "true"
+    assert effects() == 1
+
+
+# The account resolver
+
+
+def account_of_header(request: Any) -> str | None:
+    account: str | None = request.headers.get("X-Organisation")
+    return account
+
+
+@pytest.mark.parametrize("by", ["policy", "setting", "dotted path"])
+def test_failure_mode_49_the_account_is_what_the_resolver_says(
+    alice: Caller, bob: Caller, serve_operation: Callable[..., None], settings: Any, by: str
+) -> None:
+    if by == "policy":
+        serve_operation(account=account_of_header)
+    else:
+        settings.IDEMPOTENCY = {"ACCOUNT": account_of_header if by == "setting" else f"{__name__}.account_of_header"}
+        serve_operation()
+    first = alice.post(key="k", headers={"X-Organisation": "acme"})
+    assert bob.post(key="k", headers={"X-Organisation": "acme"}).content == first.content
+    assert bob.post(key="k", headers={"X-Organisation": "Acme"}).content != first.content
+    refused = alice.post(key="k")
+    assert refused.status_code == 401
+    assert problem_code(refused) == "idempotency_account_required"
+    assert effects() == 2
+    assert set(IdempotencyRecord.objects.values_list("account_id", flat=True)) == {"acme", "Acme"}
+
+
+def test_failure_mode_46_the_account_is_never_taken_from_the_body(
+    alice: Caller, bob: Caller, serve_operation: Callable[..., None]
+) -> None:
+    serve_operation()
+    assert alice.user is not None
+    payload = {"account_id": alice.user.pk, "user": "alice"}
+    first = alice.post(data=payload, key="k")
+    assert bob.post(data=payload, key="k").content != first.content
+    assert effects() == 2
+
+
+def test_failure_mode_46_a_shared_object_answers_each_caller_for_himself(
+    alice: Caller, bob: Caller, settings: Any
+) -> None:
+    """Object permissions are the handler's; a replay is only ever the caller's own."""
+
+    class Charges(ChargeViewSet):
+        idempotent_operations: ClassVar = {"capture": "tests.capture"}
+
+        def capture(self, request: Request, pk: str) -> Response:
+            charge = self.get_object()
+            work(request)
+            return Response({"captured": charge.pk})
+
+    settings.ROOT_URLCONF = (path("charges/<str:pk>/capture/", Charges.as_view({"post": "capture"})),)
+    charge = Charge.objects.create(account=alice.user, amount=1, currency="usd")
+    url = f"/charges/{charge.pk}/capture/"
+    assert alice.post(url, key="k").status_code == 200
+    for _ in range(2):
+        refused = bob.post(url, key="k")
+        assert refused.status_code == 404
+        assert str(charge.pk) not in json.loads(refused.content).get("detail", "")
+    assert effects() == 1
+    assert Transfer.objects.get().account == alice.user
+
+
+def test_failure_mode_48_a_view_sees_the_user_of_this_request_in_a_rebuild(alice: Caller, serve: Serve) -> None:
+    def rebuild(reference: str, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(f"{reference} for {request.user}")
+
+    @idempotent("tests.rebuild", rebuild=rebuild)
+    def view(request: HttpRequest) -> HttpResponse:
+        claim = current_claim()
+        assert claim is not None
+        claim.reference = "report"
+        work(request)
+        return HttpResponse(f"report for {request.user}")
+
+    serve(view)
+    assert alice.post(key="k").content == alice.post(key="k").content == b"report for alice"
+    assert effects() == 1

@@ -1,0 +1,359 @@
+"""When two requests under one key are the same request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import path, re_path, register_converter
+from rest_framework import serializers
+from rest_framework.decorators import api_view, parser_classes
+from rest_framework.parsers import FormParser, JSONParser, MultiPartParser
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from idempotency import fingerprint, idempotent
+from idempotency.models import IdempotencyRecord
+from testproject.authentication import token_required
+from testproject.models import Transfer
+from tests.factories import UserFactory
+from tests.http.callers import FORM, Caller, Serve, effects, multipart, problem_code
+from tests.http.views import plain_answer, work
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(params=["plain", "drf"])
+def serve_parsing(request: pytest.FixtureRequest, serve: Serve) -> Callable[..., None]:
+    """Serve an operation that takes JSON, forms and uploads: as a plain view, and as a DRF view."""
+
+    @idempotent("tests.plain_payload")
+    def plain(request: HttpRequest) -> HttpResponse:
+        return plain_answer(request)
+
+    @api_view(["POST", "PATCH"])
+    @parser_classes([JSONParser, FormParser, MultiPartParser])
+    @idempotent("tests.drf_payload")
+    def drf(request: Request) -> Response:
+        answer, status = work(request)
+        return Response(answer, status=status)
+
+    return lambda: serve(plain if request.param == "plain" else drf)
+
+
+class Same:
+    """Asserts what is one request and what is another one, by effects and by answers."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+
+    def __call__(self, first: dict[str, Any], second: dict[str, Any]) -> bool:
+        Transfer.objects.all().delete()
+        IdempotencyRecord.objects.all().delete()
+        answers = [self.caller.request(**{"method": "POST", **arguments}, key="k") for arguments in (first, second)]
+        assert answers[0].status_code == 201, answers[0].content
+        assert effects() == 1
+        if answers[1].status_code == 201:
+            assert answers[1].content == answers[0].content
+            assert answers[1]["Idempotency-Replayed"] == "true"
+            return True
+        assert problem_code(answers[1]) == "idempotency_key_reused"
+        return False
+
+
+@pytest.fixture
+def same(alice: Caller) -> Same:
+    return Same(alice)
+
+
+def test_scenario_16_the_order_of_names_and_white_space_do_not_count(
+    same: Same, serve_parsing: Callable[[], None]
+) -> None:
+    serve_parsing()
+    first = b'{"amount": 1, "to": {"name": "carol", "bank": [1, 2]}}'
+    assert same({"data": first}, {"data": b'{"to":{"bank":[1,2],"name":"carol"},\n\t"amount":1}'})
+    assert same({"data": b'{"a": "\\u00fc"}'}, {"data": '{"a": "ü"}'.encode()})
+    # The order of a list does count.
+    assert not same({"data": first}, {"data": first.replace(b"[1, 2]", b"[2, 1]")})
+
+
+def test_failure_mode_42_values_that_look_alike_differ(same: Same, serve_parsing: Callable[[], None]) -> None:
+    serve_parsing()
+    alike = [b"1", b"1.0", b'"1"', b"true", b"null", b'""', b"[]", b"{}", b"[1]", b"0", b"false", b'"null"']
+    bodies = [b'{"a": %s}' % value for value in alike]
+    bodies += [b'{"a": 9007199254740993}', b'{"a": 9007199254740992}', b'{"a": 9007199254740992.0}', b"{}"]
+    bodies += [b'{"a": 0.1}', b'{"a": 0.10000000000000002}', b'{"b": 1}', b'[{"a": 1}]', b'{"a": -0.0}', b'{"a": 0.0}']
+    for place, first in enumerate(bodies):
+        assert same({"data": first}, {"data": first})
+        for second in bodies[place + 1 : place + 4]:
+            assert not same({"data": first}, {"data": second}), (first, second)
+
+
+def test_failure_mode_42_an_object_with_a_name_twice_is_itself_only(same: Same, serve: Serve) -> None:
+    serve(idempotent("tests.twice")(plain_answer))
+    assert same({"data": b'{"a": 1, "a": 2}'}, {"data": b'{"a":1,"a":2}'})
+    assert not same({"data": b'{"a": 1, "a": 2}'}, {"data": b'{"a": 2}'})
+    assert not same({"data": b'{"a": 1, "a": 2}'}, {"data": b'{"a": 2, "a": 1}'})
+
+
+def test_scenario_16_what_is_not_json_is_compared_byte_for_byte(same: Same, serve: Serve) -> None:
+    serve(idempotent("tests.bytes")(plain_answer))
+    assert same({"data": b"{oops"}, {"data": b"{oops"})
+    assert not same({"data": b"{oops"}, {"data": b"{oops "})
+    assert not same({"data": b"\xff"}, {"data": b"\xfe"})
+    text = {"content_type": "text/plain"}
+    assert same({"data": b'{"a": 1}', **text}, {"data": b'{"a": 1}', **text})
+    assert not same({"data": b'{"a": 1}', **text}, {"data": b'{"a":1}', **text})
+    # JSON by another name is JSON.
+    merge = {"content_type": "application/merge-patch+json; charset=utf-8"}
+    assert same({"data": b'{"a": 1}', **merge}, {"data": b'{"a":1}', **merge})
+
+
+def test_scenario_16_another_query_string_is_another_payload(same: Same, serve_parsing: Callable[[], None]) -> None:
+    serve_parsing()
+    assert not same({"url": "/?dry=1"}, {"url": "/"})
+    assert not same({"url": "/?dry=1"}, {"url": "/?dry=2"})
+    assert not same({"url": "/?a=1&a=2"}, {"url": "/?a=2&a=1"})
+    assert same({"url": "/?a=1&b=2"}, {"url": "/?b=2&a=1"})
+
+
+def test_failure_mode_41_queries_that_read_alike_when_joined_differ(
+    same: Same, serve_parsing: Callable[[], None]
+) -> None:
+    serve_parsing()
+    assert not same({"url": "/?a=&a=b&c="}, {"url": "/?a=&b=c&b="})
+    assert not same({"url": "/?a=b%26c"}, {"url": "/?a=b&c"})
+    assert not same({"url": "/?a=b%3Dc"}, {"url": "/?a%3Db=c"})
+
+
+@pytest.mark.parametrize("framework", ["plain", "drf"])
+def test_scenario_16_another_route_argument_is_another_payload(same: Same, settings: Any, framework: str) -> None:
+    def answer(request: Any, **route: Any) -> Any:
+        body, status = work(request)
+        return Response(body, status=status) if framework == "drf" else JsonResponse(body, status=status)
+
+    if framework == "drf":
+        view: Any = api_view(["POST"])(idempotent("tests.route")(answer))
+    else:
+        view = token_required(idempotent("tests.route")(answer))
+    settings.ROOT_URLCONF = (
+        path("users/<int:user>/orders/<str:order>/", view),
+        path("flats/<str:order>/<int:user>/", view),
+    )
+    assert same({"url": "/users/1/orders/2/"}, {"url": "/users/1/orders/2/"})
+    assert not same({"url": "/users/1/orders/2/"}, {"url": "/users/2/orders/1/"})
+    assert not same({"url": "/users/1/orders/2/"}, {"url": "/users/1/orders/3/"})
+    assert not same({"url": "/users/1/orders/11/"}, {"url": "/users/11/orders/1/"})
+
+
+def test_scenario_16_positional_route_arguments_count(same: Same, settings: Any) -> None:
+    view = token_required(idempotent("tests.positional")(lambda request, *args: plain_answer(request)))
+    settings.ROOT_URLCONF = (re_path("^orders/([0-9]+)/([0-9]+)/$", view),)
+    assert same({"url": "/orders/1/2/"}, {"url": "/orders/1/2/"})
+    assert not same({"url": "/orders/1/2/"}, {"url": "/orders/2/1/"})
+
+
+class UserConverter:
+    regex = "[0-9]+"
+
+    def to_python(self, value: str) -> User:
+        return User.objects.get(pk=value)
+
+    def to_url(self, value: User) -> str:
+        return str(value.pk)
+
+
+register_converter(UserConverter, "user_of_tests")
+
+
+def test_scenario_16_a_route_argument_of_any_type_counts(same: Same, settings: Any) -> None:
+    view = token_required(idempotent("tests.converted")(lambda request, payee: plain_answer(request)))
+    settings.ROOT_URLCONF = (path("pay/<user_of_tests:payee>/", view),)
+    carol, dave = UserFactory(), UserFactory()
+    assert same({"url": f"/pay/{carol.pk}/"}, {"url": f"/pay/{carol.pk}/"})
+    assert not same({"url": f"/pay/{carol.pk}/"}, {"url": f"/pay/{dave.pk}/"})
+
+
+def test_failure_mode_46_another_method_is_another_payload(same: Same, serve_parsing: Callable[[], None]) -> None:
+    serve_parsing()
+    assert not same({"method": "POST"}, {"method": "PATCH"})
+
+
+def test_failure_mode_46_headers_do_not_count(same: Same, serve_parsing: Callable[[], None]) -> None:
+    serve_parsing()
+    assert same({"headers": {"User-Agent": "a", "X-Request-Id": "1"}}, {"headers": {"User-Agent": "b"}})
+
+
+def test_scenario_16_a_multipart_retry_with_a_new_boundary_replays(
+    same: Same, serve_parsing: Callable[[], None]
+) -> None:
+    def upload(name: str = "a.txt", content: bytes = b"content", kind: str = "text/plain") -> SimpleUploadedFile:
+        return SimpleUploadedFile(name, content, content_type=kind)
+
+    serve_parsing()
+    first = multipart({"amount": "1", "file": upload()}, "one")
+    assert same(first, multipart({"file": upload(), "amount": "1"}, "two"))
+    assert not same(first, multipart({"amount": "2", "file": upload()}, "one"))
+    assert not same(first, multipart({"amount": "1", "file": upload(name="b.txt")}, "one"))
+    assert not same(first, multipart({"amount": "1", "file": upload(content=b"Content")}, "one"))
+    assert not same(first, multipart({"amount": "1", "other": upload()}, "one"))
+    assert not same(first, multipart({"amount": "1"}, "one"))
+    assert not same(first, multipart({"amount": "1", "file": "content"}, "one"))
+
+
+def test_scenario_16_forms_are_compared_by_their_fields(same: Same, serve_parsing: Callable[[], None]) -> None:
+    serve_parsing()
+    first = {"data": b"a=1&b=2&b=3", "content_type": FORM}
+    assert same(first, {"data": b"b=2&b=3&a=1", "content_type": FORM})
+    assert not same(first, {"data": b"a=1&b=3&b=2", "content_type": FORM})
+    assert not same(first, {"data": b"a=1&b=2", "content_type": FORM})
+    assert not same({"data": b"a=", "content_type": FORM}, {"data": b"", "content_type": FORM})
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+def test_failure_mode_46_a_form_is_compared_whatever_the_method(
+    same: Same, serve_parsing: Callable[[], None], method: str
+) -> None:
+    """Django parses a form for POST only; a handler of PATCH parses it itself."""
+    serve_parsing()
+    form = {"method": method, "content_type": FORM}
+    assert same({"data": b"a=1", **form}, {"data": b"a=1", **form})
+    assert not same({"data": b"a=1", **form}, {"data": b"a=2", **form})
+    first, other = multipart({"a": "1"}, "one"), multipart({"a": "2"}, "one")
+    assert same({"method": method, **first}, {"method": method, **first})
+    assert not same({"method": method, **first}, {"method": method, **other})
+
+
+def test_failure_mode_46_json_that_is_sent_as_a_form_is_compared_as_the_handler_reads_it(
+    same: Same, serve: Serve
+) -> None:
+    """What curl -d sends unless told otherwise. As form fields, a plus sign and a space are the same."""
+    serve(idempotent("tests.curl")(plain_answer))
+    assert same({"data": b'{"a": "1+2"}', "content_type": FORM}, {"data": b'{"a": "1+2"}', "content_type": FORM})
+    assert not same({"data": b'{"a": "1+2"}', "content_type": FORM}, {"data": b'{"a": "1 2"}', "content_type": FORM})
+
+
+def test_scenario_18_the_operation_is_part_of_the_identity(alice: Caller, serve: Serve) -> None:
+    serve(idempotent("tests.one")(plain_answer), **{"two/": idempotent("tests.two")(plain_answer)})
+    assert alice.post("/", key="k").content != alice.post("/two/", key="k").content
+    assert alice.post("/", key="k")["Idempotency-Replayed"] == "true"
+    assert effects() == 2
+    assert IdempotencyRecord.objects.count() == 2
+
+
+def test_scenario_18_no_scope_collides_with_another_by_concatenation(alice: Caller, serve: Serve) -> None:
+    def protect(operation: str) -> Any:
+        return idempotent(operation, account=lambda request: request.headers["X-Account"])(plain_answer)
+
+    serve(**{"a/": protect("x"), "b/": protect("x/k"), "c/": protect("y:x")})
+    scopes = [
+        # account, path (and so operation), key: joined by a slash, a colon or nothing, some of them read the same
+        ("1", "/a/", "k/4"),
+        ("1", "/b/", "4"),
+        ("1:y", "/a/", "k"),
+        ("1", "/c/", "k"),
+        ("1", "/a/", "k"),
+        ("11", "/a/", "k"),
+    ]
+    for account, url, key in scopes:
+        answer = alice.post(url, key=key, headers={"X-Account": account})
+        assert answer.status_code == 201
+        assert "Idempotency-Replayed" not in answer
+    assert effects() == IdempotencyRecord.objects.count() == len(scopes)
+
+
+def test_failure_mode_45_a_record_of_an_earlier_algorithm_is_checked_with_its_own(
+    alice: Caller, serve_operation: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_operation()
+    first = alice.post(data={"amount": 1}, key="old")
+
+    def v2(payload: fingerprint.Payload) -> str:
+        return f"v2 {fingerprint._canonical_v1(payload)}"
+
+    monkeypatch.setattr(fingerprint, "_ALGORITHMS", {**fingerprint._ALGORITHMS, "v2": v2})
+    monkeypatch.setattr(fingerprint, "CURRENT_VERSION", "v2")
+    assert alice.post(data={"amount": 1}, key="old").content == first.content
+    assert problem_code(alice.post(data={"amount": 2}, key="old")) == "idempotency_key_reused"
+    alice.post(data={"amount": 1}, key="new")
+    assert effects() == 2
+    assert IdempotencyRecord.objects.get(idempotency_key="new").request_hash.startswith("v2:")
+
+
+def test_failure_mode_45_a_record_of_an_unknown_algorithm_is_never_replayed(
+    alice: Caller, serve_operation: Callable[..., None]
+) -> None:
+    serve_operation()
+    alice.post(key="k")
+    IdempotencyRecord.objects.update(request_hash="v9:" + 64 * "0")
+    assert problem_code(alice.post(key="k")) == "idempotency_key_reused"
+    assert effects() == 1
+
+
+# The operation's own command
+
+
+class CommandSerializer(serializers.Serializer[Any]):
+    amount = serializers.IntegerField()
+    account = serializers.PrimaryKeyRelatedField(queryset=Transfer.objects.all(), required=False)
+    note = serializers.CharField(required=False, allow_null=True)
+    computed = serializers.CharField(read_only=True)
+
+    class Line(serializers.Serializer[Any]):
+        price = serializers.DecimalField(max_digits=9, decimal_places=2)
+
+    lines = Line(many=True, required=False)
+    line = Line(required=False)
+
+
+def serve_command(serve: Serve, command: Any) -> None:
+    @api_view(["POST"])
+    @idempotent("tests.command", command=command)
+    def view(request: Request) -> Response:
+        answer, status = work(request)
+        return Response(answer, status=status)
+
+    serve(view)
+
+
+def test_scenario_16_a_command_of_a_serializer_reads_what_it_declares_in_its_own_types(
+    same: Same, serve: Serve, django_assert_num_queries: Any
+) -> None:
+    serve_command(serve, CommandSerializer)
+    first = {"data": {"amount": 1, "lines": [{"price": "1.50"}], "line": {"price": 2}, "account": 7, "note": None}}
+    alike = {"amount": "1", "lines": [{"price": 1.5}], "line": {"price": "2.0"}, "account": 7, "note": None}
+    assert same(first, {"data": {**alike, "tracking": "not declared", "computed": "read only"}})
+    assert not same(first, {"data": {**alike, "amount": 2}})
+    assert not same(first, {"data": {**alike, "lines": [{"price": 1.6}]}})
+    assert not same(first, {"data": {**alike, "lines": {"price": 1.5}}})
+    assert not same(first, {"data": {**alike, "line": 5}})
+    assert not same(first, {"data": {**alike, "account": 8}})
+    assert not same({"data": {"amount": "many"}}, {"data": {"amount": "few"}})
+    assert not same({"data": {"amount": 1}}, {"data": [{"amount": 1}]})
+
+
+def test_scenario_16_a_command_may_be_any_callable(same: Same, serve: Serve) -> None:
+    serve(idempotent("tests.command", command=lambda request: json.loads(request.body)["amount"])(plain_answer))
+    assert same({"data": {"amount": 1, "sent_at": "now"}}, {"data": {"amount": 1, "sent_at": "later"}})
+    assert not same({"data": {"amount": 1}}, {"data": {"amount": 2}})
+
+
+def test_a_command_that_can_not_be_fingerprinted_is_a_mistake_of_the_project(alice: Caller, serve: Serve) -> None:
+    serve(idempotent("tests.command", command=lambda request: object())(plain_answer))
+    assert alice.post(key="k").status_code == 500
+    assert effects() == 0
+    assert not IdempotencyRecord.objects.exists()
+
+
+def test_failure_mode_42_a_command_that_recurses_without_end_is_refused(alice: Caller, serve: Serve) -> None:
+    def recurse(request: HttpRequest) -> object:
+        return recurse(request)
+
+    serve(idempotent("tests.command", command=recurse)(plain_answer))
+    assert problem_code(alice.post(key="k")) == "idempotency_payload_invalid"
+    assert effects() == 0

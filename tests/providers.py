@@ -1,0 +1,45 @@
+"""What tests of the stand-in provider share: its faults by kind, calls that are held up, and a bound for waiting."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+#: Seconds after which the API gives up on a provider that hangs, and a bound for one that doesn't.
+IMPATIENCE = 0.3
+PATIENCE = 30.0
+
+#: What the provider does to a first call that fails, and whether it has paid then.
+PAID = ["succeed_then_hang", "error_after_success", "late"]
+UNPAID = ["error_before", "hang"]
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether it comes true while another process is at it."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def begin(address: str, body: bytes, key: str) -> socket.socket:
+    """Send a call and leave it under way."""
+    place = urlsplit(address)
+    connection = socket.create_connection((str(place.hostname), place.port or 0), timeout=PATIENCE)
+    connection.sendall(
+        f"POST /payouts HTTP/1.0\r\nIdempotency-Key: {key}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    )
+    return connection
+
+
+def end(connection: socket.socket) -> bytes:
+    """Hang up, and hear what the call came to all the same."""
+    connection.shutdown(socket.SHUT_WR)
+    with connection, connection.makefile("rb") as answer:
+        return answer.read()
+
+
+def raw(address: str, body: bytes, key: str) -> bytes:
+    return end(begin(address, body, key))

@@ -1,0 +1,259 @@
+"""The payouts of the sample project: one at the provider and one row here, whatever is cut off in between."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth.models import User
+from django.db.models import F
+from django.test import Client
+from rest_framework.authtoken.models import Token
+
+from idempotency.models import IdempotencyRecord
+from idempotency.recovery import recover_once
+from idempotency.scope import Scope
+from testproject import payouts
+from testproject.models import Payout, UnprotectedPayout
+from testproject.provider import Effect, read_ledger, running_provider
+from testproject.provider.client import pay
+from tests.providers import IMPATIENCE, PAID, UNPAID, begin, end, eventually
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: no handler of exceptions sees it."""
+
+
+@pytest.fixture(scope="module")
+def ledgers(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Of the provider that never deduplicates, and of the one that does."""
+    directory = tmp_path_factory.mktemp("providers")
+    return [directory / "plain.jsonl", directory / "deduplicating.jsonl"]
+
+
+@pytest.fixture(scope="module")
+def providers(ledgers: list[Path]) -> Iterator[tuple[str, str]]:
+    """Both of them. Tests share them, and look at the payouts of their own labels."""
+    with running_provider(ledgers[0]) as plain, running_provider(ledgers[1], deduplicate=True) as deduplicating:
+        yield plain, deduplicating
+
+
+Post = Callable[..., Any]
+RECONCILED, REEXECUTED, PARKED = "/payouts/", "/payouts/reexecute/", "/payouts/park/"
+
+
+class Payouts:
+    """Alice, who asks for one payout under one key, and what came of it."""
+
+    def __init__(self, ledgers: list[Path]) -> None:
+        self.account = User.objects.create(username="alice")
+        self.token = Token.objects.create(user=self.account).key
+        self.label = uuid4().hex
+        self.ledgers = ledgers
+
+    def post(self, path: str, fault: str = "", **changes: Any) -> Any:
+        payload = {"amount": 1000, "label": self.label, "fault": fault, **changes}
+        headers = {"Authorization": f"Token {self.token}", "Idempotency-Key": self.label}
+        client = Client(raise_request_exception=False)
+        return client.post(path, json.dumps(payload), content_type="application/json", headers=headers)
+
+    def effects(self) -> list[Effect]:
+        return [effect for path in self.ledgers for effect in read_ledger(path) if effect.label == self.label]
+
+    def counts(self) -> tuple[int, int]:
+        """Payouts made, and rows of our own that say so."""
+        return len(self.effects()), Payout.objects.filter(label=self.label).count()
+
+    def record(self) -> IdempotencyRecord:
+        return IdempotencyRecord.objects.get(idempotency_key=self.label)
+
+    def end_lease(self) -> None:
+        moved = IdempotencyRecord.objects.filter(idempotency_key=self.label).update(
+            lease_expires_at=F("lease_expires_at") - timedelta(hours=1)
+        )
+        assert moved == 1
+
+    def derived_key(self) -> str:
+        row = self.record()
+        return str(Scope(row.account_id, row.operation, row.idempotency_key).derive_key(payouts.CALL))
+
+
+@pytest.fixture
+def asked(transactional_db: None, settings: Any, ledgers: list[Path], providers: tuple[str, str]) -> Payouts:
+    settings.PROVIDER_URL, settings.DEDUPLICATING_PROVIDER_URL = providers
+    settings.PROVIDER_TIMEOUT = IMPATIENCE
+    return Payouts(ledgers)
+
+
+@pytest.mark.parametrize("path", [RECONCILED, REEXECUTED, PARKED])
+def test_a_payout_is_made_under_the_derived_key_and_replayed(asked: Payouts, path: str) -> None:
+    first, retry = asked.post(path), asked.post(path)
+    assert (first.status_code, retry.content, retry["Idempotency-Replayed"]) == (201, first.content, "true")
+    (effect,), row = asked.effects(), Payout.objects.get()
+    assert effect.key == str(row.key) == asked.derived_key()
+    assert first.json() == {"id": row.pk, "provider_id": effect.id, "label": asked.label, "amount": 1000}
+    assert asked.label not in effect.key, "the provider learns the client's own key"
+
+
+@pytest.mark.parametrize("path", [RECONCILED, REEXECUTED, PARKED])
+def test_a_refused_payout_is_a_recorded_402(asked: Payouts, path: str) -> None:
+    answers = [asked.post(path, fault="refuse") for _ in range(2)]
+    assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(402, "payout_refused")] * 2
+    assert answers[1]["Idempotency-Replayed"] == "true"
+    assert asked.counts() == (0, 0)
+
+
+def test_without_protection_a_retry_pays_again(asked: Payouts) -> None:
+    assert asked.post("/unprotected/payouts/", fault="succeed_then_hang").status_code == 502
+    for _ in range(2):
+        assert asked.post("/unprotected/payouts/").status_code == 201
+    assert len(asked.effects()) == 3
+    assert UnprotectedPayout.objects.count() == 2
+
+
+# Scenario 3: the provider has paid, and then time runs out before it is recorded here
+
+
+@pytest.fixture(params=["before our row", "before the outcome"])
+def killed_after_paying(request: pytest.FixtureRequest, asked: Payouts, monkeypatch: pytest.MonkeyPatch) -> Post:
+    """Post, and lose the process when the provider has answered. The lease is over when this returns."""
+
+    def killed(*args: Any) -> None:
+        raise Killed
+
+    def post(path: str) -> None:
+        with monkeypatch.context() as patched:
+            if request.param == "before our row":
+                patched.setattr(payouts, "_keep", killed)
+            else:
+                patched.setattr(payouts, "_created", killed)
+            with pytest.raises(Killed):
+                asked.post(path)
+        assert asked.counts() == (1, 0 if request.param == "before our row" else 1)
+        asked.end_lease()
+
+    return post
+
+
+@pytest.mark.parametrize("path", [RECONCILED, REEXECUTED])
+def test_scenario_03_a_process_that_was_killed_after_it_paid_has_paid_once(
+    asked: Payouts, killed_after_paying: Post, path: str
+) -> None:
+    killed_after_paying(path)
+    answers = [asked.post(path) for _ in range(3)]
+    assert {(answer.status_code, answer.content) for answer in answers} == {(201, answers[0].content)}
+    assert answers[0].json()["provider_id"] == asked.effects()[0].id
+    assert asked.counts() == (1, 1)
+
+
+def test_scenario_03_a_parked_payout_is_not_made_again(asked: Payouts, killed_after_paying: Post) -> None:
+    killed_after_paying(PARKED)
+    for _ in range(3):
+        answer = asked.post(PARKED)
+        assert (answer.status_code, answer.json()["code"]) == (409, "idempotency_outcome_unknown")
+    assert asked.counts()[0] == 1
+
+
+def test_scenario_03_the_sweep_finds_what_nobody_retries(asked: Payouts, killed_after_paying: Post) -> None:
+    killed_after_paying(RECONCILED)
+    assert recover_once().completed == 1
+    assert asked.counts() == (1, 1)
+    answer = asked.post(RECONCILED)
+    assert (answer.status_code, answer["Idempotency-Replayed"]) == (201, "true")
+
+
+@pytest.mark.parametrize("fault", PAID)
+def test_scenario_03_a_call_that_failed_after_it_paid_is_not_repeated(asked: Payouts, fault: str) -> None:
+    for path in (REEXECUTED, RECONCILED, PARKED):
+        asked.label = uuid4().hex
+        first = asked.post(path, fault=fault)
+        assert (first.status_code, first.json()["code"]) == (502, "provider_failed")
+        assert eventually(lambda: len(asked.effects()) == 1)
+        if path == PARKED:
+            answer = asked.post(path, fault=fault)
+            assert (answer.status_code, answer.json()["code"]) == (409, "idempotency_outcome_unknown")
+        else:
+            if path == RECONCILED:
+                assert asked.post(path, fault=fault).json()["code"] == "idempotency_in_progress"
+                asked.end_lease()
+            assert asked.post(path, fault=fault).status_code == 201
+        assert asked.counts() == (1, int(path != PARKED))
+
+
+@pytest.mark.parametrize("fault", UNPAID)
+def test_a_call_that_failed_before_it_paid_is_made_again(asked: Payouts, fault: str) -> None:
+    for path in (REEXECUTED, RECONCILED):
+        asked.label = uuid4().hex
+        assert asked.post(path, fault=fault).status_code == 502
+        if path == RECONCILED:
+            asked.end_lease()
+        assert asked.post(path, fault=fault).status_code == 201
+        assert asked.counts() == (1, 1)
+
+
+# What a reconciler may conclude
+
+
+def test_a_call_that_is_still_under_way_pays_nothing_once_it_was_not_found(asked: Payouts, settings: Any) -> None:
+    # The claim of a process that is frozen in the middle of its call, which reaches the provider ...
+    settings.IDEMPOTENCY = {"LEASE": timedelta(seconds=0.2)}
+    assert asked.post(RECONCILED, fault="hang").status_code == 502
+    now = IdempotencyRecord.objects.values_list("lease_expires_at", flat=True).get().timestamp()
+    call = {"amount": 1000, "label": asked.label, "fault": "late", "valid_until": now - 0.1}
+    frozen = begin(settings.PROVIDER_URL, json.dumps(call).encode(), asked.derived_key())
+    settings.IDEMPOTENCY = {"LEASE": timedelta(seconds=60)}
+    # ... after another attempt has found nothing and has paid.
+    assert eventually(lambda: asked.post(RECONCILED, fault="hang").status_code == 201)
+    assert b" 410 " in end(frozen)
+    assert asked.counts() == (1, 1)
+
+
+def test_the_call_is_valid_for_a_part_of_the_lease_only(asked: Payouts, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+
+    def pay_late(*args: Any, valid_until: float, **options: Any) -> Effect:
+        seen.append(valid_until)
+        return pay(*args, valid_until=valid_until, **options)
+
+    monkeypatch.setattr(payouts, "pay", pay_late)
+    before = time.time()
+    assert asked.post(RECONCILED).status_code == 201
+    assert before + 30 <= seen[0] <= time.time() + 30  # the lease is a minute
+
+
+def test_a_provider_that_can_not_be_asked_leaves_the_outcome_unknown(
+    asked: Payouts, killed_after_paying: Post, settings: Any
+) -> None:
+    killed_after_paying(RECONCILED)
+    provider = settings.PROVIDER_URL
+    settings.PROVIDER_URL = "http://127.0.0.1:9"
+    assert asked.post(RECONCILED).json()["code"] == "idempotency_in_progress"
+    settings.PROVIDER_URL = provider
+    asked.end_lease()
+    assert asked.post(RECONCILED).status_code == 201
+    assert asked.counts() == (1, 1)
+
+
+def test_an_attempt_that_was_taken_over_does_not_pay(asked: Payouts, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = payouts.current_claim
+    overtaken: list[Any] = []
+
+    def wake_up_late() -> Any:
+        claim = real()
+        if not overtaken:
+            asked.end_lease()
+            overtaken.append(None)
+            overtaken[0] = asked.post(RECONCILED)
+        return claim
+
+    monkeypatch.setattr(payouts, "current_claim", wake_up_late)
+    late = asked.post(RECONCILED)
+    assert overtaken[0].status_code == 201
+    assert (late.status_code, late.content, late["Idempotency-Replayed"]) == (201, overtaken[0].content, "true")
+    assert asked.counts() == (1, 1)
