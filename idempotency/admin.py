@@ -105,6 +105,7 @@ class IdempotencyRecordAdmin(RecordModelAdmin):
     sortable_by = ("retention",)
     list_per_page = 100
     show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # each would be a count of the whole table
     paginator = BoundedPaginator
     actions = ("mark_not_executed", "record_outcome", "release")
 

@@ -265,6 +265,10 @@ def test_a_huge_table_is_not_counted_whole(viewer: Client, monkeypatch: pytest.M
     assert len(counts) == 1
     assert "LIMIT 3" in counts[0]
     assert page.context["cl"].result_count == 3
+    with CaptureQueriesContext(connection) as statements:
+        page = viewer.get(LIST, {"_facets": "True"})
+    assert "Show counts" not in text(page)
+    assert not [one for one in statements if "COUNT(" in one["sql"] and "LIMIT 3" not in one["sql"]]
 
 
 def test_the_number_of_statements_does_not_grow_with_the_list(viewer: Client) -> None:
