@@ -319,7 +319,7 @@ def retry_after(row: Row, operation: Operation) -> int:
 
 def take_over_abandoned(operation: Operation, record: IdempotencyRecord, using: str) -> Claim | None:
     """Own a record that a sweep found abandoned. None where another one was faster, or its owner lives after all."""
-    scope = Scope(record.account_id, record.operation, record.idempotency_key)
+    scope = record.scope
     row = Row(
         id=record.pk,
         attempt=record.attempt,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar
+from uuid import UUID
 
 from django.db import models
 from django.db.models.functions import Now
 
 from .lifecycle import Status
+from .scope import Scope
 
 
 class BytewiseCharField(models.CharField):  # type: ignore[type-arg]
@@ -124,6 +126,18 @@ class IdempotencyRecord(models.Model):
 
     def __str__(self) -> str:
         return f"{self.operation} of account {self.account_id}, attempt {self.attempt}: {self.status}"
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.account_id, self.operation, self.idempotency_key)
+
+    def derive_key(self, name: str) -> UUID:
+        """The key that the operation's claims derive for the call ``name``: what a reconciler asks a provider for."""
+        return self.scope.derive_key(name)
+
+    def derive_text(self, name: str, length: int = 32) -> str:
+        """The same as ``length`` hexadecimal digits, 16 to 64."""
+        return self.scope.derive_text(name, length)
 
 
 class IdempotencyStep(models.Model):

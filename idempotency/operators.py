@@ -29,7 +29,6 @@ from .lifecycle import Recovery, Status
 from .models import IdempotencyRecord
 from .operation import Operation, registry
 from .outcome import Outcome, outcome_of, outcome_of_result
-from .scope import Scope
 
 audit = logging.getLogger("idempotency.audit")
 
@@ -194,7 +193,7 @@ def _enter(record: IdempotencyRecord, message: str, by: Any) -> None:
 
 def _announce(record: IdempotencyRecord, status: Status, verb: str, by: Any, reason: str) -> None:
     audit.info("%s, %s to %s: %s by %s, reason: %r", _named(record), _state(record), status, verb, by, reason)
-    scope = Scope(record.account_id, record.operation, record.idempotency_key)
+    scope = record.scope
     signals.announce(signals.recovered, registry.get(record.operation), scope, record.attempt, status=str(status))
 
 

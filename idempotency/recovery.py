@@ -26,7 +26,6 @@ from .lifecycle import Recovery, Status
 from .models import IdempotencyRecord, RecordQuerySet
 from .operation import Completed, NotExecuted, Operation, Unknown, registry
 from .outcome import Outcome, outcome_of, outcome_of_result
-from .scope import Scope
 
 logger = logging.getLogger("idempotency")
 
@@ -230,7 +229,7 @@ def _settle_at_once(
             else:
                 result.recoverable += changed
     for row, status in settled:
-        scope = Scope(row.account_id, row.operation, row.idempotency_key)
+        scope = row.scope
         operation = operations[row.operation]
         if status is Status.FAILED:
             signals.announce(signals.parked, operation, scope, row.attempt)

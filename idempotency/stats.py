@@ -1,7 +1,7 @@
 """Numbers to watch: what the table holds, and what this process has seen. Each says how far it can be trusted.
 
 Nothing here reads a huge table: what is not completed is found through its own index and counted up to a bound, and the
-size of the rest is the database's estimate. Counting what happens costs a request about a microsecond a signal.
+size of the rest is the database's estimate. Counting what happens costs some three microseconds a signal.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from django.http import HttpResponse, JsonResponse
 from idempotency import Completed, NotExecuted, current_claim
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import Finding
-from idempotency.scope import Scope
 
 from .models import BasePayout, Payout, UnprotectedPayout
 from .provider.client import PayoutRefusedError, ProviderFailedError, find, pay
@@ -63,7 +62,7 @@ def ask_provider(record: IdempotencyRecord) -> Finding:
     Not found is not executed, because the calls of all earlier attempts are past their ``valid_until`` by the time that
     their lease is over. A provider that can't be asked raises, which is an ``Unknown``.
     """
-    key = Scope(record.account_id, record.operation, record.idempotency_key).derive_key(CALL)
+    key = record.derive_key(CALL)
     effect = find(settings.PROVIDER_URL, str(key), timeout=settings.PROVIDER_TIMEOUT)
     if effect is None:
         return NotExecuted()

@@ -132,7 +132,8 @@ def test_failure_mode_33_an_async_view_that_is_cancelled_ends_its_run_and_record
         return visit
 
     visit = asyncio.run(scenario())
-    assert visit.sent == []  # there was nobody to send it to
+    if how == "the client disconnects":
+        assert visit.sent == []  # there was nobody to send it to
     assert effects() == 1
     assert IdempotencyRecord.objects.get().status == Status.COMPLETED
     replay = alice.post(key="k")
