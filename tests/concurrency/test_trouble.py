@@ -11,7 +11,7 @@ import pytest
 from django.db import DataError, IntegrityError, OperationalError, connection, connections, transaction
 from django.http import HttpResponse
 
-from idempotency import Completed, claims, execution
+from idempotency import Completed, claims, execution, signals
 from idempotency.models import IdempotencyRecord
 from tests.concurrency.racing import abandon, effects, end_lease, record
 from tests.concurrency.urls import handler, reconciler
@@ -292,6 +292,46 @@ def test_failure_mode_17_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_who
     monkeypatch.setattr(claims, "_one_round", deadlock_first)
     assert post().status_code == 201
     assert (len(rounds), effects()) == (2, ["one"])
+
+
+def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_announced_again(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post("/park/")
+    abandon()
+    end_lease()
+    backend = claims.sql.backend("default")
+    park_abandoned = backend.park_abandoned
+    parked: list[str] = []
+
+    def parked_meanwhile(*args: Any) -> bool:
+        park_abandoned(*args)
+        return park_abandoned(*args)
+
+    def note(**arguments: Any) -> None:
+        parked.append(arguments["idempotency_key"])
+
+    signals.parked.connect(note)
+    monkeypatch.setattr(backend, "park_abandoned", parked_meanwhile)
+    assert code_of(post("/park/")) == "idempotency_outcome_unknown"
+    signals.parked.disconnect(note)
+    assert (record().status, parked) == ("failed", [])
+
+
+def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = claims.sql.backend("default")
+
+    def lose(request: Any) -> None:
+        IdempotencyRecord.objects.update(attempt=2)
+        monkeypatch.setattr(backend, "read", unreachable)
+
+    def unreachable(*args: Any) -> Any:
+        raise OperationalError("no route")
+
+    handler.before = lose
+    answer = post()
+    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
+    assert effects() == []
 
 
 def test_a_record_purged_between_the_lost_insert_and_the_read_is_claimed_anew(
