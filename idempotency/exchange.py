@@ -81,7 +81,7 @@ class Exchange:
 
     def _has_parts(self) -> bool:
         """Whether Django parses the parts: of a POST only, and only if it is told how long they are."""
-        return self.request.method == "POST" and self._content_length() > 0
+        return self.request.method == "POST" and self.content_length() > 0
 
     def _parts(self) -> MultiValueDict[str, object]:
         self.keep_body_readable()
@@ -90,7 +90,7 @@ class Exchange:
             fields.setlist(name, fields.getlist(name) + files)
         return fields
 
-    def _content_length(self) -> int:
+    def content_length(self) -> int:
         try:
             return int(self.meta.get("CONTENT_LENGTH") or 0)
         except ValueError:
@@ -99,7 +99,7 @@ class Exchange:
     def keep_body_readable(self) -> None:
         """Buffer a body that fits in memory by Django's own limit, or parsing it would use its stream up."""
         limit = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-        self.body_is_gone = limit is not None and self._content_length() > limit
+        self.body_is_gone = limit is not None and self.content_length() > limit
         if not self.body_is_gone:
             # Read already, as by the check of a CSRF token: then the form is parsed, and its stream is gone anyway.
             with suppress(RawPostDataException):

@@ -60,6 +60,10 @@ def settle(claim: Claim) -> Outcome | None:
     finding = _ask(claim)
     reach("reconcile.found")
     if isinstance(finding, NotExecuted):
+        # True of the moment it was found. If the reconciler took longer than its lease, another one may have asked
+        # since, and run the operation; what runs now must own the record, and has a whole lease for it.
+        if not claims.renew(claim):
+            raise InProgressError(retry_after=1)
         claim.abandoned = False
         return None
     if isinstance(finding, Completed):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from django.db import OperationalError, connections, transaction
@@ -35,6 +35,9 @@ PURGED: Final = frozenset({Status.COMPLETED, Status.RECOVERABLE})
 # A batch is repeated when the database refused it because of another transaction, which under REPEATABLE READ each
 # record that was claimed anew since the batch's snapshot can cause. It happens a few times at most, then it is trouble.
 _MAX_ROUNDS = 5
+
+# A purge that freezes before its COMMIT holds its rows, and so its clients' keys, for no longer than this.
+_IDLE_TIMEOUT = timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ def purge_once(
     while True:
         try:
             with transaction.atomic(using=using, durable=True):
+                sql.backend(using).bound_transaction(using, _IDLE_TIMEOUT)
                 result = PurgeResult(*delete(using, statuses, batch_size, after))
                 reach("purge.selected")
         except OperationalError as error:

@@ -21,6 +21,7 @@ from django.core.management.base import BaseCommand
 from django.dispatch import Signal
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
+from django.urls import resolve
 from rest_framework import serializers
 from rest_framework.test import APIRequestFactory, force_authenticate
 
@@ -31,9 +32,9 @@ from idempotency.models import IdempotencyRecord
 from idempotency.operation import DEFAULT_MAX_ATTEMPTS, Operation, registry
 from idempotency.problems import problem
 from idempotency.recovery import LONGEST_BACKOFF, recover_once
-from idempotency.scope import Scope
 from idempotency.stats import Kind, Stats, counters
 from testproject.models import Charge, Notification, Transfer
+from testproject.provider.faults import FAULTS
 from tests.factories import RecordFactory, UserFactory
 from tests.records import from_now
 
@@ -254,7 +255,8 @@ def test_the_examples_derive_what_they_say(run_page: Page) -> None:
         keys = keys_of_this_operation()
         run.result = None
     assert (keys["charge"].version, len(keys["payout"])) == (8, 30)
-    assert keys["charge"] == Scope("1", "docs.derive", "k").derive_key("provider.charge")
+    record = IdempotencyRecord.objects.get()
+    assert keys == {"charge": record.derive_key("provider.charge"), "payout": record.derive_text("bank.payout", 30)}
 
 
 @pytest.mark.django_db
@@ -421,6 +423,38 @@ def test_every_option_of_a_command_is_listed(name: str) -> None:
 
 def options_of(command: BaseCommand) -> set[str]:
     return set(re.findall(r"--[a-z-]+", command.create_parser("manage.py", "command").format_usage()))
+
+
+@each_page()
+def test_every_endpoint_of_the_sample_exists(path: Path) -> None:
+    for endpoint in re.findall(r"`(?:[A-Z]+ )?(/[a-z/]+/)`|http://127\.0\.0\.1:8000(/[a-z/]+/)", path.read_text()):
+        resolve("".join(endpoint))
+
+
+@each_page()
+def test_every_option_of_the_provider_exists(path: Path) -> None:
+    commands = re.findall(r"python -m testproject\.provider(.*)", "\n".join(blocks(path, "sh")))
+    named = set(re.findall(r"--[a-z-]+", " ".join(commands)))
+    assert named <= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "testproject/provider/__main__.py").read_text()))
+
+
+def test_every_fault_of_the_provider_is_listed() -> None:
+    rows = table(section("downstream.md", "The sample project's payouts"))
+    assert [name for row in rows if len(row) == 2 and (name := code(row[0]))] == list(FAULTS)
+
+
+def test_every_row_of_the_demo_that_is_explained_is_shown() -> None:
+    shown = (ROOT / "testproject/demo/report.py").read_text()
+    rows = table(section("downstream.md", "The sample project's payouts"))
+    named = [name for row in rows if len(row) == 2 and not code(row[0]) for name in re.split(", and |, ", row[0])]
+    named = [name.replace("run again", "run again, same derived key") for name in named if name != "same derived key"]
+    assert len(named) >= 10
+    assert [name for name in named if f'"{name}"' not in shown] == []
+
+
+def test_the_indexes_are_named_as_they_are() -> None:
+    named = {name for path in PAGES for name in re.findall(r"`(idempotency_record_\w+)`", path.read_text())}
+    assert named == {index.name for index in IdempotencyRecord._meta.indexes}
 
 
 @each_page()

@@ -144,6 +144,29 @@ def test_a_reconciler_that_slept_past_its_lease_records_nothing(post: Post, cut_
     assert post("/reconciled/").content == winner[0].content
 
 
+@pytest.mark.parametrize("by", ["a retry", "the sweep"])
+def test_what_a_slow_reconciler_found_not_executed_is_not_run_once_another_took_over(
+    post: Post, cut_off: Any, by: str
+) -> None:
+    """The other one has run it since."""
+    cut_off("/reconciled/")
+
+    def overtaken(row: IdempotencyRecord) -> NotExecuted:
+        if row.attempt == 2:
+            end_lease()
+            winner.append(post("/reconciled/"))
+        return NotExecuted()
+
+    winner: list[Any] = []
+    reconciler.find_out = overtaken
+    if by == "a retry":
+        assert post("/reconciled/").status_code == 409
+    else:
+        assert recover_once().recoverable == 0
+    assert (winner[0].status_code, handler.attempts, effects()) == (201, [3], ["one"])
+    assert post("/reconciled/").content == winner[0].content
+
+
 def test_a_finding_that_can_not_be_recorded_is_asked_for_again(
     post: Post, cut_off: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

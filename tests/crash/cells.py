@@ -254,7 +254,8 @@ class Run(Processes):
             self.answered(self.fork("purge"))
             if self.spec.get("wanted"):
                 # Past its retention the key is a new request, whatever a frozen purge holds.
-                self.converge()
+                self.converge()  # which may sweep first, and so settle the abandoned claims that the purge has to keep
+                before = [self.observer.record(self.operation, key) for key in kept]
                 payouts += not self.deduplicate
                 expected = "completed"
             victim.signal(signal.SIGCONT)

@@ -7,18 +7,26 @@ import pytest
 from idempotency import faults
 from tests.crash.arena import Arena
 from tests.crash.matrix import run_matrix
-from tests.crash.points import DECLARATIONS, EXCLUSIONS, POINTS, cells
+from tests.crash.points import DATABASES, DECLARATIONS, EXCLUSIONS, FAULTS, POINTS, cells, excluded
 
 pytestmark = pytest.mark.crash
 
 
 @pytest.mark.parametrize("declaration", DECLARATIONS)
-def test_a_process_may_be_broken_anywhere(shared: Arena, declaration: str) -> None:
-    matrix = run_matrix(shared, [cell for cell in cells() if cell.declaration == declaration])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_process_may_be_broken_anywhere(shared: Arena, fault: str, declaration: str) -> None:
+    column = [cell for cell in cells() if (cell.fault, cell.declaration) == (fault, declaration)]
+    matrix = run_matrix(shared, column)
 
-    assert not matrix.failures, "\n".join([*map(str, matrix.failures), matrix.table(), matrix.totals()])
+    assert len(matrix.verdicts) == sum(excluded(cell, shared.database) is None for cell in column)
+    assert not matrix.failures, "\n".join(map(str, matrix.failures))
     assert all(verdict.fired for verdict in matrix.verdicts)
     assert sum(verdict.doubled + verdict.lost + verdict.stale_writes for verdict in matrix.verdicts) == 0
+
+
+def test_only_a_fault_that_a_database_does_not_know_is_left_out() -> None:
+    for database, left_out in (("postgres", set()), ("sqlite", {"drop"})):
+        assert {cell.fault for cell in cells() if excluded(cell, database) is None} == set(FAULTS) - left_out
 
 
 def test_the_matrix_has_every_place_that_the_package_names() -> None:
@@ -27,5 +35,4 @@ def test_the_matrix_has_every_place_that_the_package_names() -> None:
 
 def test_every_exclusion_excludes_something() -> None:
     for exclusion in EXCLUSIONS:
-        databases = exclusion.databases or ("postgres",)
-        assert any(exclusion.covers(cell, database) for cell in cells() for database in databases), exclusion.reason
+        assert any(exclusion.covers(cell, database) for cell in cells() for database in DATABASES), exclusion.reason

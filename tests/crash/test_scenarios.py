@@ -171,7 +171,6 @@ def test_limit_a_call_that_a_frozen_process_makes_late_is_stopped_by_a_deadline_
     assert verdict.doubled == (0 if guarded else 1)
 
 
-@pytest.mark.xfail(reason="recovery.settle() returns on NotExecuted without looking whether its lease still holds")
 def test_a_reconciler_that_outlived_its_lease_lets_nothing_run(shared: Arena) -> None:
     """Its answer is true of the past only: the reconciler after it has run the operation since."""
     verdict = run_cell(shared, Cell("reconcile.found", "stop", "ask"), stepless=True, without_deadline=True)
@@ -179,7 +178,6 @@ def test_a_reconciler_that_outlived_its_lease_lets_nothing_run(shared: Arena) ->
 
 
 @pytest.mark.postgres  # on SQLite a frozen writer holds everybody up
-@pytest.mark.xfail(reason="retention.purge_once() does not bound its transaction as recovery does")
 def test_a_frozen_purge_holds_nobodys_key_for_long(shared: Arena) -> None:
     verdict = run_cell(shared, Cell("purge.selected", "stop", "inside"), wanted=True)
     assert verdict.passed, verdict

@@ -61,6 +61,8 @@ class Worker:
         threading.excepthook = _say_nothing
         self.declaration: str = spec["declaration"]
         self.lease: float = spec.get("lease", 30.0)
+        #: The handler waits for a heartbeat to be broken; before, it might hold SQLite's write lock and freeze with it.
+        self.waiting = threading.Event()
         self.beaten = threading.Event()
         self._fired = False
         self._passes: Counter[str] = Counter()
@@ -101,6 +103,8 @@ class Worker:
         if self._fired or self._passes[point] <= passes:
             return
         self._fired = True
+        if point == "heartbeat.before":
+            assert self.waiting.wait(PATIENCE), "the handler doesn't get there"
         self.channel.tell(event="reached", point=point, session=self._session() if fault == "drop" else None)
         if fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -194,6 +198,7 @@ class Worker:
                 Transfer.objects.get_or_create(label=f"note of {label}", defaults={"account_id": 1, "amount": AMOUNT})
         faults.reach("handler.wrote")
         if "heartbeat.before" in faults.armed:
+            self.waiting.set()
             assert self.beaten.wait(PATIENCE), "no heartbeat"
         time.sleep(self.spec.get("takes", 0))  # a handler that takes its time; nothing is ordered by it
 
