@@ -105,7 +105,7 @@ class Processes:
         self.observer.wait_until_gone(self.operation)
 
     def end_lease(self) -> None:
-        self.observer.end_lease(self.operation)
+        self.observer.end_lease(self.operation, self.key)
 
     def converge(self) -> None:
         """Fresh processes ask until one knows the outcome."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
+from uuid import uuid4
 
 from testproject import embedded
 from testproject.embedded import embedded_postgres
@@ -55,6 +56,7 @@ class Storm:
 
     def __init__(self, zygote: Zygote, clients: int = CLIENTS) -> None:
         self.tally = Tally()
+        self.name = f"storm-{uuid4().hex[:8]}"  # the database may hold the effects of others
         self._changed = threading.Condition()
         self._errors: list[str] = []
         self._workers = [
@@ -63,7 +65,7 @@ class Storm:
                 declaration="inside",
                 operation=OPERATION,
                 key="",
-                prefix=f"client-{number}",
+                prefix=f"{self.name}-client-{number}",
                 provider=None,
                 lease=LEASE,
             )
@@ -114,11 +116,17 @@ class Storm:
         import psycopg
 
         with psycopg.connect(url) as connection:
-            effects = dict(connection.execute("SELECT label, count(*) FROM testproject_transfer GROUP BY label"))
+            effects = dict(
+                connection.execute(
+                    "SELECT label, count(*) FROM testproject_transfer WHERE label LIKE %s GROUP BY label",
+                    [f"{self.name}-%"],
+                )
+            )
             row = connection.execute(
                 "SELECT count(*) FROM testproject_transfer AS effect JOIN idempotency_record AS record "
                 "ON record.idempotency_key = effect.label "
-                "WHERE effect.recipient <> 'attempt ' || (record.response_body ->> 'attempt')"
+                "WHERE effect.label LIKE %s AND effect.recipient <> 'attempt ' || (record.response_body ->> 'attempt')",
+                [f"{self.name}-%"],
             ).fetchone()
         assert row is not None
         self.tally.stale_writes = row[0]
