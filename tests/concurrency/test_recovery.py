@@ -167,6 +167,22 @@ def test_what_a_slow_reconciler_found_not_executed_is_not_run_once_another_took_
     assert post("/reconciled/").content == winner[0].content
 
 
+def test_a_sweep_that_lost_its_claim_before_the_release_counts_nothing(
+    post: Post, cut_off: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_off("/reconciled/")
+    reconciler.find_out = ANSWERS["not-executed"]
+    release = claims.release
+
+    def overtaken(held: Any) -> bool:
+        IdempotencyRecord.objects.update(attempt=9)
+        return release(held)
+
+    monkeypatch.setattr(claims, "release", overtaken)
+    assert recover_once().touched == 0
+    assert (record().attempt, record().status) == (9, "in_progress")
+
+
 def test_a_finding_that_can_not_be_recorded_is_asked_for_again(
     post: Post, cut_off: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
