@@ -164,6 +164,7 @@ def _explained(claim: Claim, slot: Slot, error: Exception) -> bool:
     slot.outcome = None
     try:
         explained = not isinstance(error, IdempotencyError) and slot.explain(error)
+    # Raised on: only the claim is given up first, whatever it was that the explanation failed with.
     except Exception:
         give_up(claim)
         raise

@@ -51,6 +51,7 @@ class Stop:
         """Sleep, unless a signal came or comes. Whether to go on."""
         end = time.monotonic() + seconds
         while self.signum is None and (left := end - time.monotonic()) > 0:
+            # The pause that was asked for, in slices, so that a signal is seen soon.
             time.sleep(min(left, SLICE))
         return self.signum is None
 

@@ -118,6 +118,7 @@ class HandwrittenView(BareView):
                 body = JSONRenderer().render(self.work(request))
                 with connection.cursor() as cursor:
                     cursor.execute(COMPLETE, (body.decode(), claimed))
+        # Raised on, as a careful author would write it.
         except Exception:
             with connection.cursor() as cursor:
                 cursor.execute(RELEASE, (claimed,))

@@ -44,6 +44,7 @@ def wait_until(condition: Callable[[], Any], what: str, limit: float = PATIENCE)
     while time.monotonic() < deadline:
         if found := condition():
             return found
+        # Between two bounded looks at another process; what is waited for is looked at, not timed.
         time.sleep(POLL)
     raise ImpossibleError(f"{what}: not within {limit:g} s")
 
