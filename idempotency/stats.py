@@ -1,31 +1,44 @@
-"""Numbers to watch: what the table holds, and what this process has seen. Each says how far it can be trusted.
+"""Numbers to watch: what the table holds, and what has happened. Each says how far it can be trusted.
 
 Nothing here reads a huge table: what is not completed is found through its own index and counted up to a bound, and the
-size of the rest is the database's estimate. Counting what happens costs some three microseconds a signal.
+size of the rest is the database's estimate. What has happened is counted by ``counters.py``.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any
 
 from django.db import connections
 from django.db.models import Max, Min, QuerySet
 from django.db.models.functions import Now
-from django.dispatch import Signal
 
-from . import claims, signals
+from . import claims
+from .counters import counters
 from .lifecycle import Status
 from .models import IdempotencyRecord, RecordQuerySet
 from .sql import postgresql_size
 
 #: Counting stops here. Ten thousand index entries take milliseconds, and more parked records say nothing more.
 MAX_COUNTED = 10_000
+
+#: What has happened, by its name here, and the event that is counted for it.
+EVENTS = {
+    "claims": "claimed",
+    "take_overs": "taken_over",
+    "completions": "completed",
+    "replays": "replayed",
+    "conflicts": "conflicted",
+    "mismatches": "mismatched",
+    "releases": "released",
+    "lease_losses": "lease_lost",
+    "recoveries": "recovered",
+    "parkings": "parked",
+}
 
 
 class Kind(str, Enum):
@@ -34,7 +47,7 @@ class Kind(str, Enum):
     EXACT = "exact"
     AT_LEAST = "at least"  # counting stopped at a bound
     ESTIMATE = "estimate"  # the database's own, from its last analysis
-    THIS_PROCESS = "this process"  # since it started; other processes have their own
+    RECENT = "recent"  # of all processes, each up to ten seconds late; what a killed one had not written is missing
     UNKNOWN = "unknown"  # the database can't say
 
     __str__ = str.__str__
@@ -50,7 +63,10 @@ class Number:
 
 @dataclass(frozen=True)
 class Stats:
-    """See each field. Ages are seconds by the database's clock, sizes are bytes, everything else counts."""
+    """See each field. Ages are seconds by the database's clock, sizes are bytes, everything else counts.
+
+    From ``claims`` on the counts are of what has happened since the table of counters was made, and only grow.
+    """
 
     #: The table with its indexes and its over-long values, in bytes.
     table_bytes: Number
@@ -92,7 +108,7 @@ class Stats:
 
 
 def stats(using: str | None = None) -> Stats:
-    """Look at the table, and at the counters of this process.
+    """Look at the table of records, and at what all processes have counted.
 
     :param using: a database alias, by default the one that records are written to.
     :raises DatabaseError: as the database does.
@@ -107,7 +123,7 @@ def stats(using: str | None = None) -> Stats:
         total = Number(max(estimate, MAX_COUNTED), Kind.ESTIMATE)
     # What is left of the whole. Of a lower bound and lower bounds that is one too, and of an exact count an exact one.
     completed = Number(max(0, _whole(total) - sum(map(_whole, unfinished.values()))), total.kind)
-    counted = counters.read()
+    counted = _named(sum(counters.read(using).values(), Counter()))
     return Stats(
         table_bytes=Number(size, Kind.UNKNOWN if size is None else Kind.EXACT),
         records=total,
@@ -117,9 +133,22 @@ def stats(using: str | None = None) -> Stats:
         parked=unfinished[Status.FAILED],
         abandoned=_counted(records.abandoned()),
         **_in_progress(records, unfinished[Status.IN_PROGRESS].kind),
-        **{name: Number(count, Kind.THIS_PROCESS) for name, count in counted.items()},
-        replay_rate=Number(_replay_rate(counted), Kind.THIS_PROCESS),
+        **{name: Number(count, Kind.RECENT) for name, count in counted.items()},
+        replay_rate=Number(_replay_rate(counted), Kind.RECENT),
     )
+
+
+def by_operation(using: str | None = None) -> dict[str, dict[str, int]]:
+    """What has happened to each operation's records: ``{"charges.create": {"claims": 3, "replays": 1, ...}, ...}``.
+
+    Counts as in ``Stats``, of the kind ``RECENT``. Operations to which nothing has happened are not there. Under the
+    empty name is what operators settled of operations that their process didn't know.
+
+    :param using: a database alias, by default the one that records are written to.
+    :raises DatabaseError: as the database does.
+    """
+    counted = counters.read(using or claims.alias())
+    return {operation: _named(events) for operation, events in sorted(counted.items())}
 
 
 def _counted(records: QuerySet[IdempotencyRecord]) -> Number:
@@ -149,50 +178,10 @@ def _age(now: datetime | None, since: datetime | None) -> float | None:
     return None if now is None or since is None else max(0.0, round((now - since).total_seconds(), 3))
 
 
+def _named(events: Counter[str]) -> dict[str, int]:
+    return {name: events[event] for name, event in EVENTS.items()}
+
+
 def _replay_rate(counted: dict[str, int]) -> float | None:
     settled = counted["replays"] + counted["claims"] + counted["take_overs"]
     return round(counted["replays"] / settled, 4) if settled else None
-
-
-class Counters:
-    """What this process has seen since it started, or since it was forked: a child starts from nothing."""
-
-    WATCHED: ClassVar[dict[str, Signal]] = {
-        "claims": signals.claimed,
-        "take_overs": signals.taken_over,
-        "completions": signals.completed,
-        "replays": signals.replayed,
-        "conflicts": signals.conflicted,
-        "mismatches": signals.mismatched,
-        "releases": signals.released,
-        "lease_losses": signals.lease_lost,
-        "recoveries": signals.recovered,
-        "parkings": signals.parked,
-    }
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._lock = threading.Lock()  # a new one: at a fork, a thread that is not there any more may hold the old one
-        self._counts = dict.fromkeys(self.WATCHED, 0)
-
-    def connect(self) -> None:
-        for name, signal in self.WATCHED.items():
-            signal.connect(self._receiver(name), weak=False, dispatch_uid=f"idempotency.stats.{name}")
-
-    def _receiver(self, name: str) -> Callable[..., None]:
-        def count(**arguments: Any) -> None:
-            with self._lock:
-                self._counts[name] += 1
-
-        return count
-
-    def read(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._counts)
-
-
-counters = Counters()
-counters.connect()
-os.register_at_fork(after_in_child=counters.reset)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -15,8 +13,10 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection
 
 from idempotency import Operation, signals, stats
+from idempotency.counters import Counters, counters
 from idempotency.lifecycle import Status
 from idempotency.management.commands import idempotency_stats
+from idempotency.models import IdempotencyCounter
 from idempotency.scope import Scope
 from idempotency.stats import Kind, Number
 from tests.database.plans import fill, most_rows_read
@@ -25,16 +25,18 @@ from tests.records import HOUR, from_now, make_records
 pytestmark = pytest.mark.django_db(transaction=True)
 
 operation = Operation("tests.stats")
+another = Operation("tests.another")
 SCOPE = Scope("1", operation.name, "k")
 
 EMPTY = Number(0, Kind.EXACT)
 
 
 @pytest.fixture(autouse=True)
-def counters() -> Iterator[stats.Counters]:
-    stats.counters.reset()
-    yield stats.counters
-    stats.counters.reset()
+def _nothing_counted(db: None) -> Iterator[None]:
+    counters.reset()
+    IdempotencyCounter.objects.all().delete()  # which a worker of an earlier test may have written as it ended
+    yield
+    counters.reset()
 
 
 def numbers() -> dict[str, Number]:
@@ -47,7 +49,7 @@ def test_an_empty_table_is_empty() -> None:
         assert seen[name] == EMPTY
     for name in ("overdue", "oldest_in_progress", "most_attempts"):
         assert seen[name] == Number(None, Kind.EXACT)
-    assert seen["replay_rate"] == Number(None, Kind.THIS_PROCESS)
+    assert seen["replay_rate"] == Number(None, Kind.RECENT)
 
 
 def test_a_small_table_is_counted_exactly() -> None:
@@ -120,59 +122,53 @@ def test_the_few_that_are_not_completed_are_found_by_their_index() -> None:
             assert "idempotency_record_unfinished" in str(cursor.fetchall())
 
 
-# This process's own
+# What has happened
 
 
-def test_what_this_process_sees_is_counted() -> None:
+def happen() -> None:
     for signal, times in ((signals.claimed, 3), (signals.taken_over, 1), (signals.replayed, 12), (signals.parked, 2)):
         for _ in range(times):
             signals.announce(signal, operation, SCOPE, 1)
-    signals.announce(signals.recovered, operation, SCOPE, 1, status="completed")
+    signals.announce(signals.recovered, None, SCOPE, 1, status="completed")
+
+
+def test_what_has_happened_is_counted_written_or_not() -> None:
+    happen()
+    counters.flush()
+    happen()
     seen = numbers()
-    assert {name: number.value for name, number in seen.items() if number.kind is Kind.THIS_PROCESS} == {
-        "claims": 3,
-        "take_overs": 1,
+    assert {name: number.value for name, number in seen.items() if number.kind is Kind.RECENT} == {
+        "claims": 6,
+        "take_overs": 2,
         "completions": 0,
-        "replays": 12,
+        "replays": 24,
         "replay_rate": 0.75,
         "conflicts": 0,
         "mismatches": 0,
         "releases": 0,
         "lease_losses": 0,
-        "recoveries": 1,
-        "parkings": 2,
+        "recoveries": 2,
+        "parkings": 4,
     }
 
 
-def test_no_count_is_lost_between_threads() -> None:
-    together = threading.Barrier(8)
-
-    def announce_many() -> None:
-        together.wait(60)
-        for _ in range(500):
-            signals.announce(signals.claimed, operation, SCOPE, 1)
-
-    threads = [threading.Thread(target=announce_many) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert numbers()["claims"].value == 4000
+def test_every_event_that_is_counted_has_a_name_here() -> None:
+    assert set(stats.EVENTS.values()) == set(Counters.WATCHED)
+    assert set(stats.EVENTS) | {"replay_rate"} == {
+        name for name, number in numbers().items() if number.kind is Kind.RECENT
+    }
 
 
-def test_a_forked_child_counts_from_nothing(counters: stats.Counters) -> None:
-    signals.announce(signals.claimed, operation, SCOPE, 1)
-    reader, writer = os.pipe()
-    with counters._lock:  # as another thread may hold it at that moment
-        pid = os.fork()
-        if pid == 0:
-            os.write(writer, str(counters.read()["claims"]).encode())
-            os._exit(0)
-    assert os.read(reader, 10) == b"0"
-    assert os.waitpid(pid, 0)[1] == 0
-    os.close(reader)
-    os.close(writer)
-    assert counters.read()["claims"] == 1
+def test_what_has_happened_is_known_by_operation() -> None:
+    assert stats.by_operation() == {}
+    happen()
+    signals.announce(signals.claimed, another, SCOPE, 1)
+    nothing = dict.fromkeys(stats.EVENTS, 0)
+    assert stats.by_operation() == {
+        "": {**nothing, "recoveries": 1},
+        "tests.another": {**nothing, "claims": 1},
+        "tests.stats": {**nothing, "claims": 3, "take_overs": 1, "replays": 12, "parkings": 2},
+    }
 
 
 def test_it_is_all_plain_data() -> None:
@@ -200,7 +196,28 @@ def test_the_command_shows_a_table() -> None:
     assert any(line.split() == ["parked", "(failed)", "2", "exact"] for line in table.splitlines())
     assert any(line.split()[:3] == ["longest", "overdue", "90"] for line in table.splitlines()), table
     assert ("MB" in table) == (connection.vendor == "postgresql")
-    assert "each server process for itself" in table
+
+
+def test_the_command_shows_what_has_happened() -> None:
+    happen()
+    lines = [line.split() for line in run().splitlines()]
+    for line in (["replays", "12", "recent"], ["replay", "rate", "75.0%", "recent"], ["recoveries", "1", "recent"]):
+        assert line in lines
+
+
+def test_the_command_shows_what_has_happened_by_operation() -> None:
+    assert run(by_operation=True) == "Nothing has happened yet.\n"
+    happen()
+    assert [line.split() for line in run(by_operation=True).splitlines()] == [
+        ["(settled", "by", "an", "operator,", "the", "operation", "was", "not", "known)"],
+        ["recoveries", "1"],
+        ["tests.stats"],
+        ["claims", "3"],
+        ["take-overs", "1"],
+        ["replays", "12"],
+        ["parkings", "2"],
+    ]
+    assert json.loads(run(by_operation=True, json=True)) == stats.by_operation()
 
 
 def test_the_command_shows_what_is_not_there_as_a_dash() -> None:

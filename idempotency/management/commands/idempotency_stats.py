@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from json import dumps
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 
 from idempotency.claims import alias
-from idempotency.stats import Kind, Number, stats
+from idempotency.stats import EVENTS, Number, stats
+from idempotency.stats import by_operation as stats_by_operation
 
 EXIT_REFUSED = 1
 EXIT_USAGE = 2
@@ -25,42 +26,64 @@ LABELS = {
     "overdue": "  longest overdue",
     "oldest_in_progress": "oldest in progress",
     "most_attempts": "most attempts of one in progress",
+    "claims": "claims",
+    "take_overs": "take-overs",
+    "completions": "completions",
+    "replays": "replays",
+    "replay_rate": "  replay rate",
+    "conflicts": "conflicts (409)",
+    "mismatches": "mismatches (422)",
+    "releases": "releases",
+    "lease_losses": "lease losses",
+    "recoveries": "recoveries",
+    "parkings": "parkings",
 }
+
+WIDTH = max(len(LABELS[name]) for name in EVENTS)
+UNKNOWN_OPERATION = "(settled by an operator, the operation was not known)"
 
 
 class Command(BaseCommand):
     help = (
-        "Show what the table of idempotency records holds. Never reads a huge table: each number says whether it is "
-        "exact, a lower bound or an estimate."
+        "Show what the table of idempotency records holds, and what has happened in all processes. Never reads a huge "
+        "table: each number says whether it is exact, a lower bound, an estimate, or up to ten seconds late."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+        parser.add_argument(
+            "--by-operation", action="store_true", help="what has happened to the records of each operation, instead"
+        )
         parser.add_argument("--database", metavar="ALIAS", help="default: the database that records are written to")
 
-    def handle(self, *args: object, json: bool, database: str | None, **options: Any) -> None:
+    def handle(self, *args: object, json: bool, by_operation: bool, database: str | None, **options: Any) -> None:
         using = alias() if database is None else database
         if using not in connections:
             raise CommandError(f"--database: there is no database {using!r} in DATABASES.", returncode=EXIT_USAGE)
         try:
-            # The counters of this process have seen nothing: it has only just started.
-            numbers = {name: number for name, number in stats(using) if number.kind is not Kind.THIS_PROCESS}
+            if by_operation:
+                events = stats_by_operation(using)
+                text = dumps(events) if json else _table_of_operations(events)
+            else:
+                numbers = stats(using)
+                text = dumps(numbers.as_dict()) if json else _table_of_numbers(dict(numbers))
         except DatabaseError as error:
             raise CommandError(f"Database {using!r} refused: {str(error).strip()}", returncode=EXIT_REFUSED) from error
-        self.stdout.write(_as_json(numbers) if json else _as_table(numbers))
+        self.stdout.write(text)
 
 
-def _as_json(numbers: dict[str, Number]) -> str:
-    return json.dumps({name: {"value": number.value, "kind": str(number.kind)} for name, number in numbers.items()})
-
-
-def _as_table(numbers: dict[str, Number]) -> str:
-    rows = [(LABELS[name], _written(name, number), str(number.kind)) for name, number in numbers.items()]
+def _table_of_numbers(numbers: dict[str, Number]) -> str:
+    rows = [(label, _written(name, numbers[name]), str(numbers[name].kind)) for name, label in LABELS.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    lines = [f"{label:{widths[0]}}  {value:>{widths[1]}}  {kind}" for label, value, kind in rows]
-    lines += ["", "Claims, replays, conflicts and the like are counted by each server process for itself:"]
-    lines += ["read idempotency.stats.stats() there, or connect to the signals."]
-    return "\n".join(lines)
+    return "\n".join(f"{label:{widths[0]}}  {value:>{widths[1]}}  {kind}" for label, value, kind in rows)
+
+
+def _table_of_operations(operations: dict[str, dict[str, int]]) -> str:
+    lines = []
+    for operation, events in operations.items():
+        lines.append(operation or UNKNOWN_OPERATION)
+        lines += [f"  {LABELS[name]:{WIDTH}}  {count:>12,}" for name, count in events.items() if count]
+    return "\n".join(lines) or "Nothing has happened yet."
 
 
 def _written(name: str, number: Number) -> str:
@@ -70,4 +93,6 @@ def _written(name: str, number: Number) -> str:
         return f"{number.value / 1e6:,.1f} MB"
     if name in {"overdue", "oldest_in_progress"}:
         return f"{number.value:,.0f} s"
+    if name == "replay_rate":
+        return f"{number.value:.1%}"
     return f"{number.value:,}"
