@@ -13,19 +13,17 @@ The table may be huge, so nothing here counts it whole, sorts it by a column wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
-from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
 
+from . import admin_outbox  # noqa: F401 - registers the outbox
 from .admin_decisions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, Decision
+from .admin_display import NONE, BoundedPaginator, preformatted, time_left, written
 from .claims import alias
 from .lifecycle import Status
 from .models import IdempotencyRecord, RecordQuerySet
@@ -33,18 +31,8 @@ from .operation import registry
 
 if TYPE_CHECKING:
     RecordModelAdmin = admin.ModelAdmin[IdempotencyRecord]
-    RecordPaginator = Paginator[IdempotencyRecord]
 else:
     RecordModelAdmin = admin.ModelAdmin
-    RecordPaginator = Paginator
-
-#: Counting stops here, and so do the pages. Nobody turns a hundred of them; a search or a filter finds the record.
-MAX_LISTED = 10_000
-
-#: Of a recorded body, as much is shown as a person reads.
-MAX_SHOWN = 20_000  # characters
-
-NONE = "–"
 
 _RESPONSE_FIELDS = ("response_headers", "response_body", "response_reference")
 
@@ -56,15 +44,6 @@ _STATES: dict[str, tuple[str, Callable[[RecordQuerySet], RecordQuerySet]]] = {
     "parked": ("failed: outcome unknown", RecordQuerySet.parked),
     "past_retention": ("past retention", RecordQuerySet.past_retention),
 }
-
-
-class BoundedPaginator(RecordPaginator):
-    """Counts no further than ``MAX_LISTED``: an exact count of a filtered table reads all of it."""
-
-    @cached_property
-    def count(self) -> int:
-        records = cast("QuerySet[IdempotencyRecord]", self.object_list)
-        return records.order_by()[:MAX_LISTED].count()
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -185,57 +164,33 @@ class IdempotencyRecordAdmin(RecordModelAdmin):
         if record.status == Status.COMPLETED:
             return f"completed, {record.response_status}"
         if record.status == Status.IN_PROGRESS:
-            return _STATES["live" if _time_left(record, record.lease_expires_at) > timedelta(0) else "abandoned"][0]
+            return _STATES["live" if time_left(record, record.lease_expires_at) > timedelta(0) else "abandoned"][0]
         return _STATES["parked" if record.status == Status.FAILED else "recoverable"][0]
 
     @admin.display(description="age")
     def age(self, record: IdempotencyRecord) -> str:
-        return _written(-_time_left(record, record.created_at))
+        return written(-time_left(record, record.created_at))
 
     @admin.display(description="lease")
     def lease(self, record: IdempotencyRecord) -> str:
         if record.status != Status.IN_PROGRESS or record.lease_expires_at is None:
             return NONE
-        left = _time_left(record, record.lease_expires_at)
-        return f"{_written(left)} left" if left > timedelta(0) else f"over for {_written(-left)}"
+        left = time_left(record, record.lease_expires_at)
+        return f"{written(left)} left" if left > timedelta(0) else f"over for {written(-left)}"
 
     @admin.display(description="retention", ordering="expires_at")
     def retention(self, record: IdempotencyRecord) -> str:
-        left = _time_left(record, record.expires_at)
-        return f"{_written(left)} left" if left > timedelta(0) else f"over for {_written(-left)}"
+        left = time_left(record, record.expires_at)
+        return f"{written(left)} left" if left > timedelta(0) else f"over for {written(-left)}"
 
     @admin.display(description="headers")
     def headers(self, record: IdempotencyRecord) -> str:
-        return _preformatted("\n".join(f"{name}: {value}" for name, value in record.response_headers or ()))
+        return preformatted("\n".join(f"{name}: {value}" for name, value in record.response_headers or ()))
 
     @admin.display(description="reference")
     def reference(self, record: IdempotencyRecord) -> str:
-        return _preformatted(record.response_reference)
+        return preformatted(record.response_reference)
 
     @admin.display(description="body")
     def body(self, record: IdempotencyRecord) -> str:
-        return _preformatted(record.response_body)
-
-
-def _time_left(record: Any, until: datetime | None) -> timedelta:
-    """From now until then, by the clock of the database, which set it. An unset time is over."""
-    return timedelta(0) if until is None else until - record.database_time
-
-
-def _written(duration: timedelta) -> str:
-    """A duration in its two largest units: "2 d 3 h", "1 min 5 s"."""
-    seconds = max(0, round(duration.total_seconds()))
-    parts: list[tuple[int, str]] = []
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
-        count, seconds = divmod(seconds, size)
-        if count or parts:
-            parts.append((count, unit))
-    return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count) or "0 s"
-
-
-def _preformatted(text: str | None) -> str | SafeString:
-    if not text:
-        return NONE
-    left_out = len(text) - MAX_SHOWN
-    shown = text if left_out <= 0 else f"{text[:MAX_SHOWN]}… ({left_out} more characters)"
-    return format_html('<pre style="margin: 0; white-space: pre-wrap">{}</pre>', shown)
+        return preformatted(record.response_body)

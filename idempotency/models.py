@@ -1,4 +1,4 @@
-"""``IdempotencyRecord``, its constraints and its querysets. Statements that decide ownership live in ``claims.py``."""
+"""The tables: records, steps, the outbox, counters. Statements that decide ownership live in ``claims.py``."""
 
 from __future__ import annotations
 
@@ -161,3 +161,93 @@ class IdempotencyStep(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} of record {self.record_id}"
+
+
+class MessageState(models.TextChoices):
+    """What has become of a message of the outbox. The values are what the database holds."""
+
+    PENDING = "pending"  # to be sent once it is due, or being sent while a relay's lease runs
+    SENT = "sent"  # the broker has confirmed it
+    DEAD = "dead"  # tried often enough; waits for somebody to requeue it
+
+
+class OutboxMessage(models.Model):
+    """A message that is to be published because a transaction committed. See ``outbox.py``."""
+
+    id = models.BigAutoField(primary_key=True)
+    #: The same on every attempt of the operation that publishes it, and the message's identity at the broker.
+    message_id = models.UUIDField(unique=True)
+    #: Whose operation it belongs to; empty if it was published outside of one.
+    account_id = BytewiseCharField(max_length=255, blank=True, default="")
+    #: The key under which a consumer claims it.
+    idempotency_key = BytewiseCharField(max_length=255)
+    topic = models.CharField(max_length=255)
+    #: The dotted path of what hands it to a broker.
+    sender = models.CharField(max_length=255)
+    payload = JSONTextField()
+    headers = models.JSONField(default=dict, blank=True)
+    #: Messages with one ordering key are sent in the order in which they were written; empty asks for no order.
+    ordering_key = BytewiseCharField(max_length=255, blank=True, default="")
+    state = models.CharField(max_length=8, choices=MessageState.choices, default=MessageState.PENDING)
+    #: How often a relay has tried, or may have: counted before the attempt, because a relay can die in it.
+    attempts = models.PositiveIntegerField(default=0)
+    next_try_at = models.DateTimeField(db_default=Now())
+    #: Until when a relay that is sending it is presumed alive.
+    lease_expires_at = models.DateTimeField(null=True, blank=True)
+    error = models.TextField(blank=True, default="")
+    created_at = models.DateTimeField(db_default=Now())
+    sent_at = models.DateTimeField(null=True, blank=True)
+
+    objects: ClassVar[models.Manager[OutboxMessage]] = models.Manager()
+
+    class Meta:
+        db_table = "idempotency_outbox"
+        indexes: ClassVar = [
+            # What a relay, the backlog and the admin look for, among many that are sent and not purged yet. By due time
+            # and never by id: a lower id may commit after a higher one was sent.
+            models.Index(
+                fields=["state", "next_try_at"],
+                condition=models.Q(state=MessageState.PENDING.value) | models.Q(state=MessageState.DEAD.value),
+                name="idempotency_outbox_unsent",
+            ),
+            # What comes before a message in its order.
+            models.Index(
+                fields=["ordering_key", "id"],
+                condition=~models.Q(ordering_key="") & ~models.Q(state=MessageState.SENT.value),
+                name="idempotency_outbox_order",
+            ),
+            # What a purge looks for.
+            models.Index(
+                fields=["sent_at"],
+                condition=models.Q(state=MessageState.SENT.value),
+                name="idempotency_outbox_sent",
+            ),
+        ]
+        permissions: ClassVar = [
+            ("view_payload", "Can view the payloads of messages"),
+            ("requeue_outboxmessage", "Can requeue a dead message"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.message_id}: {self.state}"
+
+
+class IdempotencyCounter(models.Model):
+    """How often something happened to an operation's records, added up over all processes. See ``counters.py``."""
+
+    id = models.BigAutoField(primary_key=True)
+    operation = BytewiseCharField(max_length=255)
+    #: The name of the signal that is counted.
+    event = BytewiseCharField(max_length=32)
+    total = models.BigIntegerField(default=0)
+
+    objects: ClassVar[models.Manager[IdempotencyCounter]] = models.Manager()
+
+    class Meta:
+        db_table = "idempotency_counter"
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["operation", "event"], name="idempotency_counter_event"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.event}: {self.total}"

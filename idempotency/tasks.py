@@ -1,17 +1,26 @@
-"""Recovery and purge as Celery tasks, for a beat schedule. Celery's autodiscovery finds them.
+"""Recovery, purge, relay and the search for lost messages as Celery tasks, for a beat schedule.
 
-Both are safe to lose, to run twice and to kill, because the next run does what this one left. So they are acknowledged
+Celery's autodiscovery finds them.
+
+All are safe to lose, to run twice and to kill, because the next run does what this one left. So they are acknowledged
 when they start, are never retried by Celery, and end after a bounded number of batches. A schedule should let them
 expire rather than queue up: ``"options": {"expires": seconds}``.
 """
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
+from . import relay
+from .counters import counters
+from .messages import purge_sent_batches
 from .recovery import DEFAULT_BATCH_SIZE as RECOVERY_BATCH_SIZE
 from .recovery import RecoveryResult, describe, recover_batches
+from .relay import DEFAULT_BATCH_SIZE as RELAY_BATCH_SIZE
+from .relay import RelayResult, relay_batches
 from .retention import DEFAULT_BATCH_SIZE as PURGE_BATCH_SIZE
 from .retention import purge_batches
 
@@ -22,8 +31,11 @@ except ImportError as error:
         "idempotency.tasks needs Celery. Install it with\n    python -m pip install 'django-idempotency[celery]'"
     ) from error
 
-#: What one run does at most: ten thousand abandoned claims, a hundred thousand records to purge. More than that is the
-#: next run's, so that a run stays within its time limit and leaves the worker to others.
+from .contrib.celery.lost import LOOK_BACK, OLDER_THAN, send_lost_again
+
+#: What one run does at most: ten thousand abandoned claims, a hundred thousand records and as many messages to purge,
+#: ten thousand messages to send. More than that is the next run's, so that a run stays within its time limit and leaves
+#: the worker to others.
 MAX_BATCHES = 100
 
 #: Seconds. Reconcilers ask one after the other, and one that hangs must not hold the worker for good. What was settled
@@ -41,18 +53,53 @@ def _recover_expired_leases(batch_size: int = RECOVERY_BATCH_SIZE, max_batches: 
     result = RecoveryResult()
     for batch in islice(recover_batches(batch_size=batch_size), max_batches):
         result += batch
+    counters.flush()  # a worker has no requests after which it would be done
     return {**describe(result), "exhausted": result.exhausted}
 
 
 def _purge_expired_records(batch_size: int = PURGE_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
-    """Delete records past retention, up to ``max_batches`` batches of ``batch_size``. Parked ones stay.
+    """Delete records past retention, up to ``max_batches`` batches of ``batch_size``, and as many messages that were
+    sent as long ago as that. Parked records stay, and so do messages that were not sent.
 
-    :returns: ``deleted``, a count of records; and ``exhausted``, False where the next run has something to do already.
+    :returns: ``deleted``, a count of records; ``messages``, one of messages; and ``exhausted``, False where the next
+        run has something to do already.
     """
-    deleted, exhausted = 0, True
+    deleted, messages, exhausted = 0, 0, True
     for batch in islice(purge_batches(batch_size=batch_size), max_batches):
         deleted, exhausted = deleted + batch.deleted, batch.exhausted
-    return {"deleted": deleted, "exhausted": exhausted}
+    purged_all = exhausted
+    for batch in islice(purge_sent_batches(batch_size=batch_size), max_batches):
+        messages, exhausted = messages + batch.deleted, batch.exhausted
+    return {"deleted": deleted, "messages": messages, "exhausted": purged_all and exhausted}
+
+
+def _relay_outbox(batch_size: int = RELAY_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
+    """Send messages of the outbox that are due, up to ``max_batches`` batches of ``batch_size``.
+
+    Begins no batch after half of the time limit: one that the limit cuts off is sent again.
+
+    :returns: counts of messages: ``sent``, ``postponed``, ``dead``, ``put_back``; ``unavailable``, the senders whose
+        broker can't be reached, with the error; and ``exhausted``, False where the next run has something to do.
+    """
+    end = time.monotonic() + TIME_LIMIT / 2
+    result = RelayResult()
+    for batch in islice(relay_batches(batch_size=batch_size), max_batches):
+        result += batch
+        if time.monotonic() >= end:
+            break
+    return {**relay.describe(result), "exhausted": result.exhausted}
+
+
+def _resend_lost_messages(
+    older_than: float = OLDER_THAN.total_seconds(), look_back: float = LOOK_BACK.total_seconds()
+) -> dict[str, Any]:
+    """Have messages sent again that a broker has confirmed and lost: see ``contrib.celery.send_lost_again``.
+
+    :param older_than: seconds since a message was sent that is taken for lost.
+    :param look_back: seconds since a message was sent that is not looked at any more.
+    :returns: ``found``, a count of messages.
+    """
+    return {"found": send_lost_again(older_than=timedelta(seconds=older_than), look_back=timedelta(seconds=look_back))}
 
 
 # Not as decorators: Celery has no types, and what it decorates would have none either.
@@ -66,3 +113,13 @@ purge_expired_records = shared_task(
     acks_late=False,
     time_limit=TIME_LIMIT,
 )(_purge_expired_records)
+resend_lost_messages = shared_task(
+    name="idempotency.tasks.resend_lost_messages",
+    acks_late=False,
+    time_limit=TIME_LIMIT,
+)(_resend_lost_messages)
+relay_outbox = shared_task(
+    name="idempotency.tasks.relay_outbox",
+    acks_late=False,
+    time_limit=TIME_LIMIT,
+)(_relay_outbox)

@@ -50,8 +50,9 @@ class Backend(Protocol):
 
     def read(self, using: str, scope: Scope) -> Row | None: ...
 
-    def bound_transaction(self, using: str, idle: timedelta) -> None:
-        """Let the database end the session if the open transaction stays idle for that long, where it can."""
+    def bound_transaction(self, using: str, *, idle: timedelta, statement: timedelta) -> None:
+        """Let the database end the session if the open transaction stays idle for that long, and any statement in it
+        that takes longer than ``statement``, where it can."""
         ...
 
     def take_over(self, using: str, scope: Scope, row: Row, lease: timedelta) -> bool: ...

@@ -68,8 +68,8 @@ def read(using: str, scope: Scope) -> Row | None:
     )
 
 
-def bound_transaction(using: str, idle: timedelta) -> None:
-    """SQLite's processes share a machine and MySQL has no such bound for one transaction."""
+def bound_transaction(using: str, *, idle: timedelta, statement: timedelta) -> None:
+    """SQLite's processes share a machine and MySQL has no such bounds for one transaction."""
 
 
 def take_over(using: str, scope: Scope, row: Row, lease: timedelta) -> bool:

@@ -26,6 +26,9 @@ from . import Fence, Row
 LOCK_TIMEOUT = "1000ms"
 #: A claimant frozen between its statement and its COMMIT holds the record's lock until this ends its session.
 IDLE_TIMEOUT = "5000ms"
+#: An update of one record takes well under a millisecond. One that is still running after this is in trouble, and so
+#: would be everybody who waits for its row. COMMIT is not bounded by it: the server stops that clock first.
+STATEMENT_TIMEOUT = "5000ms"
 
 # The settings ride in the statement itself, as a SET LOCAL of its own would be one more round trip on every request.
 # The row is made before the conflict is looked for, so they are in force before any wait for a lock. The CASE is
@@ -152,10 +155,17 @@ def _outcome(status: int, headers: str | None, body: str | None, reference: str 
     return Outcome.stored(status, json.loads(headers or "null"), body, reference)
 
 
-def bound_transaction(using: str, idle: timedelta) -> None:
-    milliseconds = f"{max(1, int(idle.total_seconds() * 1000))}ms"
+def bound_transaction(using: str, *, idle: timedelta, statement: timedelta) -> None:
     with connections[using].cursor() as cursor:
-        cursor.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", [milliseconds])
+        cursor.execute(
+            "SELECT set_config('idle_in_transaction_session_timeout', %s, true), "
+            "set_config('statement_timeout', %s, true)",
+            [_milliseconds(idle), _milliseconds(statement)],
+        )
+
+
+def _milliseconds(duration: timedelta) -> str:
+    return f"{max(1, int(duration.total_seconds() * 1000))}ms"  # 0 would switch the bound off
 
 
 def take_over(using: str, scope: Scope, row: Row, lease: timedelta) -> bool:
@@ -200,9 +210,10 @@ def _fenced(fence: Fence) -> tuple[Any, ...]:
 
 
 def _bounded(using: str, statement: str, parameters: tuple[Any, ...]) -> bool:
-    """Run an update in a transaction of ours, where a wait for the row's lock must end."""
+    """Run an update in a transaction of ours, where a wait for the row's lock must end, and the update itself too."""
     with connections[using].cursor() as cursor:
-        cursor.execute(f"SELECT {BOUND_WAITING}")
+        # The clock of a statement is set when it begins, so only this one can bound the next.
+        cursor.execute(f"SELECT {BOUND_WAITING}, set_config('statement_timeout', '{STATEMENT_TIMEOUT}', true)")
     return _changed_one(using, statement, parameters)
 
 

@@ -15,8 +15,9 @@ from django.conf import settings
 
 from idempotency import Operation
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord
+from idempotency.models import IdempotencyRecord, MessageState
 from tests.database import processes
+from tests.outbox import broker, make_messages
 from tests.records import HOUR, make_records, remaining
 
 pytest.importorskip("celery", reason="the tasks are Celery's, which this environment doesn't have")
@@ -58,7 +59,7 @@ def test_a_run_recovers_batch_after_batch_and_returns_plain_data() -> None:
 def test_a_run_purges_batch_after_batch_and_returns_plain_data() -> None:
     make_records(7)
     kept = make_records(1, Status.FAILED) + make_records(1, expires=HOUR)
-    assert tasks.purge_expired_records(batch_size=3) == {"deleted": 7, "exhausted": True}
+    assert tasks.purge_expired_records(batch_size=3) == {"deleted": 7, "messages": 0, "exhausted": True}
     assert remaining() == {*kept}
 
 
@@ -67,12 +68,42 @@ def test_a_run_is_bounded_and_tells_that_more_is_due() -> None:
     counts = tasks.recover_expired_leases(batch_size=2, max_batches=2)
     assert (counts["recoverable"], counts["exhausted"]) == (4, False)
     make_records(5)
-    assert tasks.purge_expired_records(batch_size=2, max_batches=2) == {"deleted": 4, "exhausted": False}
+    counts = tasks.purge_expired_records(batch_size=2, max_batches=2)
+    assert counts == {"deleted": 4, "messages": 0, "exhausted": False}
     assert tasks.MAX_BATCHES > 1
 
 
+def test_a_run_purges_sent_messages_as_well_and_counts_them_by_themselves() -> None:
+    make_messages(5, MessageState.SENT, sent=-96 * HOUR)
+    assert tasks.purge_expired_records(batch_size=2) == {"deleted": 0, "messages": 5, "exhausted": True}
+    make_messages(5, MessageState.SENT, sent=-96 * HOUR)
+    counts = tasks.purge_expired_records(batch_size=2, max_batches=2)
+    assert counts == {"deleted": 0, "messages": 4, "exhausted": False}
+
+
+def test_a_run_relays_batch_after_batch_and_returns_plain_data() -> None:
+    broker.reset()
+    make_messages(7)
+    make_messages(1, sender="tests.outbox.removed")
+    counts = tasks.relay_outbox(batch_size=3)
+    assert json.loads(json.dumps(counts)) == counts
+    assert counts == {"sent": 7, "postponed": 1, "dead": 0, "put_back": 0, "unavailable": {}, "exhausted": True}
+    assert broker.payloads == [*range(7)]
+    make_messages(7)
+    assert tasks.relay_outbox(batch_size=2, max_batches=2)["exhausted"] is False
+
+
+def test_a_relay_ends_by_itself_before_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the limit cuts off is sent again, so no batch may begin that it could cut off."""
+    broker.reset()
+    make_messages(7)
+    monkeypatch.setattr(tasks, "TIME_LIMIT", 0)
+    counts = tasks.relay_outbox(batch_size=3)
+    assert (counts["sent"], counts["exhausted"]) == (3, False)
+
+
 def test_the_tasks_bear_the_names_that_a_schedule_names() -> None:
-    for name in ("recover_expired_leases", "purge_expired_records"):
+    for name in ("recover_expired_leases", "purge_expired_records", "relay_outbox"):
         task = getattr(tasks, name)
         assert task.name == f"idempotency.tasks.{name}"
         # The next run does what a lost one left, so nothing has to come back from a worker that died.

@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
-from django.db.models import Count
+from django.db.models import Count, QuerySet
 
 from idempotency.claims import alias
 from idempotency.lifecycle import Status
@@ -23,8 +24,9 @@ from idempotency.management.running import (
     HelpFormatter,
     stop_between_batches,
 )
+from idempotency.messages import purge_sent_batches, sent_past_retention
 from idempotency.models import IdempotencyRecord
-from idempotency.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, due, purge_batches
+from idempotency.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult, due, purge_batches
 
 EPILOG = f"""exit codes:
   0    everything that was due is purged
@@ -42,10 +44,22 @@ MAX_PAUSE = 3600.0  # seconds
 _Report = Callable[[int], None]
 
 
+@dataclass
+class _Kind:
+    """What is purged: its name in the singular, its batches, all that is due, and whether the batches are at an end."""
+
+    name: str
+    batches: Iterator[PurgeResult]
+    due: QuerySet[Any]
+    finished: bool = False
+
+
 class Command(BaseCommand):
     help = (
-        "Delete idempotency records past their retention, oldest first, in bounded batches.\n"
-        "Claims are never deleted, and parked (failed) records only with --include-failed.\n"
+        "Delete idempotency records past their retention, and messages that were sent as long ago, oldest first, in "
+        "bounded batches.\n"
+        "Claims are never deleted, nor are messages that were not sent; parked (failed) records only with "
+        "--include-failed.\n"
         "May run at any time, and more than once at a time."
     )
 
@@ -59,9 +73,14 @@ class Command(BaseCommand):
             type=int,
             default=DEFAULT_BATCH_SIZE,
             metavar="N",
-            help=f"records to delete in one transaction, up to {MAX_BATCH_SIZE} (default: %(default)s)",
+            help=f"rows to delete in one transaction, up to {MAX_BATCH_SIZE} (default: %(default)s)",
         )
-        parser.add_argument("--max-batches", type=int, metavar="N", help="stop after N batches (default: no limit)")
+        parser.add_argument(
+            "--max-batches",
+            type=int,
+            metavar="N",
+            help="stop after N batches of records, and N of messages (default: no limit)",
+        )
         parser.add_argument(
             "--pause", type=float, default=0.0, metavar="S", help="seconds to wait between batches (default: 0)"
         )
@@ -104,10 +123,13 @@ class Command(BaseCommand):
         counted = dict(past_retention.order_by().values_list("status").annotate(count=Count("pk")))
         kept = [Status.IN_PROGRESS] if include_failed else [Status.IN_PROGRESS, Status.FAILED]
         going = sum(count for status, count in counted.items() if status not in kept)
-        self.stdout.write(f"Would purge {_records(going)} from database {using!r}.")
+        self.stdout.write(f"Would purge {_counted(going, 'record')} from database {using!r}.")
         for status in kept:
             if status in counted:
-                self.stdout.write(f"Would keep {_records(counted[status])} past retention: {status.replace('_', ' ')}.")
+                kind = _counted(counted[status], "record")
+                self.stdout.write(f"Would keep {kind} past retention: {status.replace('_', ' ')}.")
+        if messages := sent_past_retention(using).count():
+            self.stdout.write(f"Would purge {_counted(messages, 'sent message')} from database {using!r}.")
 
     def _purge(
         self,
@@ -118,19 +140,32 @@ class Command(BaseCommand):
         include_failed: bool,
         options: dict[str, Any],
     ) -> None:
-        deleted = batches = 0
-        finished = False
-        with stop_between_batches() as stop, self._reporter(using, include_failed, options) as report:
-            for batch in purge_batches(batch_size=batch_size, include_failed=include_failed, using=using):
-                deleted += batch.deleted
-                batches += 1
-                finished = batch.exhausted
-                report(deleted)
-                if finished or batches == max_batches or not stop.sleep(pause):
-                    break
-        if options["verbosity"]:
-            self.stdout.write(f"Purged {_records(deleted)} from database {using!r}.")
-        if finished or not due(include_failed=include_failed, using=using).exists():
+        kinds = [
+            _Kind(
+                "record",
+                purge_batches(batch_size=batch_size, include_failed=include_failed, using=using),
+                due(include_failed=include_failed, using=using),
+            ),
+            _Kind("sent message", purge_sent_batches(batch_size=batch_size, using=using), sent_past_retention(using)),
+        ]
+        with stop_between_batches() as stop:
+            for kind in kinds:
+                if kind is not kinds[0] and not kind.due.exists():
+                    kind.finished = True
+                    continue
+                deleted = batches = 0
+                with self._reporter(kind, options) as report:
+                    while stop.signum is None and batches != max_batches and not kind.finished:
+                        batch = next(kind.batches)
+                        deleted += batch.deleted
+                        batches += 1
+                        kind.finished = batch.exhausted
+                        report(deleted)
+                        if not kind.finished and batches != max_batches:
+                            stop.sleep(pause)
+                if options["verbosity"]:
+                    self.stdout.write(f"Purged {_counted(deleted, kind.name)} from database {using!r}.")
+        if all(kind.finished or not kind.due.exists() for kind in kinds):
             return
         if stop.signum is not None:
             name = signal.Signals(stop.signum).name
@@ -139,7 +174,7 @@ class Command(BaseCommand):
             self.stdout.write(f"Stopped by --max-batches {max_batches}. More is due.")
         sys.exit(EXIT_WORK_LEFT)
 
-    def _reporter(self, using: str, include_failed: bool, options: dict[str, Any]) -> AbstractContextManager[_Report]:
+    def _reporter(self, kind: _Kind, options: dict[str, Any]) -> AbstractContextManager[_Report]:
         """Progress as a bar on a terminal, if rich is installed, and as plain lines elsewhere."""
         # The bar goes where errors go, so that the output can be kept in a file while somebody watches.
         stream: TextIO = options.get("stderr") or sys.stderr
@@ -149,34 +184,35 @@ class Command(BaseCommand):
             except ImportError:
                 pass
             else:
-                return _bar(stream, due(include_failed=include_failed, using=using).count())
-        return self._lines(options["verbosity"])
+                return _bar(stream, kind)
+        return self._lines(kind, options["verbosity"])
 
     @contextmanager
-    def _lines(self, verbosity: int) -> Iterator[_Report]:
+    def _lines(self, kind: _Kind, verbosity: int) -> Iterator[_Report]:
         last = time.monotonic()
 
         def report(deleted: int) -> None:
             nonlocal last
             if verbosity > 1 or (verbosity and time.monotonic() - last >= REPORT_EVERY):
                 last = time.monotonic()
-                self.stdout.write(f"Purged {_records(deleted)} so far.")
+                self.stdout.write(f"Purged {_counted(deleted, kind.name)} so far.")
                 self.stdout.flush()
 
         yield report
 
 
 @contextmanager
-def _bar(stream: TextIO, total: int) -> Iterator[_Report]:
+def _bar(stream: TextIO, kind: _Kind) -> Iterator[_Report]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("Purging"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    total = kind.due.count()
+    columns = (TextColumn(f"Purging {kind.name}s"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=stream)) as progress:
         task = progress.add_task("", total=total)
         # More can fall due during a run than were counted before it.
         yield lambda deleted: progress.update(task, completed=deleted, total=max(total, deleted))
 
 
-def _records(count: int) -> str:
-    return "1 record" if count == 1 else f"{count:,} records"
+def _counted(count: int, name: str) -> str:
+    return f"1 {name}" if count == 1 else f"{count:,} {name}s"

@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 
 from idempotency.claims import alias
+from idempotency.counters import counters
 from idempotency.management.running import (
     EXIT_REFUSED,
     EXIT_SIGNAL,
@@ -182,6 +183,7 @@ class _Sweep:
                 report(total)
                 if number == self.max_batches or stop.signum is not None:
                     break
+        counters.flush()
         return total
 
     def _reporter(self) -> AbstractContextManager[_Report]:

@@ -1,0 +1,43 @@
+"""PostgreSQL: one statement publishes a message."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from django.db import connections
+
+from ..models import OutboxMessage
+
+# A message that is there already is no error: an error would end the caller's transaction, and an attempt that comes
+# after one that was cut off meets its own messages as a matter of course.
+_INSERT = """
+INSERT INTO idempotency_outbox (message_id, account_id, idempotency_key, topic, sender, payload, headers, ordering_key,
+    state, attempts, error, next_try_at)
+VALUES (%s, %s, %s, %s, %s, %s::json, %s::jsonb, %s, 'pending', 0, '', statement_timestamp() + %s)
+ON CONFLICT (message_id) DO NOTHING
+RETURNING id, created_at, next_try_at
+"""
+
+
+def insert_message(using: str, message: OutboxMessage, delay: timedelta) -> bool:
+    """Insert the message and give it the values that the database made. False: there is one of its id."""
+    parameters: tuple[Any, ...] = (
+        message.message_id,
+        message.account_id,
+        message.idempotency_key,
+        message.topic,
+        message.sender,
+        message.payload,
+        json.dumps(message.headers),
+        message.ordering_key,
+        delay,
+    )
+    with connections[using].cursor() as cursor:
+        cursor.execute(_INSERT, parameters)
+        row = cursor.fetchone()
+    if row is None:
+        return False
+    message.pk, message.created_at, message.next_try_at = row
+    return True

@@ -1,0 +1,415 @@
+"""``publish``: a message exists if and only if its transaction committed, and once however often its operation runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from idempotency import Operation, claim, current_claim
+from idempotency.exceptions import LeaseLostError, MessageReusedError, NoTransactionError
+from idempotency.lifecycle import Recovery
+from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.outbox import publish
+from idempotency.relay import relay_once
+from testproject.models import Transfer
+from tests.outbox import OTHER_SENDER, PLAIN_SENDER, SENDER, broker, other_broker
+from tests.records import HOUR, from_now
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+inside = Operation("tests.outbox.inside")
+outside = Operation("tests.outbox.outside", transaction=False, recovery=Recovery.REEXECUTE)
+
+
+@pytest.fixture(autouse=True)
+def _empty_brokers() -> None:
+    broker.reset()
+    other_broker.reset()
+
+
+class CutOff(BaseException):
+    """Stands for the end of the process: nothing handles it, and the claim stays as it is."""
+
+
+def run(operation: Operation, block: Callable[[], object], *, key: str = "k", cut_off: bool = False) -> None:
+    """One attempt. If it is cut off, its claim is abandoned and the next attempt may take it over at once."""
+    try:
+        with claim(operation, account_id="alice", key=key) as attempt:
+            block()
+            assert not attempt.replayed
+            if cut_off:
+                raise CutOff
+    except CutOff:
+        IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
+
+
+def send(topic: str = "orders.placed", payload: object = None, **options: Any) -> OutboxMessage:
+    """Publish in a transaction of its own, as an operation outside of one has to."""
+    with transaction.atomic():
+        return publish(topic, payload, **{"sender": SENDER, **options})
+
+
+def ids() -> list[UUID]:
+    return list(OutboxMessage.objects.order_by("pk").values_list("message_id", flat=True))
+
+
+# If and only if the transaction commits
+
+
+def test_a_message_is_there_when_its_transaction_has_committed() -> None:
+    with transaction.atomic():
+        message = publish("orders.placed", {"id": 1}, headers={"tenant": "a"}, ordering_key="order 1", sender=SENDER)
+    stored = OutboxMessage.objects.get()
+    assert stored.message_id == message.message_id
+    assert (stored.pk, stored.created_at, stored.next_try_at) == (message.pk, message.created_at, message.next_try_at)
+    assert (stored.topic, stored.payload, stored.headers) == ("orders.placed", '{"id": 1}', {"tenant": "a"})
+    assert (stored.account_id, stored.idempotency_key) == ("", str(message.message_id))
+    assert (stored.ordering_key, stored.sender) == ("order 1", SENDER)
+    assert (stored.state, stored.attempts, stored.lease_expires_at) == (MessageState.PENDING, 0, None)
+    assert relay_once().sent == 1
+    assert broker.deliveries == [(message.message_id, "orders.placed", {"id": 1})]
+
+
+def test_fm_54_a_rolled_back_transaction_publishes_nothing() -> None:
+    def fail() -> None:
+        publish("orders.placed", sender=SENDER)
+        raise RuntimeError
+
+    with transaction.atomic():
+        publish("orders.placed", sender=SENDER)
+        transaction.set_rollback(True)
+    with transaction.atomic():
+        publish("orders.placed", "kept", sender=SENDER)
+        with transaction.atomic():
+            publish("orders.placed", "undone with its savepoint", sender=SENDER)
+            transaction.set_rollback(True)
+    with pytest.raises(RuntimeError):
+        run(inside, fail)
+    relay_once()
+    assert broker.payloads == ["kept"]
+
+
+def test_fm_54_an_attempt_that_lost_its_lease_publishes_nothing() -> None:
+    def be_overtaken() -> None:
+        publish("orders.placed", sender=SENDER)
+        IdempotencyRecord.objects.update(attempt=2)
+
+    with pytest.raises(LeaseLostError):
+        run(inside, be_overtaken)
+    assert ids() == []
+
+
+def test_an_attempt_that_knows_that_it_lost_its_lease_is_stopped() -> None:
+    def lose() -> None:
+        held = current_claim()
+        assert held is not None
+        held.lost = True
+        publish("orders.placed", sender=SENDER)
+
+    with pytest.raises(LeaseLostError):
+        run(inside, lose)
+
+
+def test_outside_of_a_transaction_it_is_refused_with_the_remedy() -> None:
+    with pytest.raises(NoTransactionError, match=r"inside transaction\.atomic\(using='default'\)"):
+        publish("orders.placed", sender=SENDER)
+    with pytest.raises(NoTransactionError):
+        run(outside, lambda: publish("orders.placed", sender=SENDER))
+    assert ids() == []
+
+
+@pytest.mark.django_db(transaction=False)
+def test_the_transaction_of_a_test_case_is_not_the_callers() -> None:
+    with pytest.raises(NoTransactionError):
+        publish("orders.placed", sender=SENDER)
+    with transaction.atomic():
+        publish("orders.placed", sender=SENDER)
+    assert len(ids()) == 1
+
+
+def test_a_message_costs_one_statement() -> None:
+    with transaction.atomic(), CaptureQueriesContext(connection) as statements:
+        publish("orders.placed", sender=SENDER)
+    # Elsewhere a message that is there already is an error, which takes a savepoint to survive.
+    assert len(statements) == (1 if connection.vendor == "postgresql" else 3)
+
+
+def test_a_delayed_message_is_kept_back() -> None:
+    with transaction.atomic():
+        message = publish("orders.placed", sender=SENDER, delay=timedelta(hours=1))
+    assert message.next_try_at - message.created_at == timedelta(hours=1)
+    assert relay_once().sent == 0
+    OutboxMessage.objects.update(next_try_at=from_now(timedelta(0)))
+    assert relay_once().sent == 1
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"payload": object()}, TypeError, "must be JSON"),
+        ({"payload": float("nan")}, TypeError, "must be JSON"),
+        ({"payload": {("a", "b"): 1}}, TypeError, "must be JSON"),
+        ({"headers": {"tenant": 1}}, TypeError, "headers are text"),
+        ({"headers": {1: "tenant"}}, TypeError, "headers are text"),
+        ({"headers": {"tenant": "a\0"}}, ValueError, "printable"),
+        ({"headers": {"tenant\n": "a"}}, ValueError, "printable"),
+        ({"topic": ""}, ValueError, "topic must be 1 to 255"),
+        ({"topic": "t" * 256}, ValueError, "topic must be 1 to 255"),
+        ({"topic": "a\0"}, ValueError, "topic must be 1 to 255"),
+        ({"topic": 1}, TypeError, "topic must be a str"),
+        ({"ordering_key": "k" * 256}, ValueError, "ordering_key must be 1 to 255"),
+        ({"ordering_key": "\ud800"}, ValueError, "ordering_key must be 1 to 255"),
+        ({"delay": -timedelta(seconds=1)}, ValueError, "delay must not be negative"),
+        ({"sender": "tests.outbox.no_such_sender"}, ImportError, "no_such_sender"),
+        ({"sender": "s" * 256}, ValueError, "sender must be 1 to 255"),
+    ],
+)
+def test_what_can_not_be_sent_is_refused_before_anything_is_written(
+    options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with transaction.atomic(), CaptureQueriesContext(connection) as statements:
+        with pytest.raises(error, match=said):
+            publish(**{"topic": "orders.placed", "sender": SENDER, **options})
+        assert not statements.captured_queries
+
+
+def test_nested_too_deeply_is_not_json_either() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with transaction.atomic(), pytest.raises(TypeError, match="must be JSON"):
+        publish("orders.placed", deep, sender=SENDER)
+
+
+# Under a claim
+
+
+def test_under_a_claim_its_identity_is_derived_from_it() -> None:
+    seen: list[Any] = []
+
+    def block() -> None:
+        seen.append(current_claim())
+        publish("orders.placed", sender=SENDER)
+
+    run(inside, block)
+    message = OutboxMessage.objects.get()
+    scope = seen[0].scope
+    assert message.account_id == "alice"
+    assert message.message_id.version == 8
+    assert message.idempotency_key == scope.key_for(message.message_id) == f"{scope.trace}.{message.message_id}"
+
+
+def test_an_operation_that_runs_again_publishes_the_same_messages_once() -> None:
+    def block() -> None:
+        send(payload={"a": 1, "b": 2})
+        send(payload={"a": 1, "b": 2})
+        send("orders.packed")
+
+    run(outside, block, cut_off=True)
+    first = ids()
+    assert len({*first}) == 3
+    run(outside, block)
+    assert ids() == first
+    assert relay_once().sent == 3
+
+
+def test_what_was_published_before_is_returned_whatever_has_become_of_it() -> None:
+    returned: list[OutboxMessage] = []
+    run(outside, lambda: returned.append(send(payload={"a": 1, "b": [2, None]})), cut_off=True)
+    relay_once()
+    run(outside, lambda: returned.append(send(payload={"b": [2, None], "a": 1})))
+    before, after = returned
+    assert (after.pk, after.message_id, after.state) == (before.pk, before.message_id, MessageState.SENT)
+    assert relay_once().sent == 0
+
+
+def test_messages_with_names_may_come_in_another_order() -> None:
+    def both(*names: str) -> Callable[[], None]:
+        return lambda: [send(payload=name, name=name) for name in names] and None
+
+    run(outside, both("first", "second"), cut_off=True)
+    before = ids()
+    run(outside, both("second", "first", "second"))
+    assert ids() == before
+    assert len({*before}) == 2
+
+
+def test_no_topic_and_no_name_are_taken_for_others() -> None:
+    def block() -> None:
+        send("a")
+        send("a")
+        send("a#2")
+        send("a", name="b")
+        send("a:b")
+        send("a", name="b#2")
+        send("1:a")
+
+    run(outside, block)
+    assert len({*ids()}) == 7
+
+
+def test_another_operation_or_account_publishes_messages_of_its_own() -> None:
+    run(outside, send)
+    run(outside, send, key="other")
+    run(inside, send)
+    assert len({*ids()}) == 3
+
+
+def test_a_step_that_is_skipped_does_not_shift_what_comes_after_it() -> None:
+    def block() -> None:
+        held = current_claim()
+        assert held is not None
+        held.step("pack", lambda: send(payload="in the step") and None)
+        send(payload="after it")
+
+    run(outside, block, cut_off=True)
+    run(outside, block)
+    relay_once()
+    assert broker.payloads == ["in the step", "after it"]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda: publish("orders.placed", {"id": 2}, sender=SENDER),
+        lambda: publish("orders.placed", {"id": 1.0}, sender=SENDER),
+        lambda: publish("orders.placed", {"id": True}, sender=SENDER),
+        lambda: publish("orders.placed", sender=SENDER),
+    ],
+)
+def test_another_message_in_the_place_of_one_is_refused_and_the_transaction_lives(
+    again: Callable[[], OutboxMessage], alice_id: int
+) -> None:
+    def other() -> None:
+        with transaction.atomic():
+            with pytest.raises(MessageReusedError, match="name="):
+                again()
+            Transfer.objects.create(account_id=alice_id, recipient="carol", amount=1)
+
+    run(outside, lambda: send(payload={"id": 1}), cut_off=True)
+    run(outside, other)
+    assert Transfer.objects.count() == 1
+    assert OutboxMessage.objects.get().payload == '{"id": 1}'
+
+
+@pytest.fixture
+def alice_id(django_user_model: Any) -> int:
+    return int(django_user_model.objects.create(username="alice").pk)
+
+
+def test_a_name_that_stands_for_two_messages_is_refused() -> None:
+    def block() -> None:
+        with transaction.atomic():
+            publish("orders.placed", 1, name="it", sender=SENDER)
+            with pytest.raises(MessageReusedError):
+                publish("orders.placed", 2, name="it", sender=SENDER)
+
+    run(inside, block)
+    assert OutboxMessage.objects.get().payload == "1"
+
+
+def test_scenario_5_a_key_used_again_after_its_retention_publishes_again() -> None:
+    run(inside, lambda: send(payload="first"))
+    assert relay_once().sent == 1
+    first = ids()
+    IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
+    run(inside, lambda: send(payload="second"))
+    assert relay_once().sent == 1
+    assert broker.payloads == ["first", "second"]
+    assert ids() == first, "what is derived from a key stays the same; see docs/downstream.md"
+
+
+def test_scenario_5_what_an_earlier_request_left_unsent_is_not_lost_to_a_new_one() -> None:
+    run(inside, lambda: send(payload="first"))
+    IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
+    with pytest.raises(MessageReusedError):
+        run(inside, lambda: send(payload="second"))
+    run(inside, lambda: send(payload="first"))
+    assert relay_once().sent == 1
+    assert broker.payloads == ["first"]
+
+
+# The nudge
+
+
+def test_the_sender_is_nudged_once_a_transaction_and_after_its_commit() -> None:
+    def look() -> None:
+        assert not connection.in_atomic_block
+        assert OutboxMessage.objects.count() == 3
+
+    broker.on_nudge = look
+    with transaction.atomic():
+        publish("a", sender=SENDER)
+        with transaction.atomic():
+            publish("b", sender=SENDER)
+        publish("c", sender=OTHER_SENDER)
+        assert (broker.nudges, other_broker.nudges) == (0, 0)
+    assert (broker.nudges, other_broker.nudges) == (1, 1)
+    broker.on_nudge = lambda: None
+    send()
+    assert (broker.nudges, other_broker.nudges) == (2, 1)
+
+
+def test_a_transaction_that_rolls_back_nudges_nobody() -> None:
+    with transaction.atomic():
+        publish("a", sender=SENDER)
+        transaction.set_rollback(True)
+    with transaction.atomic():
+        pass
+    assert broker.nudges == 0
+    with transaction.atomic():
+        with transaction.atomic():
+            publish("undone", sender=SENDER)
+            transaction.set_rollback(True)
+        publish("kept", sender=SENDER)
+    assert broker.nudges == 1
+
+
+def test_a_nudge_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise ConnectionError("the broker is down")
+
+    broker.on_nudge = fail
+    run(inside, lambda: publish("a", sender=SENDER))
+    assert broker.nudges == 1
+    assert "the broker is down" in caplog.text
+    assert caplog.records[-1].levelno == logging.ERROR
+    assert IdempotencyRecord.objects.get().status == "completed"
+    assert relay_once().sent == 1
+
+
+def test_a_nudge_that_publishes_and_relays_by_itself_is_nudged_for_that() -> None:
+    """As a Celery that runs its tasks in place does."""
+
+    def relay() -> None:
+        broker.on_nudge = lambda: None
+        relay_once()
+        send(payload="more")
+
+    broker.on_nudge = relay
+    with transaction.atomic():
+        publish("a", 1, sender=SENDER)
+        publish("a", 2, sender=SENDER)
+    assert broker.nudges == 2
+    assert broker.payloads == [1, 2]
+
+
+def test_nobody_is_nudged_for_what_is_not_due() -> None:
+    send(delay=timedelta(seconds=10))
+    assert broker.nudges == 0
+
+
+def test_a_sender_that_can_not_be_nudged_is_left_alone() -> None:
+    send(sender=PLAIN_SENDER)
+    assert relay_once().sent == 1
+    assert len(broker.deliveries) == 1

@@ -1,0 +1,174 @@
+"""The page about publishing does what it says: its examples, its bounds, its tables."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import load_command_class
+from django.core.management.base import BaseCommand
+from django.test import RequestFactory
+
+from idempotency import outbox, relay
+from idempotency.exceptions import BrokerUnavailableError
+from idempotency.models import MessageState, OutboxMessage
+from idempotency.operation import registry
+from idempotency.relay import relay_once
+from testproject.models import Charge
+from tests.outbox import SENDER, broker, make_messages
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "publishing.md"
+if not PAGE.exists():
+    pytest.skip("the tests stand outside of the checkout, without its documentation", allow_module_level=True)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TEXT = PAGE.read_text()
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """All that the examples define, in a project with an app named ``shop``, whose messages this test's broker gets."""
+    monkeypatch.setitem(outbox.publish.__kwdefaults__, "sender", SENDER)
+    models = ModuleType("shop.models")
+    vars(models)["Charge"] = Charge
+    for name, module in {"shop": ModuleType("shop"), "shop.models": models}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    declared = {operation.name for operation in registry}
+    broker.reset()
+    defined: dict[str, Any] = {}
+    try:
+        for source in re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
+            exec(compile(source, PAGE.name, "exec"), defined)
+        yield SimpleNamespace(**defined)
+    finally:
+        for operation in list(registry):
+            if operation.name not in declared:
+                registry.discard(operation.name)
+
+
+def deliveries() -> list[tuple[str, Any]]:
+    return [(topic, payload) for _, topic, payload in broker.deliveries]
+
+
+def test_the_view_publishes_once_however_often_it_is_asked(page: Any) -> None:
+    user = User.objects.create(username="alice")
+    for _ in range(2):
+        request = RequestFactory().post("/", {}, content_type="application/json", headers={"Idempotency-Key": "k"})
+        request.user = user
+        assert page.place_order(request).status_code == 201
+    assert relay_once().sent == 1
+    assert deliveries() == [("shop.tasks.ship", {"order_id": Charge.objects.get().pk})]
+
+
+def test_the_other_examples_publish_what_they_say(page: Any) -> None:
+    page.tell(7, ["a@example.com", "b@example.com"])
+    page.ship_and_invoice(7)
+    relay_once()
+    assert deliveries() == [
+        ("shop.tasks.notify", {"order_id": 7, "to": "a@example.com"}),
+        ("shop.tasks.notify", {"order_id": 7, "to": "b@example.com"}),
+        ("shop.tasks.ship", {"order_id": 7}),
+        ("shop.tasks.invoice", {"order_id": 7}),
+    ]
+
+
+def test_the_alarms_ring(page: Any) -> None:
+    assert not any(page.outbox_alarms().values())
+    make_messages(1, MessageState.DEAD)
+    make_messages(1, due=-10 * relay.LEASE)
+    assert page.outbox_alarms() == {
+        "nobody relays": True,
+        "somebody has to look": True,
+        "more comes in than goes out": False,
+    }
+    page.requeue_all("orders.placed", by="a test")
+    assert relay_once().sent == 2
+
+
+class Host:
+    """What the example of a sender connects to, in place of a host."""
+
+    answer: int | Exception = 200
+    asked: tuple[Any, ...] = ()
+
+    def connect(self, host: str, timeout: float) -> Host:
+        assert timeout < relay.LEASE.total_seconds() / 2
+        return self
+
+    def request(self, *asked: Any, **more: Any) -> None:
+        self.asked = (*asked, more)
+
+    def getresponse(self) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return SimpleNamespace(status=self.answer)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("answer", "raised"),
+    [
+        (204, None),
+        (503, BrokerUnavailableError),
+        (429, BrokerUnavailableError),
+        (ConnectionRefusedError(), BrokerUnavailableError),
+        (http.client.BadStatusLine(""), BrokerUnavailableError),
+        (404, ValueError),
+        (302, ValueError),
+    ],
+)
+def test_the_sender_tells_apart_what_is_at_fault(
+    page: Any, monkeypatch: pytest.MonkeyPatch, answer: Any, raised: type[Exception] | None
+) -> None:
+    host = Host()
+    host.answer = answer
+    monkeypatch.setattr(http.client, "HTTPSConnection", host.connect)
+    make_messages(1, headers={"Tenant": "a"})
+    message = OutboxMessage.objects.get()
+    if raised is None:
+        page.send(message)
+    else:
+        with pytest.raises(raised):
+            page.send(message)
+    method, path, sent = host.asked
+    assert (method, path, json.loads(sent["body"])) == ("POST", "/orders.placed", 0)
+    assert sent["headers"]["Idempotency-Key"] == str(message.message_id)
+    assert sent["headers"]["Tenant"] == "a"
+
+
+def test_its_numbers_are_those_of_the_code() -> None:
+    backoff = [min(2**attempt, relay.LONGEST_BACKOFF) for attempt in range(1, relay.MAX_ATTEMPTS)]
+    assert 4.5 < sum(backoff) / 3600 < 5.5
+    assert f"after {relay.MAX_ATTEMPTS} tries, some five hours" in TEXT
+    assert relay.LONGEST_BACKOFF == 3600
+    assert f"after {relay.UNAVAILABLE_BACKOFF.total_seconds():.0f} seconds" in TEXT
+    assert f"lease of {relay.LEASE.total_seconds():.0f} seconds" in TEXT
+    assert f"{relay.DEFAULT_BATCH_SIZE} by default, up to {relay.MAX_BATCH_SIZE}" in TEXT
+
+
+def cells(heading: str) -> list[str]:
+    """The first cells of a section's tables, where they are code."""
+    section = TEXT.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
+
+
+def options(command: BaseCommand) -> set[str]:
+    return set(re.findall(r"--[a-z-]+", command.create_parser("manage.py", "command").format_usage()))
+
+
+def test_every_argument_and_every_option_is_listed() -> None:
+    assert cells("`publish`") == [*outbox.publish.__annotations__][:-1]
+    own = options(load_command_class("idempotency", "relay_outbox")) - options(BaseCommand())
+    assert {cell.split()[0] for cell in cells("The relay")} == own
+    parser = load_command_class("idempotency", "relay_outbox").create_parser("manage.py", "relay_outbox")
+    for arguments in re.findall(r"^python manage.py relay_outbox(.*)$", TEXT, re.MULTILINE):
+        parser.parse_args(arguments.split())

@@ -1,0 +1,257 @@
+"""The admin finds a message, shows its state and why it is dead, and requeues it; payloads are for the permitted."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from html import unescape
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.http import HttpResponse
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from idempotency import admin_display, admin_outbox
+from idempotency.models import MessageState, OutboxMessage
+from tests.outbox import make_messages, states
+from tests.records import HOUR
+
+pytestmark = pytest.mark.django_db
+
+LIST = reverse("admin:idempotency_outboxmessage_changelist")
+SECRET = "4242-4242-<b>"
+PENDING, SENT, DEAD = MessageState.PENDING, MessageState.SENT, MessageState.DEAD
+
+
+def log_in(client: Client, *permissions: str, superuser: bool = False) -> None:
+    user = User.objects.create_user("staff", is_staff=True, is_superuser=superuser)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    client.force_login(user)
+
+
+@pytest.fixture
+def viewer(client: Client) -> Client:
+    log_in(client, "view_outboxmessage")
+    return client
+
+
+@pytest.fixture
+def operator(client: Client) -> Client:
+    log_in(client, "view_outboxmessage", "requeue_outboxmessage")
+    return client
+
+
+def detail(pk: int, view: str = "change") -> str:
+    return reverse(f"admin:idempotency_outboxmessage_{view}", args=[pk])
+
+
+def text(response: Any) -> str:
+    """What a person sees of a page."""
+    assert response.status_code == 200
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", response.content.decode())).split())
+
+
+def listed(client: Client, **query: str) -> list[int]:
+    page = client.get(LIST, query)
+    assert page.status_code == 200, page
+    return [message.pk for message in page.context["cl"].result_list]
+
+
+def secret_message(**fields: Any) -> int:
+    (pk,) = make_messages(payload=f'{{"card": "{SECRET}"}}', headers={"Authorization": SECRET}, **fields)
+    return pk
+
+
+# Who sees what
+
+
+def test_nobody_adds_changes_or_deletes_a_message(client: Client) -> None:
+    log_in(client, superuser=True)
+    (pk,) = make_messages(1)
+    assert client.get(reverse("admin:idempotency_outboxmessage_add")).status_code == 403
+    assert client.post(detail(pk), {"state": "sent"}).status_code == 403
+    assert client.post(detail(pk, "delete"), {"post": "yes"}).status_code == 403
+    client.post(LIST, {"action": "delete_selected", "_selected_action": [pk], "post": "yes"})
+    assert states() == [("pending", 0)]
+
+
+def test_who_has_no_permission_sees_nothing(client: Client) -> None:
+    pk = secret_message()
+    log_in(client, "view_payload")
+    for url in (LIST, detail(pk)):
+        assert client.get(url).status_code == 403
+
+
+def test_a_payload_is_shown_to_the_permitted_only(client: Client) -> None:
+    pk = secret_message(state=DEAD)
+    log_in(client, "view_outboxmessage", "requeue_outboxmessage")
+    with CaptureQueriesContext(connection) as statements:
+        pages = [client.get(LIST), client.get(detail(pk)), client.get(detail(pk, "history")), ask(client, pk)]
+    assert [page.status_code for page in pages] == [200] * 4
+    assert not [page for page in pages if "4242" in page.content.decode()]
+    # Not shown because not read.
+    assert not [one for one in statements.captured_queries if '"payload"' in one["sql"] or '"headers"' in one["sql"]]
+
+
+def test_the_permitted_read_the_payload(client: Client) -> None:
+    pk = secret_message()
+    log_in(client, "view_outboxmessage", "view_payload")
+    page = client.get(detail(pk))
+    assert SECRET not in page.content.decode(), "the page must escape what a message holds"
+    assert f'{{"card": "{SECRET}"}}' in text_of(page)
+    assert f"Authorization: {SECRET}" in text_of(page)
+    assert SECRET not in unescape(client.get(LIST).content.decode())
+
+
+def text_of(page: HttpResponse) -> str:
+    return unescape(page.content.decode())
+
+
+@pytest.mark.parametrize("lookup", ["payload__contains", "headers__has_key", "error__contains", "topic"])
+def test_what_is_not_shown_can_not_be_filtered_on(viewer: Client, lookup: str) -> None:
+    secret_message()
+    assert viewer.get(LIST, {lookup: "4"}).status_code == 400
+
+
+def test_what_an_error_says_is_escaped(viewer: Client) -> None:
+    (pk,) = make_messages(1, DEAD, error="<script>alert(1)</script>")
+    page = viewer.get(detail(pk)).content.decode()
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
+
+
+# Finding and telling
+
+
+def test_a_message_is_found_by_its_id_and_by_its_consumers_key(viewer: Client) -> None:
+    first, _ = make_messages(2)
+    message_id = OutboxMessage.objects.get(pk=first).message_id
+    assert listed(viewer, q=str(message_id)) == [first]
+    assert listed(viewer, q=f" {'0' * 32}.{message_id} ") == [first]
+    assert listed(viewer, q=message_id.hex) == [first]
+    assert listed(viewer, q="orders") == []
+    assert len(listed(viewer, q=" ")) == 2
+
+
+def test_what_waits_and_what_is_dead_is_filtered(viewer: Client) -> None:
+    (due,) = make_messages(1)
+    (waiting,) = make_messages(1, due=HOUR)
+    (dead,) = make_messages(1, DEAD)
+    (sent,) = make_messages(1, SENT, sent=-HOUR)
+    found = {name: listed(viewer, state=name) for name in ("due", "waiting", "dead", "sent", "nonsense")}
+    assert found == {
+        "due": [due],
+        "waiting": [waiting],
+        "dead": [dead],
+        "sent": [sent],
+        "nonsense": [sent, dead, waiting, due],
+    }
+
+
+def test_each_state_is_told_in_words(viewer: Client) -> None:
+    minute = timedelta(seconds=90)
+    make_messages(1, due=-minute)
+    make_messages(1, due=minute)
+    make_messages(1, lease=minute)
+    make_messages(1, lease=-minute)
+    make_messages(1, DEAD)
+    make_messages(1, SENT, sent=-minute)
+    rows = list(reversed(viewer.get(LIST).context["cl"].result_list))
+    shown = admin_outbox.OutboxMessageAdmin(OutboxMessage, admin_outbox.admin.site)
+    assert [shown.current_state(row) for row in rows] == [
+        "pending, due",
+        "pending, not due yet",
+        "being sent",
+        "pending, its relay disappeared",
+        "dead",
+        "sent",
+    ]
+    tries = [shown.next_try(row) for row in rows]
+    assert tries[0] == "due for 1 min 30 s"
+    assert tries[1] in {"in 1 min 30 s", "in 1 min 29 s"}
+    assert tries[4:] == [admin_display.NONE] * 2
+    assert {shown.age(row) for row in rows} <= {"0 s", "1 s", "2 s"}
+    assert "pending, due" in text(viewer.get(LIST))
+
+
+def test_the_reason_is_shown(viewer: Client) -> None:
+    (pk,) = make_messages(1, DEAD, error="ValueError: no such queue", attempts=16)
+    assert "ValueError: no such queue" in text(viewer.get(detail(pk)))
+    (fine,) = make_messages(1)
+    assert f"Last error: {admin_display.NONE}" in text(viewer.get(detail(fine)))
+
+
+# Requeueing
+
+
+def ask(client: Client, *pks: int) -> Any:
+    return client.post(f"{LIST}?state=dead", {"action": "requeue", "_selected_action": pks})
+
+
+def decide(client: Client, *seen: Any, **values: str) -> list[str]:
+    """Answer the page that asks: the messages that the list shows afterwards."""
+    form = {"action": "requeue", "_selected_action": seen[:1] or ["0"], "decided": "yes", "seen": seen, **values}
+    page = client.post(f"{LIST}?state=dead", form, follow=True)
+    return [str(message) for message in page.context["messages"]]
+
+
+def test_who_may_only_look_requeues_nothing(viewer: Client) -> None:
+    (pk,) = make_messages(1, DEAD)
+    assert "Requeue" not in text(viewer.get(LIST))
+    decide(viewer, pk, reason="because")
+    assert states() == [("dead", 0)]
+
+
+def test_a_dead_message_is_requeued_after_a_page_that_asks(operator: Client) -> None:
+    first, second = make_messages(2, DEAD, attempts=16, error="no such queue <b>")
+    page = ask(operator, first, second)
+    assert "should be repaired first" in text(page)
+    assert "no such queue <b>" in text(page)
+    assert page.content.decode().count('name="seen"') == 2
+    assert states() == [("dead", 16)] * 2
+    assert decide(operator, first, second, reason="queue made") == ["Requeue: 2 messages."]
+    assert states() == [("pending", 0)] * 2
+    assert {entry.change_message for entry in LogEntry.objects.all()} == {"requeued: queue made"}
+    assert "requeued: queue made" in text(operator.get(detail(first, "history")))
+
+
+def test_without_a_reason_it_asks_again(operator: Client) -> None:
+    (pk,) = make_messages(1, DEAD)
+    form = {"action": "requeue", "_selected_action": [pk], "decided": "yes", "seen": [pk], "reason": ""}
+    page = operator.post(LIST, form)
+    assert "This field is required" in text(page)
+    assert f'name="seen" value="{pk}"' in page.content.decode()
+    assert states() == [("dead", 0)]
+
+
+def test_what_has_become_of_a_message_meanwhile_is_said(operator: Client) -> None:
+    dead, pending, gone = make_messages(3, DEAD)
+    OutboxMessage.objects.filter(pk=pending).update(state=PENDING)
+    OutboxMessage.objects.filter(pk=gone).delete()
+    said = decide(operator, dead, pending, gone, reason="queue made")
+    assert len(said) == 3
+    assert "is not dead, or not any more" in said[0]
+    assert said[1:] == [f"Message {gone} is gone: it was purged.", "Requeue: 1 message."]
+    assert decide(operator, gone, reason="again") == [f"Message {gone} is gone: it was purged."]
+
+
+def test_no_more_are_requeued_at_once_than_fit_a_page(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_outbox, "MAX_DECIDED", 2)
+    pks = make_messages(3, DEAD)
+    page = operator.post(LIST, {"action": "requeue", "_selected_action": pks}, follow=True)
+    assert "Requeue: select up to 2 at a time." in text(page)
+    assert decide(operator, *pks, reason="x") == ["Requeue: 2 messages."]
+    assert states() == [("pending", 0), ("pending", 0), ("dead", 0)]
+
+
+@pytest.mark.parametrize("token", ["", "x", "1.5"])
+def test_a_forged_form_is_a_bad_request(operator: Client, token: str) -> None:
+    (pk,) = make_messages(1, DEAD)
+    form = {"action": "requeue", "_selected_action": [pk], "decided": "yes", "seen": token, "reason": "x"}
+    assert operator.post(LIST, form).status_code == 400
+    assert states() == [("dead", 0)]

@@ -1,0 +1,121 @@
+"""A broker that the outbox's own tests can look into, and messages in every state of their life.
+
+Real brokers are in the tests of ``contrib/celery``. What is tested with this one is which messages a relay hands over,
+in which order, how often, and what it makes of each answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+from idempotency.models import MessageState, OutboxMessage
+from tests.records import from_now
+
+SENDER = "tests.outbox.broker"
+OTHER_SENDER = "tests.outbox.other_broker"
+PLAIN_SENDER = "tests.outbox.send_plainly"
+FILE_SENDER = "tests.outbox.send_to_file"
+
+_numbers = itertools.count()
+
+
+class Broker:
+    """A sender that remembers what it was given. ``answer`` is called first, and may refuse by raising."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.deliveries: list[tuple[UUID, str, Any]] = []
+        self.nudges = 0
+        self.answer: Callable[[OutboxMessage], object] = lambda message: None
+        self.on_nudge: Callable[[], object] = lambda: None
+
+    def __call__(self, message: OutboxMessage) -> None:
+        self.answer(message)
+        self.deliveries.append((message.message_id, message.topic, json.loads(message.payload)))
+
+    def nudge(self) -> None:
+        self.nudges += 1
+        self.on_nudge()
+
+    @property
+    def payloads(self) -> list[Any]:
+        return [payload for _, _, payload in self.deliveries]
+
+    @property
+    def ids(self) -> list[UUID]:
+        return [message_id for message_id, _, _ in self.deliveries]
+
+    def refuse(self, *payloads: Any, error: Exception) -> None:
+        """Refuse messages of these payloads, and take all others."""
+
+        def answer(message: OutboxMessage) -> None:
+            if json.loads(message.payload) in payloads:
+                raise error
+
+        self.answer = answer
+
+
+broker = Broker()
+other_broker = Broker()
+
+
+def send_plainly(message: OutboxMessage) -> None:
+    """A sender that is a function, and can't be nudged."""
+    broker(message)
+
+
+def send_to_file(message: OutboxMessage) -> None:
+    """What other processes can be seen to have sent: a line in a file, appended in one write."""
+    with Path(os.environ["OUTBOX_FILE"]).open("a") as file:
+        file.write(f"{message.message_id} {message.payload}\n")
+
+
+def make_messages(
+    count: int = 1,
+    state: MessageState = MessageState.PENDING,
+    *,
+    due: timedelta = -timedelta(seconds=1),
+    lease: timedelta | None = None,
+    sent: timedelta | None = None,
+    **fields: Any,
+) -> list[int]:
+    """Insert messages and return their ids. Payloads count on; times are the database's, from now."""
+    values: Mapping[str, Any] = {
+        "topic": "orders.placed",
+        "sender": SENDER,
+        "next_try_at": from_now(due),
+        "lease_expires_at": None if lease is None else from_now(lease),
+        "sent_at": None if sent is None else from_now(sent),
+        "state": state,
+        **fields,
+    }
+    made = OutboxMessage.objects.bulk_create(
+        OutboxMessage(
+            message_id=uuid4(),
+            idempotency_key=f"key-{next(_numbers)}",
+            **{"payload": json.dumps(number), **values},
+        )
+        for number in range(count)
+    )
+    return [message.pk for message in made]
+
+
+def states() -> list[tuple[str, int]]:
+    """State and attempts of every message, in the order of their ids."""
+    return list(OutboxMessage.objects.order_by("pk").values_list("state", "attempts"))
+
+
+def make_due() -> None:
+    """Let every pending message's time come, and its lease be over."""
+    waiting = OutboxMessage.objects.filter(state=MessageState.PENDING)
+    waiting.update(next_try_at=from_now(-timedelta(seconds=1)))
+    waiting.exclude(lease_expires_at=None).update(lease_expires_at=from_now(-timedelta(seconds=1)))
