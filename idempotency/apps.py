@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 
 from django.apps import AppConfig
@@ -15,5 +16,7 @@ class IdempotencyConfig(AppConfig):
 
     def ready(self) -> None:
         import_module("idempotency.checks")
-        import_module("idempotency.stats")  # counts from now on
+        import_module("idempotency.counters")  # counts from now on
+        if "celery" in sys.modules:  # a project with a Celery app: its tasks carry on the identity of their publisher
+            import_module("idempotency.contrib.celery")
         autodiscover_modules("operations")

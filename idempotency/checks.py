@@ -16,7 +16,7 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import DEFAULT_DB_ALIAS, connections, router
 
 from . import conf
-from .operation import problem_of, registry
+from .operation import Attach, problem_of, registry
 
 #: The option of ``problem_of`` that a setting gives the default of, and the id of its error.
 SETTINGS = {
@@ -96,6 +96,8 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 
 def _problem_of(option: str, value: Any) -> str | None:
     problem = problem_of(option, value)
+    if isinstance(value, Attach):
+        return "can't be Attach(location), which is of one operation's job: declare it there"
     if problem is None and isinstance(value, str):
         try:
             if not callable(conf.resolve(value)):

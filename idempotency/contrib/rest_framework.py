@@ -25,6 +25,7 @@ except ImportError as error:  # pragma: no cover - the base environment has no D
 
 from django.db import connections, transaction
 
+from .. import keys
 from ..claims import alias
 from ..decorators import Protected, exempt_from_atomic_requests
 from ..exceptions import IdempotencyError
@@ -94,6 +95,11 @@ class RestFrameworkExchange(Exchange):
     @property
     def view(self) -> Any:
         return self.request.parser_context["view"]
+
+    def _respond_to(self, key: str) -> Any:
+        # What DRF makes a response of itself, such as a payload that it can't parse, gets the headers of the view.
+        self.view.headers[keys.HEADER] = self.meta[keys.META_NAME]
+        return super()._respond_to(key)
 
     def parsed_body(self) -> object:
         self.keep_body_readable()

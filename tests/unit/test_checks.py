@@ -13,7 +13,7 @@ from django.core.management.base import SystemCheckError
 from django.db import connection, connections
 from django.test import override_settings
 
-from idempotency import Operation
+from idempotency import Attach, Operation
 from idempotency.checks import check_databases
 from idempotency.conf import NAMES
 from idempotency.operation import registry
@@ -40,6 +40,7 @@ def test_scenario_30_the_defaults_and_the_sample_project_are_sound() -> None:
         ({"TTL": timedelta(0)}, "idempotency.E003", "'TTL'"),
         ({"LEASE": timedelta(seconds=-5)}, "idempotency.E004", "'LEASE'"),
         ({"IN_PROGRESS": "CONFLICT"}, "idempotency.E005", "'IN_PROGRESS'"),
+        ({"IN_PROGRESS": Attach(str)}, "idempotency.E005", "declare it there"),
         ({"REQUIRED": None}, "idempotency.E006", "'REQUIRED'"),
         ({"METHODS": "POST"}, "idempotency.E007", "'METHODS'"),
         ({"ACCOUNT": "no.such.thing"}, "idempotency.E008", "can't be imported"),

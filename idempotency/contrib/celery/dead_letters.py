@@ -1,0 +1,57 @@
+"""Bringing messages back that were put aside, when what kept them from being consumed has been seen to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import current_app
+from kombu.entity import Queue
+
+from .deliveries import REASON_HEADER
+from .publishing import BOUNDS, confirming_producer
+
+
+def bring_back(queue: str, *, limit: int = 100, app: Any = None) -> int:
+    """Publish the messages of a dead-letter queue again, each to where its task is routed, the oldest first.
+
+    They keep their ids, headers and arguments, and so their identity: what has taken effect already doesn't again.
+    Dies in the middle: what was not brought back is in the queue still, and one message may be in both.
+
+    :param queue: the name that ``dead_letter`` was given, or that of a RabbitMQ dead-letter queue.
+    :param limit: how many to bring back at most.
+    :param app: the Celery app; by default the current one.
+    :returns: how many were brought back.
+    :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
+    :raises Exception: as the broker does if there is no such queue.
+    """
+    app = app or current_app._get_current_object()
+    brought = 0
+    with confirming_producer(app) as producer:
+        make: Any = Queue  # kombu's types are few
+        source = make(queue, channel=producer.channel, no_declare=True)
+        while brought < limit and (message := source.get()) is not None:
+            _publish(app, producer, message)
+            message.ack()
+            brought += 1
+    return brought
+
+
+def _publish(app: Any, producer: Any, message: Any) -> None:
+    headers = {name: value for name, value in message.headers.items() if name != REASON_HEADER}
+    route = app.amqp.router.route({}, headers["task"], (), {})
+    queue = route["queue"]
+    properties = message.properties
+    direct = queue.exchange.type == "direct"  # then straight to the queue, as Celery does
+    producer.publish(
+        message.body,
+        exchange="" if direct else queue.exchange.name,
+        routing_key=queue.name if direct else route.get("routing_key") or queue.routing_key,
+        declare=[queue],
+        headers=headers,
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        **{name: properties[name] for name in ("correlation_id", "reply_to", "priority") if properties.get(name)},
+        retry=BOUNDS["retry"],
+        retry_policy=BOUNDS["retry_policy"],
+        confirm_timeout=BOUNDS["confirm_timeout"],
+    )

@@ -1,0 +1,282 @@
+"""What the HTTP clients share: which key a request is sent with, what is tried again, when, and for how long.
+
+``contrib.httpx`` and ``contrib.requests`` each add the few lines in which their library differs. Nothing here needs a
+Django project: a plain script may be a client.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import ssl
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
+from uuid import uuid4
+
+try:
+    from tenacity import RetryCallState
+    from tenacity.wait import wait_random_exponential
+except ImportError as error:
+    raise ImportError(
+        "idempotency.contrib.retrying needs tenacity. Install it with the client that you use:\n"
+        "    python -m pip install 'django-idempotency[httpx]'\n"
+        "    python -m pip install 'django-idempotency[requests]'"
+    ) from error
+
+from ..keys import HEADER, shorten
+
+if TYPE_CHECKING:
+    from ..claims import Claim
+
+logger = logging.getLogger("idempotency")
+
+#: Answers that say nothing of the outcome. 500 is not among them: it is most often a fault that a retry meets again.
+UNDECIDED = frozenset({408, 425, 429, 502, 503, 504})
+
+#: An attempt that begins when the time is all but over still gets this many seconds. With less it could only fail.
+LEAST_TIMEOUT = 1.0
+
+_SECONDS = re.compile(r"[0-9]+")
+
+
+def new_key() -> str:
+    """A key for one logical operation: 122 random bits. Save it before the first send, to be able to resume."""
+    return str(uuid4())
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """What is retried, and within which bounds. Durations are seconds.
+
+    The defaults outlive a server's default lease of a minute, so that a request whose worker was killed still learns
+    its outcome.
+
+    :param methods: those of the requests that are given a key and retried; all others pass through untouched.
+    :param attempts: requests that are sent at most, the first one included.
+    :param total: from the first attempt on, waits included. Inside a protected operation it is also bounded by the
+        operation's ``heartbeat`` or else ``lease``: who waits for longer has lost its claim.
+    :param first_wait: the wait before the second attempt is drawn from 0 to this.
+    :param longest_wait: the range doubles with each attempt, up to this. A ``Retry-After`` is waited for on top.
+    :param statuses: answers that call for a retry, besides a 409 that says that the first request is in progress.
+    :raises ValueError: a bound is not positive.
+    """
+
+    methods: Collection[str] = frozenset({"POST", "PATCH"})
+    attempts: int = 10
+    total: float = 120.0
+    first_wait: float = 0.5
+    longest_wait: float = 30.0
+    statuses: Collection[int] = UNDECIDED
+
+    def __post_init__(self) -> None:
+        for name in ("attempts", "total", "first_wait", "longest_wait"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"RetryPolicy.{name} must be above 0, not {getattr(self, name)!r}.")
+
+
+class Answer(Protocol):
+    """What the libraries' responses have in common."""
+
+    status_code: int
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+
+A = TypeVar("A", bound=Answer)
+
+
+class Tries(ABC, Generic[A]):
+    """One logical request: its one key, and after each attempt whether the outcome is known.
+
+    :param place: the scheme, host and path that the request goes to.
+    :param key: the caller's own, if it has given one.
+    :param name: what the call is called within its protected operation, if the caller says so.
+    :raises LeaseLostError: the protected operation that this is a part of has lost its lease.
+    """
+
+    #: The base of all that the library raises when there is no answer.
+    errors: ClassVar[type[Exception]]
+    #: Those after which the request may have arrived, or may arrive next time; and those of them that stay as they are.
+    lost: ClassVar[tuple[type[Exception], ...]]
+    hopeless: ClassVar[tuple[type[Exception], ...]]
+
+    def __init__(self, policy: RetryPolicy, method: str, place: str, key: str | None, name: str | None) -> None:
+        self.policy = policy
+        self.call = f"{method} {place}"
+        self.claim = _claim()
+        self.key = self._choose_key(name) if key is None else key
+        self.total = policy.total
+        if self.claim is not None:
+            operation = self.claim.operation
+            self.total = min(self.total, (operation.heartbeat or operation.lease).total_seconds())
+        self.attempts = 0
+        self.last: A | None = None
+        self._started = time.monotonic()
+        self._waited = 0.0
+
+    def _choose_key(self, name: str | None) -> str:
+        if self.claim is None:
+            return new_key()
+        # Made of the operation's identity and the name, so another attempt at the operation sends the same one.
+        return str(self.claim.derive_key(self.claim.name_call(self.call) if name is None else name))
+
+    @abstractmethod
+    def document(self, answer: A) -> Any:
+        """The answer's JSON. Raises ValueError where it is none."""
+
+    @abstractmethod
+    def unresolved(self, message: str) -> Exception:
+        """The error that gives up."""
+
+    def begin(self) -> float:
+        """Begin an attempt: how many seconds are left for it.
+
+        :raises LeaseLostError: the claim was lost meanwhile, so the work stops before its next effect.
+        """
+        if self.claim is not None:
+            self.claim.ensure_owned()
+        self.attempts += 1
+        return max(LEAST_TIMEOUT, self.total - self._spent())
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For tenacity's ``Retrying`` and ``AsyncRetrying``."""
+        return {
+            "retry": self._is_open,
+            "wait": self._wait,
+            "stop": self._must_stop,
+            "before_sleep": self._postpone,
+            "retry_error_callback": self._give_up,
+        }
+
+    def is_undecided(self, answer: A) -> bool:
+        """Whether the answer says that the outcome is not known yet."""
+        if answer.status_code != 409:
+            return answer.status_code in self.policy.statuses
+        code = self._code(answer)
+        if code.startswith("idempotency_"):
+            return code == "idempotency_in_progress"
+        # Of another server, which says by Retry-After that it is a conflict that passes.
+        return "Retry-After" in answer.headers
+
+    def _code(self, answer: A) -> str:
+        try:
+            document = self.document(answer)
+        except (ValueError, RecursionError):
+            return ""
+        return str(document.get("code", "")) if isinstance(document, dict) else ""
+
+    def _is_open(self, state: RetryCallState) -> bool:
+        error = _error_of(state)
+        if error is None:
+            answer: A = _answer_of(state)
+            if not self.is_undecided(answer):
+                return False
+            self.last = answer
+            return True
+        if isinstance(error, self.lost) and not isinstance(error, self.hopeless) and not _is_untrusted(error):
+            return True
+        if isinstance(error, self.errors) and self.attempts > 1:
+            self._give_up(state)  # no retry can help, but an attempt before may have had its effect
+        return False
+
+    def _wait(self, state: RetryCallState) -> float:
+        """What the server asks for is the least. What is drawn on top keeps clients from coming back all at once."""
+        drawn = wait_random_exponential(multiplier=self.policy.first_wait, max=self.policy.longest_wait)(state)
+        asked = None if _error_of(state) else retry_after(_answer_of(state).headers)
+        return drawn + (asked or 0.0)
+
+    def _must_stop(self, state: RetryCallState) -> bool:
+        # A Retry-After that doesn't fit ends it here: coming back too early would meet the same answer.
+        return self.attempts >= self.policy.attempts or self._spent() + state.upcoming_sleep >= self.total
+
+    def _spent(self) -> float:
+        # What was to be waited counts even if the sleep was cut short, or a clock that stood still would never end it.
+        return max(time.monotonic() - self._started, self._waited)
+
+    def _postpone(self, state: RetryCallState) -> None:
+        self._waited += state.upcoming_sleep
+        logger.info(
+            "%s with key %s: attempt %d was left without an outcome (%s); the next one is in %.1f s",
+            self.call,
+            shorten(self.key),
+            self.attempts,
+            _reason(state),
+            state.upcoming_sleep,
+        )
+
+    def _give_up(self, state: RetryCallState) -> NoReturn:
+        message = (
+            f"{self.call}: the outcome is not known after {self.attempts} attempt(s) ({_reason(state)}). It may have "
+            f"taken effect. Resume later with the same {HEADER} and the same payload, never with a new key: "
+            f"{shorten(self.key)}, in full in this error's `key`."
+        )
+        raise self.unresolved(message) from _error_of(state)
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds from the answer on, from a ``Retry-After`` of either form (RFC 9110, section 10.2.3).
+
+    None where there is none, or none that can be read. A date in the past is 0.
+    """
+    value = headers.get("Retry-After", "").strip()
+    if _SECONDS.fullmatch(value):
+        return float(value)
+    moment = _moment(value)
+    if moment is None:
+        return None
+    # By the server's own clock, where it tells the time: ours may be minutes off.
+    now = _moment(headers.get("Date", "")) or datetime.now(timezone.utc)
+    return max(0.0, (moment - now).total_seconds())
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+
+
+def bounded(timeout: float | None, left: float) -> float:
+    """A timeout of the caller's, cut to what is left of the total."""
+    return left if timeout is None else min(timeout, left)
+
+
+def _claim() -> Claim | None:
+    # Not imported, because that would ask every client for a Django project. Where nothing has imported it, nothing
+    # is protected, and there is no claim.
+    execution = sys.modules.get("idempotency.execution")
+    claim: Claim | None = None if execution is None else execution.current_claim()
+    return claim
+
+
+def _error_of(state: RetryCallState) -> BaseException | None:
+    assert state.outcome is not None
+    return state.outcome.exception()
+
+
+def _answer_of(state: RetryCallState) -> Any:
+    assert state.outcome is not None
+    return state.outcome.result()
+
+
+def _reason(state: RetryCallState) -> str:
+    error = _error_of(state)
+    return f"status {_answer_of(state).status_code}" if error is None else f"{type(error).__name__}: {error}"
+
+
+def _is_untrusted(error: BaseException | None) -> bool:
+    """Whether the server's certificate was refused, as it would be at the next attempt."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,143 @@
+"""Tasks that tests deliver messages to. What an effect is counted by is a row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from celery import shared_task
+from celery.exceptions import Ignore, Reject
+
+from idempotency import PARK, REEXECUTE, current_claim
+from idempotency.claims import acquire
+from idempotency.contrib.celery import idempotent_task
+from idempotency.contrib.celery.policy import policy_of
+from idempotency.fingerprint import Payload
+from idempotency.models import IdempotencyRecord
+from idempotency.scope import Scope
+from testproject.models import Receipt
+from tests.contrib.deliveries import DEAD, Killed
+from tests.records import HOUR, from_now
+
+#: What the next run of ``act`` is to do after its effect, by its first argument.
+acts: dict[str, Callable[[Any], Any]] = {}
+
+LATE = {"acks_late": True, "reject_on_worker_lost": True}
+
+
+def effect(label: str, amount: int = 1) -> int:
+    return Receipt.objects.create(label=label, amount=amount).pk
+
+
+@shared_task(name="tests.send", **LATE)
+@idempotent_task("tests.send", dead_letter=DEAD)
+def send(label: str, amount: int = 1, **more: Any) -> dict[str, Any]:
+    return {"receipt": effect(label, amount), "pair": (1, 2)}
+
+
+@shared_task(name="tests.act", bind=True, max_retries=2, default_retry_delay=0, **LATE)
+@idempotent_task("tests.act", dead_letter=DEAD, max_attempts=2)
+def act(self: Any, label: str) -> Any:
+    """Bound, and does what the test says."""
+    effect(label)
+    return acts[label](self)
+
+
+@shared_task(name="tests.auto", autoretry_for=(Exception,), retry_backoff=False, max_retries=2, **LATE)
+@idempotent_task("tests.auto", dead_letter=DEAD, max_attempts=1)
+def auto(label: str) -> Any:
+    """Retried by Celery for whatever is raised."""
+    effect(label)
+    return acts[label](None)
+
+
+@shared_task(name="tests.bare", autoretry_for=(Exception,), **LATE)
+@idempotent_task("tests.bare", consumer="mailer", max_attempts=2)
+def bare(label: str) -> Any:
+    """Has no dead letters, and a scope of its own."""
+    effect(label)
+    return acts[label](None)
+
+
+@shared_task(name="tests.parked", **LATE)
+@idempotent_task("tests.parked", dead_letter=DEAD, transaction=False, recovery=PARK)
+def parked(label: str) -> Any:
+    effect(label)
+    return acts[label](None)
+
+
+@shared_task(name="tests.outside", **LATE)
+@idempotent_task(
+    "tests.outside", dead_letter=DEAD, transaction=False, recovery=REEXECUTE, lease=timedelta(hours=1), heartbeat=None
+)
+def outside(label: str) -> Any:
+    effect(label)
+    return acts[label](None)
+
+
+@shared_task(name="tests.hop", **LATE)
+@idempotent_task("tests.hop")
+def hop(left: int) -> str:
+    """Publishes itself again, so many times."""
+    effect(f"hop {left}")
+    if left:
+        hop.delay(left - 1)
+    claim = current_claim()
+    assert claim is not None
+    return claim.trace
+
+
+@shared_task(name="tests.plain")
+def plain(*args: Any) -> Any:
+    """Knows nothing of this package."""
+    return acts[args[0]](args)
+
+
+class FailureError(Exception):
+    """What a task fails with."""
+
+
+def fail(task: Any) -> None:
+    raise FailureError
+
+
+def ignore(task: Any) -> None:
+    raise Ignore
+
+
+def reject(task: Any) -> None:
+    raise Reject("no", requeue=False)
+
+
+def effects() -> dict[str, int]:
+    return dict(Counter(Receipt.objects.values_list("label", flat=True)))
+
+
+def record() -> IdempotencyRecord:
+    return IdempotencyRecord.objects.get()
+
+
+def end_leases() -> None:
+    IdempotencyRecord.objects.filter(status="in_progress").update(lease_expires_at=from_now(-HOUR))
+
+
+def hold(task: Any, message_id: str, *, account: str = "celery", **arguments: Any) -> None:
+    """Let another worker have claimed a message, and be at it still."""
+    operation = policy_of(task).operation
+    acquire(operation, Scope(account, operation.name, message_id), Payload(arguments))
+
+
+def succeed(task: Any) -> str:
+    return "done"
+
+
+def dies(task: Any) -> None:
+    raise Killed
+
+
+def acting(label: str, *each: Callable[[Any], Any]) -> None:
+    """One after the other, and the last one from then on."""
+    left = list(each)
+    acts[label] = lambda task: (left.pop(0) if len(left) > 1 else left[0])(task)

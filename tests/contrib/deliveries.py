@@ -1,0 +1,104 @@
+"""A worker in the test's own process, which takes a message from a real broker when it is told to.
+
+What the pool's process does, and what the worker's main process does with its answer, are Celery's own functions,
+called one after the other. A message with a countdown is delivered at once: that it waits is Celery's business.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from celery.app.trace import trace_task_ret
+from celery.exceptions import Reject
+from celery.worker.request import Request
+from kombu import Connection
+
+QUEUE = "celery"
+#: Where the tests' tasks put messages aside.
+DEAD = "tests.dead"
+
+
+class Killed(BaseException):
+    """Raised by a task in whose middle the worker's process is to die."""
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What came of one delivery."""
+
+    #: ``acknowledged``, ``rejected`` or ``requeued``.
+    answer: str
+    #: What the task returned, or raised.
+    result: Any
+
+
+class Inbox:
+    """The queues of one test, at a Redis of the tests'."""
+
+    def __init__(self, app: Celery, connection: Connection) -> None:
+        self.app = app
+        self.channel = connection.default_channel
+        self.redis = self.channel.client
+
+    def publish(self, task: Any, *args: Any, task_id: str | None = None, **options: Any) -> str:
+        """As a producer elsewhere does, that knows the task by its name and nothing of its policy."""
+        task_id = task_id or str(uuid.uuid4())
+        self.app.send_task(task.name, args, options.pop("kwargs", {}), task_id=task_id, **options)
+        return task_id
+
+    def twice(self) -> None:
+        """Let the broker deliver its next message a second time, after the others."""
+        self.redis.lpush(QUEUE, self.redis.lindex(QUEUE, -1))
+
+    def deliver(self) -> Delivered:
+        """Take the next message, run its task, and answer the broker as a worker does."""
+        message = self.channel.basic_get(QUEUE)
+        assert message is not None, "nothing is in the queue"
+        answers: list[str] = []
+
+        def acknowledge(*_: Any) -> None:
+            answers.append("acknowledged")
+            message.ack()
+
+        def reject(log: Any, errors: Any, requeue: bool) -> None:
+            answers.append("requeued" if requeue else "rejected")
+            message.reject(requeue=requeue)
+
+        task = self.app.tasks[message.headers["task"]]
+        request = Request(message, app=self.app, task=task, on_ack=acknowledge, on_reject=reject)
+        if not task.acks_late:
+            request.acknowledge()
+        body = (message.body, message.content_type, message.content_encoding)
+        try:
+            done = trace_task_ret(task.name, request.id, request.request_dict, *body, app=self.app)
+        except Killed as death:
+            reject(None, None, requeue=True)  # reject_on_worker_lost
+            return Delivered("requeued", death)
+        request.on_success(done)
+        failed, result, _ = done
+        (answer,) = answers
+        return Delivered(answer, _raised(result) if failed else ast.literal_eval(result))
+
+    def drain(self) -> list[Delivered]:
+        """Deliver until nothing is left."""
+        found = []
+        while self.redis.llen(QUEUE):
+            found.append(self.deliver())
+        return found
+
+    def messages(self, queue: str = QUEUE) -> list[dict[str, Any]]:
+        """The headers of what lies in a queue, and its arguments, in the order of delivery. It stays there."""
+        raw = [json.loads(text) for text in reversed(self.redis.lrange(queue, 0, -1))]
+        return [one["headers"] | {"body": json.loads(base64.b64decode(one["body"]))} for one in raw]
+
+
+def _raised(failure: Any) -> BaseException:
+    error: BaseException = getattr(failure.exception, "exc", failure.exception)
+    assert not isinstance(error, Reject) or isinstance(error.requeue, bool)
+    return error

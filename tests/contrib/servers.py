@@ -1,0 +1,164 @@
+"""A real HTTP server on loopback that does to each request what the test says: answer, cut, hang, pass it on."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+#: Closing a socket with this option sends a reset instead of an orderly end.
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+PROBLEM = "application/problem+json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What has arrived."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def key(self) -> str | None:
+        return self.headers.get("idempotency-key")
+
+
+Fault = Callable[["Handler"], None]
+
+
+@dataclass
+class Server:
+    """Follows the script, one entry a request. Whatever comes after its end is answered 201."""
+
+    script: list[Fault] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    url: str = ""
+    released: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def keys(self) -> list[str | None]:
+        return [request.key for request in self.requests]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    script: Server
+
+    def answer_by_script(self) -> None:
+        encoding = self.headers.get("Transfer-Encoding")
+        body = self.read_chunks() if encoding else self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        with self.script.lock:
+            self.script.requests.append(Request(self.command, self.path, headers, body))
+            fault = self.script.script.pop(0) if self.script.script else answer(201)
+        fault(self)
+
+    do_GET = do_POST = do_PATCH = do_PUT = answer_by_script  # noqa: N815 - the names of http.server
+
+    def read_chunks(self) -> bytes:
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def write(self, status: int, headers: dict[str, str], body: bytes, length: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return "Wed, 21 Oct 2026 07:28:00 GMT"  # the server's clock, for whoever compares
+
+    def cut(self) -> None:
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+def answer(status: int, body: bytes = b'{"id": 1}', **headers: str) -> Fault:
+    """Answer, with headers named like ``retry_after``."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda handler: handler.write(status, {"Content-Type": "application/json", **named}, body)
+
+
+def problem(status: int, code: str, **headers: str) -> Fault:
+    """Answer as a protected view refuses."""
+    return answer(status, f'{{"code": "{code}"}}'.encode(), content_type=PROBLEM, **headers)
+
+
+def cut(handler: Handler) -> None:
+    """Reset the connection before the answer."""
+    handler.cut()
+
+
+def cut_in_the_middle(handler: Handler) -> None:
+    """Say that all went well, and end in the middle of the body."""
+    handler.write(201, {"Content-Type": "application/json"}, b'{"id"', length=100)
+    handler.wfile.flush()
+    handler.close_connection = True
+
+
+def hang(handler: Handler) -> None:
+    """Answer nothing for as long as the test runs."""
+    handler.script.released.wait(60)
+    handler.cut()
+
+
+def pass_on(upstream: str, *, lose_answer: bool = False) -> Fault:
+    """Let another server answer, and lose what it said."""
+
+    def fault(handler: Handler) -> None:
+        request = handler.script.requests[-1]
+        connection = http.client.HTTPConnection(urlsplit(upstream).netloc, timeout=60)
+        try:
+            headers = {name: value for name, value in request.headers.items() if name not in ("host", "connection")}
+            connection.request(request.method, request.path, request.body, {**headers, "connection": "close"})
+            response = connection.getresponse()
+            body = response.read()
+        finally:
+            connection.close()
+        if lose_answer:
+            handler.cut()
+            return
+        kept = {name: value for name, value in response.getheaders() if name.lower() not in ("content-length", "date")}
+        handler.write(response.status, kept, body)
+
+    return fault
+
+
+@contextmanager
+def serving(*script: Fault, tls: ssl.SSLContext | None = None) -> Iterator[Server]:
+    server = Server(list(script))
+    handler = type("ScriptedHandler", (Handler,), {"script": server})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as listener:
+        listener.daemon_threads = True
+        listener.handle_error = lambda *args: None  # type: ignore[method-assign]  # a client that has gone
+        if tls is not None:
+            listener.socket = tls.wrap_socket(listener.socket, server_side=True)
+        server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.server_port}"
+        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.released.set()
+            listener.shutdown()
+            thread.join()

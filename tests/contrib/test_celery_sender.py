@@ -1,0 +1,221 @@
+"""The outbox's way to Celery: what it publishes, to a real broker, and what it does when there is none."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from amqp.exceptions import AccessRefused, NotAllowed
+from celery.exceptions import Ignore
+from django.db import transaction
+
+from idempotency import claim, faults
+from idempotency.contrib import celery as contrib
+from idempotency.contrib.celery import CelerySender, publishing
+from idempotency.exceptions import BrokerUnavailableError
+from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.outbox import CELERY, publish
+from idempotency.relay import relay_once
+from testproject.celery import app
+from testproject.models import Receipt
+from tests.contrib.brokers import free_port
+from tests.contrib.consumers import FailureError, effects, send
+from tests.contrib.deliveries import Inbox, Killed
+from tests.records import HOUR, from_now
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: Seconds in which a broker that refuses connections is given up. It takes a fifth of one.
+SOON = 5.0
+
+
+@pytest.fixture(autouse=True)
+def fresh_sender(monkeypatch: pytest.MonkeyPatch) -> Iterator[CelerySender]:
+    """One that has not been told of a broker that is gone."""
+    sender = CelerySender()
+    monkeypatch.setattr(contrib, "send", sender)
+    yield sender
+    faults.armed.clear()
+
+
+def message(payload: str = '{"label": "a"}', **fields: Any) -> OutboxMessage:
+    with transaction.atomic():
+        written = publish(send.name, None)
+    for name, value in {"payload": payload, **fields}.items():
+        setattr(written, name, value)
+    return written
+
+
+def test_the_outbox_sends_through_it_unless_told_otherwise() -> None:
+    assert f"{contrib.__name__}.send" == CELERY
+
+
+@pytest.mark.parametrize(
+    ("payload", "body"),
+    [('{"label": "a"}', [[], {"label": "a"}]), ('["a", 2]', [["a", 2], {}]), ("[]", None), ("null", None)],
+)
+def test_a_message_is_the_task_of_its_topic_with_its_own_id_and_key(inbox: Inbox, payload: str, body: Any) -> None:
+    one = message(payload, topic="elsewhere.task" if body is None else send.name, account_id="7", headers={"of": "us"})
+    inbox.redis.flushall()  # of the nudge
+    contrib.send(one)
+    [found] = inbox.messages()
+    assert (found["task"], found["id"]) == (one.topic, str(one.message_id))
+    assert found["body"][:2] == (body or [[], {}])
+    names = ("idempotency_key", "idempotency_account", "of")
+    assert [found[name] for name in names] == [one.idempotency_key, "7", "us"]
+
+
+def test_a_message_of_nobodys_names_no_account_and_its_own_headers_win(inbox: Inbox) -> None:
+    one = message(headers={"idempotency_key": "chosen"})
+    inbox.redis.flushall()
+    contrib.send(one)
+    [found] = inbox.messages()
+    assert (found["idempotency_key"], "idempotency_account" in found) == ("chosen", False)
+
+
+@pytest.mark.parametrize("payload", ["7", '"text"', "true"])
+def test_a_payload_that_is_no_arguments_is_the_messages_own_fault(inbox: Inbox, payload: str) -> None:
+    with pytest.raises(TypeError, match=r"must be an object .*, an array .* or null"):
+        contrib.send(message(payload))
+
+
+def test_arguments_that_the_task_does_not_take_are_the_messages_own_fault(inbox: Inbox) -> None:
+    with pytest.raises(TypeError, match="label"):
+        contrib.send(message('{"amount": 1}'))
+
+
+@pytest.mark.parametrize("scheme", ["redis", "amqp"])
+def test_a_broker_that_cannot_be_reached_is_nobodys_fault_and_soon_given_up(
+    monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", f"{scheme}://127.0.0.1:{free_port()}//")
+    begun = time.monotonic()
+    with pytest.raises(BrokerUnavailableError, match="can't be reached"):
+        contrib.send(message())
+    assert time.monotonic() - begun < SOON
+
+
+def test_rabbitmq_is_asked_for_confirms_and_redis_is_not_waited_for_without_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {}
+    for scheme in ("redis", "amqp", "memory"):
+        monkeypatch.setenv("CELERY_BROKER_URL", f"{scheme}://127.0.0.1:{free_port()}//")
+        with publishing.confirming_producer(app) as producer:
+            options[scheme] = producer.connection.transport_options
+    assert options["amqp"]["confirm_publish"] is True
+    assert options["redis"]["socket_timeout"] == publishing.CONFIRM_TIMEOUT
+    assert {name for name in options["memory"] if name.startswith("socket")} == set()
+    assert all(each["max_retries"] == 1 for each in options.values())
+
+
+def test_a_process_keeps_its_connections_and_a_forked_one_leaves_them_alone(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for pid in (1, 1, 2):
+        with monkeypatch.context() as forked:
+            forked.setattr(publishing.os, "getpid", lambda pid=pid: pid)
+            with publishing.confirming_producer(app) as producer:
+                found.append(producer)
+    assert found[0] is found[1]
+    assert found[0] is not found[2]
+
+
+# The nudge
+
+
+def test_a_commit_asks_a_worker_to_relay_and_a_rollback_does_not(inbox: Inbox) -> None:
+    with transaction.atomic():
+        publish(send.name, ["a"])
+        transaction.set_rollback(True)
+    assert inbox.messages() == []
+    with transaction.atomic():
+        publish(send.name, ["a"])
+    [nudge] = inbox.messages()
+    assert nudge["task"] == "idempotency.tasks.relay_outbox"
+    assert (nudge["expires"] is not None, nudge["ignore_result"]) == (True, True)
+
+
+def test_a_broker_that_is_gone_costs_the_first_commit_a_warning_and_the_next_ones_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fresh_sender: CelerySender
+) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{free_port()}/0")
+    for label in "ab":
+        with transaction.atomic():
+            publish(send.name, [label])
+    warnings = [line for line in caplog.records if line.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "No worker could be asked to relay the outbox" in warnings[0].getMessage()
+    assert OutboxMessage.objects.filter(state=MessageState.PENDING).count() == 2
+    monkeypatch.setattr(fresh_sender, "_quiet_until", 0.0)  # the while is over
+    fresh_sender.nudge()
+    assert len([line for line in caplog.records if line.levelno == logging.WARNING]) == 2
+
+
+# From the producer's transaction to the consumer's
+
+
+def test_a_message_goes_from_the_commit_through_the_relay_to_its_one_effect(inbox: Inbox) -> None:
+    with claim("tests.outer", account_id="7", key="key") as run:
+        publish(send.name, {"label": "a"})
+        run.result = run.claim and run.claim.trace
+    inbox.drain()  # the nudged relay, and then what it has sent
+    sent = OutboxMessage.objects.get()
+    consumed = IdempotencyRecord.objects.get(operation="tests.send")
+    assert (sent.state, effects()) == (MessageState.SENT, {"a": 1})
+    assert (consumed.account_id, consumed.idempotency_key) == ("7", sent.idempotency_key)
+    assert consumed.scope.trace == run.result
+
+
+def test_fm_54_what_a_transaction_published_that_rolled_back_never_reaches_anybody(inbox: Inbox) -> None:
+    def fails() -> None:
+        with claim("tests.outer", account_id="7", key="key"):
+            publish(send.name, ["rolled back"])
+            raise FailureError
+
+    with pytest.raises(FailureError):
+        fails()
+    with transaction.atomic():
+        publish(send.name, ["committed"])
+    relay_once()
+    inbox.drain()
+    assert effects() == {"committed": 1}
+
+
+def test_fm_53_a_message_that_is_relayed_twice_has_one_effect(inbox: Inbox) -> None:
+    with transaction.atomic():
+        publish(send.name, ["a"])
+
+    def die() -> None:
+        raise Killed
+
+    faults.armed["relay.published"] = die
+    with pytest.raises(Killed):
+        relay_once()
+    faults.armed.clear()
+    OutboxMessage.objects.update(lease_expires_at=from_now(-HOUR))
+    assert relay_once().sent == 1
+    answers = [(delivered.answer, type(delivered.result)) for delivered in inbox.drain()]
+    assert (len(answers), (("acknowledged", Ignore) in answers), effects()) == (3, False, {"a": 1})
+
+
+def test_where_tasks_are_eager_the_commit_is_followed_by_the_effect() -> None:
+    app.set_current()
+    app.conf.task_always_eager = True
+    try:
+        with transaction.atomic():
+            publish(send.name, ["a"])
+            assert not Receipt.objects.exists()
+    finally:
+        app.conf.task_always_eager = False
+    assert effects() == {"a": 1}
+
+
+@pytest.mark.parametrize("refusal", [AccessRefused, NotAllowed])
+def test_a_broker_that_refuses_this_user_is_no_fault_of_the_message(inbox: Inbox, refusal: type[Exception]) -> None:
+    with pytest.raises(BrokerUnavailableError, match="can't be reached"), publishing.confirming_producer(inbox.app):
+        raise refusal("ACCESS_REFUSED - Login was refused")

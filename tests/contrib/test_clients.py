@@ -1,0 +1,270 @@
+"""What every client does, against a server that fails in every way: one key, the same bytes, the waits asked for."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+pytest.importorskip("tenacity", reason="the clients' retry library, which this environment doesn't have")
+pytest.importorskip("httpx", reason="the clients' library, which this environment doesn't have")
+pytest.importorskip("requests", reason="the clients' library, which this environment doesn't have")
+
+from idempotency.contrib.retrying import RetryPolicy
+from tests.contrib.senders import SENDERS, Sender
+from tests.contrib.servers import Fault, Server, answer, cut, cut_in_the_middle, hang, problem, serving
+
+
+@pytest.fixture(params=SENDERS)
+def sender(request: pytest.FixtureRequest) -> Sender:
+    return SENDERS[request.param]()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as running:
+        yield running
+
+
+# The key
+
+
+def test_a_request_is_given_a_key_of_122_random_bits(sender: Sender, server: Server) -> None:
+    answers = [sender.send(server.url) for _ in range(2)]
+    assert [UUID(str(key)).version for key in server.keys] == [4, 4]
+    assert len(set(server.keys)) == 2
+    assert [answer.key for answer in answers] == server.keys
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+def test_a_key_of_the_callers_own_is_kept(sender: Sender, server: Server, method: str) -> None:
+    server.script = [cut]
+    answer = sender.send(server.url, method=method, headers={"idempotency-key": '"order-71"'})
+    assert (answer.status, server.keys) == (201, ['"order-71"', '"order-71"'])
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_other_methods_pass_through_untouched(sender: Sender, server: Server, method: str) -> None:
+    server.script = [answer(503, retry_after="1")]
+    assert sender.send(server.url, method=method).status == 503
+    assert (server.keys, sender.waits) == ([None], [])
+    server.script = [cut]
+    with pytest.raises(sender.transport_errors) as raised:
+        sender.send(server.url, method=method)
+    assert not isinstance(raised.value, sender.give_up)
+    assert server.keys == [None, None]
+
+
+def test_the_methods_are_configurable(sender: Sender, server: Server) -> None:
+    sender.policy = RetryPolicy(methods=("PUT",))
+    server.script = [cut]
+    sender.send(server.url, method="PUT")
+    sender.send(server.url, method="POST")
+    assert [(request.method, request.key is None) for request in server.requests] == [
+        ("PUT", False),
+        ("PUT", False),
+        ("POST", True),
+    ]
+    assert server.keys[0] == server.keys[1]
+
+
+# What is retried
+
+RETRIED = {
+    "cut before the answer": cut,
+    "cut in the middle of the body": cut_in_the_middle,
+    "in progress": problem(409, "idempotency_in_progress"),
+    "in progress, with Retry-After": problem(409, "idempotency_in_progress", retry_after="1"),
+    "a conflict of another server that passes": answer(409, b"no json", retry_after="1"),
+    **{str(status): answer(status) for status in (408, 425, 429, 502, 503, 504)},
+}
+RETURNED = {
+    "outcome unknown": problem(409, "idempotency_outcome_unknown"),
+    "outcome unknown, whatever the headers say": problem(409, "idempotency_outcome_unknown", retry_after="1"),
+    "a conflict that stays": answer(409, b'["no problem"]'),
+    "a conflict nested too deeply": answer(409, b"[" * 100_000),
+    **{str(status): answer(status) for status in (200, 201, 202, 400, 401, 402, 403, 404, 410, 422, 500, 501)},
+}
+
+
+@pytest.mark.parametrize("fault", RETRIED.values(), ids=RETRIED)
+def test_what_settles_nothing_is_retried_with_the_same_key_and_bytes(
+    sender: Sender, server: Server, fault: Fault
+) -> None:
+    server.script = [fault, fault]
+    got = sender.send(server.url + "/charges/?a=b", b'{"amount":  1}', headers={"X-Trace": "t"})
+    assert (got.status, got.body) == (201, b'{"id": 1}')
+    assert len(sender.waits) == 2
+    assert len(server.requests) == 3
+    assert len(set(server.keys)) == 1
+    sent = [(r.method, r.path, r.body, r.headers["x-trace"], r.headers["content-length"]) for r in server.requests]
+    assert sent == [("POST", "/charges/?a=b", b'{"amount":  1}', "t", "14")] * 3
+
+
+@pytest.mark.parametrize("fault", RETURNED.values(), ids=RETURNED)
+def test_every_other_answer_is_returned_as_it_is(sender: Sender, server: Server, fault: Fault) -> None:
+    server.script = [fault]
+    got = sender.send(server.url)
+    assert (len(server.requests), sender.waits) == (1, [])
+    assert got.status != 201 or got.body == b'{"id": 1}'
+
+
+def test_a_request_that_times_out_is_retried(sender: Sender, server: Server) -> None:
+    server.script = [hang]
+    sender.timeout = 1.0
+    assert sender.send(server.url).status == 201
+    assert len(set(server.keys)) == 1
+    assert len(server.requests) >= 2
+
+
+def test_a_server_that_is_down_is_tried_again(sender: Sender) -> None:
+    with serving() as gone:
+        pass
+    sender.policy = RetryPolicy(attempts=3)
+    with pytest.raises(sender.give_up) as raised:
+        sender.send(gone.url)
+    error: Any = raised.value
+    assert (error.attempts, len(sender.waits)) == (3, 2)
+
+
+def test_the_statuses_are_configurable(sender: Sender, server: Server) -> None:
+    sender.policy = RetryPolicy(statuses={500})
+    server.script = [answer(500), answer(503)]
+    assert sender.send(server.url).status == 503
+    assert len(server.requests) == 2
+
+
+# When
+
+
+def test_waits_are_drawn_from_a_range_that_doubles_up_to_a_bound(sender: Sender, server: Server) -> None:
+    sender.policy = RetryPolicy(attempts=40, total=10_000, first_wait=1.0, longest_wait=4.0)
+    server.script = [cut] * 39
+    assert sender.send(server.url).status == 201
+    assert all(0 <= wait <= high for wait, high in zip(sender.waits, [1.0, 2.0, *[4.0] * 37], strict=True))
+    assert max(sender.waits) > 2.0  # fails once in 2**37
+    assert len(set(sender.waits)) > 30
+
+
+def test_a_retry_after_is_waited_for_and_a_little_longer(sender: Sender, server: Server) -> None:
+    server.script = [
+        answer(429, retry_after="7"),
+        problem(409, "idempotency_in_progress", retry_after="3"),
+        # Eight seconds later than what the server says is now, whatever our own clock says.
+        answer(503, retry_after="Wed, 21 Oct 2026 07:28:08 GMT"),
+        answer(503, retry_after="Wed, 21 Oct 2026 07:27:00 GMT"),
+        answer(503, retry_after="soon"),
+        cut,
+    ]
+    sender.policy = RetryPolicy(first_wait=0.25, longest_wait=1.0)
+    assert sender.send(server.url).status == 201
+    asked = [(7, 7.25), (3, 3.5), (8, 9), (0, 1), (0, 1), (0, 1)]
+    assert all(least < wait <= most for wait, (least, most) in zip(sender.waits, asked, strict=True)), sender.waits
+
+
+def test_a_retry_after_that_does_not_fit_ends_it_at_once(sender: Sender, server: Server) -> None:
+    sender.policy = RetryPolicy(total=60)
+    server.script = [answer(503, retry_after="3600")]
+    with pytest.raises(sender.give_up, match="after 1 attempt") as raised:
+        sender.send(server.url)
+    error: Any = raised.value
+    assert (sender.waits, error.response.headers["Retry-After"]) == ([], "3600")
+
+
+def test_the_total_time_is_bounded(sender: Sender, server: Server) -> None:
+    sender.policy = RetryPolicy(total=35, attempts=100, longest_wait=1.0)
+    server.script = [answer(503, retry_after="10")] * 100
+    with pytest.raises(sender.give_up):
+        sender.send(server.url)
+    assert len(server.requests) == 4
+    assert sum(sender.waits) < 35
+
+
+def test_no_attempt_waits_for_longer_than_what_is_left(sender: Sender, server: Server) -> None:
+    """Without that a server that hangs would be waited for by a timeout of half a minute."""
+    sender.policy = RetryPolicy(total=1, attempts=2)
+    server.script = [hang, hang]
+    with pytest.raises(sender.give_up):
+        sender.send(server.url)
+
+
+# Giving up
+
+
+def test_who_gives_up_says_with_which_key_to_resume(sender: Sender, server: Server) -> None:
+    sender.policy = RetryPolicy(attempts=3)
+    server.script = [answer(503, b'{"busy": true}'), cut, cut]
+    with pytest.raises(sender.give_up) as raised:
+        sender.send(server.url + "/charges/?token=secret")
+    error: Any = raised.value
+    assert isinstance(error, sender.transport_errors)
+    assert [error.key] * 3 == server.keys
+    assert (error.attempts, error.request.url) == (3, server.url + "/charges/?token=secret")
+    assert (error.response.status_code, error.response.json()) == (503, {"busy": True})
+    assert error.response.request.headers["Idempotency-Key"] == error.key
+    assert isinstance(error.__cause__, sender.transport_errors)
+    message = str(error)
+    assert re.search(r"POST http://127.0.0.1/charges/: the outcome is not known after 3 attempt", message)
+    assert "Resume later with the same Idempotency-Key" in message
+    assert "secret" not in message
+    assert error.key not in message
+
+
+def test_who_never_got_an_answer_has_none_to_show(sender: Sender, server: Server) -> None:
+    sender.policy = RetryPolicy(attempts=1)
+    server.script = [cut]
+    with pytest.raises(sender.give_up) as raised:
+        sender.send(server.url)
+    error: Any = raised.value
+    assert (error.response, error.attempts, sender.waits) == (None, 1, [])
+
+
+def test_an_answer_that_can_not_be_decoded_says_what_its_status_says(sender: Sender, server: Server) -> None:
+    sender.policy = RetryPolicy(attempts=2)
+    broken = {"body": b"not gzip", "content_encoding": "gzip"}
+    server.script = [answer(503, **broken), answer(503, **broken)]
+    with pytest.raises(sender.give_up) as raised:
+        sender.send(server.url)
+    error: Any = raised.value
+    assert (error.response.status_code, len(server.requests)) == (503, 2)
+    for status in (201, 409):
+        server.script = [answer(status, **broken)]
+        with pytest.raises(sender.undecodable):
+            sender.send(server.url)
+    assert len(server.requests) == 4
+
+
+def test_the_error_survives_being_sent_to_another_process(sender: Sender, server: Server) -> None:
+    sender.policy = RetryPolicy(attempts=2)
+    server.script = [answer(503), cut]
+    with pytest.raises(sender.give_up) as raised:
+        sender.send(server.url)
+    error: Any = raised.value
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.key, copy.attempts) == (str(error), error.key, 2)
+
+
+def test_a_body_that_can_be_read_only_once_is_sent_again(sender: Sender, server: Server) -> None:
+    server.script = [cut, answer(503)]
+
+    def parts() -> Iterator[bytes]:
+        yield b"one "
+        yield b"two"
+
+    async def async_parts() -> Any:
+        for part in parts():
+            yield part
+
+    is_async = type(sender).__name__ == "AsyncHttpx"
+    assert sender.send(server.url, async_parts() if is_async else parts()).status == 201
+    assert [request.body for request in server.requests] == [b"one two"] * 3
+
+
+@pytest.mark.parametrize("bounds", [{"attempts": 0}, {"total": 0}, {"first_wait": -1}, {"longest_wait": 0}])
+def test_a_bound_that_bounds_nothing_is_refused(bounds: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"RetryPolicy.{next(iter(bounds))} must be above 0"):
+        RetryPolicy(**bounds)

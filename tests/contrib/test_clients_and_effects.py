@@ -1,0 +1,328 @@
+"""Clients against the sample project, effects counted in the database; and as part of a protected operation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connections
+from django.db.models import F
+from django.http import HttpResponse, JsonResponse
+from django.test import RequestFactory
+
+pytest.importorskip("tenacity", reason="the clients' retry library, which this environment doesn't have")
+pytest.importorskip("httpx", reason="the clients' library, which this environment doesn't have")
+pytest.importorskip("requests", reason="the clients' library, which this environment doesn't have")
+
+import httpx
+
+from idempotency import REEXECUTE, Operation, claim, current_claim, idempotent
+from idempotency.claims import retry_after
+from idempotency.contrib.httpx import AsyncIdempotentTransport, IdempotentTransport, new_key
+from idempotency.contrib.retrying import RetryPolicy
+from idempotency.exceptions import LeaseLostError
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
+from idempotency.operation import registry
+from idempotency.sql import Row
+from testproject.models import Charge
+from tests.contrib.senders import SENDERS, Sender
+from tests.contrib.servers import Server, answer, cut, pass_on, problem, serving
+from tests.factories import TokenFactory, UserFactory
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(params=SENDERS)
+def sender(request: pytest.FixtureRequest) -> Sender:
+    return SENDERS[request.param]()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as running:
+        yield running
+
+
+# From outside
+
+CHARGE = json.dumps({"amount": 1000, "currency": "usd"}).encode()
+
+
+@pytest.fixture
+def charge(sender: Sender, server: Server) -> Callable[..., Any]:
+    token = TokenFactory().key
+
+    def charge(key: str | None = None) -> Any:
+        headers = {"Authorization": f"Token {token}", "Content-Type": "application/json"}
+        return sender.send(
+            server.url + "/charges/", CHARGE, headers={**headers, **({"Idempotency-Key": key} if key else {})}
+        )
+
+    return charge
+
+
+def test_a_lost_answer_is_fetched_again_and_the_charge_made_once(
+    charge: Callable[..., Any], server: Server, live_server: Any
+) -> None:
+    lose = pass_on(live_server.url, lose_answer=True)
+    server.script = [cut, answer(503), lose, problem(409, "idempotency_in_progress"), lose, pass_on(live_server.url)]
+    got = charge()
+    assert (got.status, got.headers["Idempotency-Replayed"]) == (201, "true")
+    assert json.loads(got.body)["id"] == Charge.objects.get().pk
+    assert IdempotencyRecord.objects.get().idempotency_key == got.key
+
+
+def test_many_operations_through_a_bad_network_take_effect_once_each(
+    charge: Callable[..., Any], server: Server, live_server: Any
+) -> None:
+    lose, deliver = pass_on(live_server.url, lose_answer=True), pass_on(live_server.url)
+    server.script = [lose, deliver, cut, lose, answer(502), deliver, deliver, lose, lose, deliver] * 3
+    answered = [json.loads(charge().body)["id"] for _ in range(12)]
+    assert sorted(answered) == sorted(Charge.objects.values_list("pk", flat=True))
+    assert len(set(server.keys)) == 12
+
+
+@pytest.mark.parametrize("arrived", [True, False], ids=["had arrived", "had not arrived"])
+def test_who_gave_up_resumes_with_the_saved_key_and_gets_the_same_outcome(
+    sender: Sender, charge: Callable[..., Any], server: Server, live_server: Any, arrived: bool
+) -> None:
+    saved = new_key()
+    sender.policy = RetryPolicy(attempts=2)
+    server.script = [pass_on(live_server.url, lose_answer=True) if arrived else cut, cut]
+    with pytest.raises(sender.give_up) as raised:
+        charge(saved)
+    given_up: Any = raised.value
+    assert given_up.key == saved
+    assert Charge.objects.count() == (1 if arrived else 0)
+
+    server.script = [pass_on(live_server.url), pass_on(live_server.url)]  # another day, another process: a new client
+    first, again = charge(given_up.key), charge(saved)
+    assert ("Idempotency-Replayed" in first.headers) is arrived
+    assert (first.status, first.body) == (again.status, again.body)
+    assert json.loads(first.body)["id"] == Charge.objects.get().pk
+
+
+# From within a protected operation
+
+OPERATION = {"account_id": "1", "transaction": False, "recovery": REEXECUTE}
+
+
+@pytest.fixture(autouse=True)
+def _forget_operations() -> Iterator[None]:
+    before = {operation.name for operation in registry}
+    yield
+    for operation in registry:
+        if operation.name not in before:
+            registry.discard(operation.name)
+
+
+class CutOffError(Exception):
+    """Ends an attempt, as a crash would."""
+
+
+def attempt(work: Callable[[], object], *, ends: bool = True, key: str = "k", **policy: Any) -> None:
+    """One attempt at an operation, which does its work and is then cut off unless it ``ends``."""
+    with suppress(CutOffError), claim("tests.client", key=key, **{**OPERATION, **policy}):
+        work()
+        if not ends:
+            raise CutOffError
+
+
+def test_every_attempt_at_an_operation_sends_the_same_keys(sender: Sender, server: Server) -> None:
+    def work() -> None:
+        sender.send(server.url + "/payouts?a=b", name="provider.payout")
+        sender.send(server.url + "/mails")
+        sender.send(server.url + "/mails?to=bob")
+        sender.send(server.url + "/mails", method="PATCH")
+
+    server.script = [cut, answer(503)]
+    attempt(work, ends=False)
+    attempt(work)
+    first, second = server.keys[2:6], server.keys[6:]
+    assert server.keys[:2] == [first[0]] * 2
+    assert first == second
+    assert len(set(first)) == 4
+    record = IdempotencyRecord.objects.get()
+    place = "http://127.0.0.1/mails"
+    names = ["provider.payout", f"POST {place}", f"POST {place}#2", f"PATCH {place}"]
+    assert first == [str(record.derive_key(name)) for name in names]
+
+
+def test_another_operation_sends_other_keys(sender: Sender, server: Server) -> None:
+    for key in ("k1", "k2"):
+        attempt(lambda: sender.send(server.url, name="provider.payout"), key=key)
+    sender.send(server.url, name="provider.payout")
+    assert len(set(server.keys)) == 3
+
+
+def test_calls_within_steps_keep_their_keys_though_a_step_is_skipped(sender: Sender, server: Server) -> None:
+    def work() -> None:
+        running = current_claim()
+        assert running is not None
+        running.step("pay", lambda: sender.send(server.url).status)
+        running.step("ship", lambda: sender.send(server.url).status)
+        sender.send(server.url)
+
+    attempt(work, ends=False)
+    attempt(work)
+    pay, ship, call, again = server.keys
+    assert len({pay, ship, call}) == 3
+    assert again == call
+
+
+def test_a_key_of_the_callers_own_is_kept_within_an_operation(sender: Sender, server: Server) -> None:
+    attempt(lambda: sender.send(server.url, headers={"Idempotency-Key": "mine"}, name="provider.payout"))
+    assert server.keys == ["mine"]
+
+
+def take_over() -> Callable[[], None]:
+    """Let another attempt own the record, and this one notice: what its heartbeat does, in a thread of its own."""
+    running = current_claim()
+    assert running is not None
+
+    def notice() -> None:
+        IdempotencyRecord.objects.update(attempt=F("attempt") + 1)
+        with suppress(LeaseLostError):
+            running.renew()
+        connections.close_all()
+
+    def in_a_thread() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(notice).result()
+
+    return in_a_thread
+
+
+@pytest.mark.parametrize("headers", [None, {"Idempotency-Key": "mine"}], ids=["derived key", "own key"])
+def test_a_lost_lease_stops_the_call_before_it_is_made(
+    sender: Sender, server: Server, headers: dict[str, str] | None
+) -> None:
+    def work() -> None:
+        take_over()()
+        sender.send(server.url, headers=headers)
+
+    with pytest.raises(LeaseLostError):
+        attempt(work)
+    assert server.requests == []
+
+
+def test_a_lost_lease_stops_the_retries(sender: Sender, server: Server) -> None:
+    def work() -> None:
+        sender.meanwhile = take_over()
+        sender.send(server.url)
+
+    server.script = [cut] * 5
+    with pytest.raises(LeaseLostError):
+        attempt(work)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(("policy", "fits"), [({}, False), ({"heartbeat": timedelta(minutes=5)}, True)])
+def test_a_call_gives_up_before_the_lease_does(
+    sender: Sender, server: Server, policy: dict[str, Any], fits: bool
+) -> None:
+    server.script = [answer(503, retry_after="40")]
+
+    def work() -> None:
+        if fits:
+            assert sender.send(server.url).status == 201
+        else:
+            with pytest.raises(sender.give_up):
+                sender.send(server.url)
+
+    attempt(work, lease=timedelta(seconds=30), **policy)
+    assert len(sender.waits) == int(fits)
+
+
+def test_an_async_view_sends_the_keys_of_its_claim(server: Server) -> None:
+    async def sleep(seconds: float) -> None:
+        """Don't."""
+
+    async def call(client: httpx.AsyncClient, name: str) -> None:
+        await client.post(server.url, extensions={"idempotency_name": name})
+
+    @idempotent("tests.client.async", transaction=False, recovery=REEXECUTE)
+    async def view(request: Any) -> HttpResponse:
+        async with httpx.AsyncClient(transport=AsyncIdempotentTransport(sleep=sleep), timeout=30) as client:
+            await asyncio.gather(call(client, "one"), call(client, "two"))
+            status = (await client.post(server.url + "/unnamed")).status_code
+        return JsonResponse({}, status=status)
+
+    user = UserFactory()
+
+    def post() -> int:
+        request = RequestFactory().post("/", {}, headers={"Idempotency-Key": "k"}, content_type="application/json")
+        request.user = user
+        status: int = async_to_sync(view)(request).status_code
+        return status
+
+    server.script = [cut, cut, cut, answer(201), answer(201), answer(500)]
+    assert [post(), post(), post()] == [500, 201, 201]
+    record = IdempotencyRecord.objects.get()
+    names = ["one", "two", "POST http://127.0.0.1/unnamed"]
+    assert set(server.keys) == {str(record.derive_key(name)) for name in names}
+    assert len(server.requests) == 3 + 3 + 3
+
+
+def test_a_thread_that_is_given_the_context_sends_the_keys_of_the_claim(sender: Sender, server: Server) -> None:
+    def work() -> None:
+        context = contextvars.copy_context()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(context.run, sender.send, server.url, name="provider.payout").result()
+
+    attempt(work)
+    assert server.keys == [str(IdempotencyRecord.objects.get().derive_key("provider.payout"))]
+
+
+def test_a_call_that_gave_up_leaves_the_operation_to_its_retry(sender: Sender, server: Server) -> None:
+    sender.policy = RetryPolicy(attempts=2)
+    server.script = [cut, cut]
+    key = uuid4().hex
+    with pytest.raises(sender.give_up) as raised:
+        attempt(lambda: sender.send(server.url), key=key)
+    attempt(lambda: sender.send(server.url), key=key)
+    given_up: Any = raised.value
+    assert server.keys == [given_up.key] * 3
+
+
+def test_the_default_bounds_outlive_the_default_lease_of_a_killed_worker() -> None:
+    """By the waits that the server asks for; nothing is slept."""
+    operation = Operation("tests.client.killed")
+    lease = operation.lease.total_seconds()
+    seconds = 0.0
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        if seconds == 0:
+            raise httpx.ReadError("The worker is killed.", request=request)
+        if seconds >= lease:
+            return httpx.Response(201)
+        row = Row(
+            id=1,
+            attempt=1,
+            status=Status.IN_PROGRESS,
+            request_hash="",
+            lease_left=lease - seconds,
+            retention_over=False,
+            outcome=None,
+        )
+        refusal = {"code": "idempotency_in_progress"}
+        return httpx.Response(409, json=refusal, headers={"Retry-After": str(retry_after(row, operation))})
+
+    def sleep(wait: float) -> None:
+        nonlocal seconds
+        seconds += wait
+
+    for _ in range(100):
+        seconds = 0.0
+        transport = IdempotentTransport(httpx.MockTransport(serve), sleep=sleep)
+        assert transport.handle_request(httpx.Request("POST", "https://shop.test/")).status_code == 201

@@ -1,0 +1,349 @@
+"""What is httpx's own: streams, redirects, challenges, certificates, and other transports under ours."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tenacity", reason="the client's retry library, which this environment doesn't have")
+pytest.importorskip("httpx", reason="the client's library, which this environment doesn't have")
+
+import httpx
+
+from idempotency.contrib.httpx import (
+    AsyncIdempotentTransport,
+    IdempotentTransport,
+    RetryPolicy,
+    UnresolvedRequestError,
+)
+from tests.contrib.certificate import CERTIFICATE, PRIVATE_KEY
+from tests.contrib.servers import Server, answer, cut, cut_in_the_middle, serving
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def client(waits: list[float]) -> Iterator[Any]:
+    with httpx.Client(transport=IdempotentTransport(sleep=waits.append), timeout=30) as client:
+        yield client
+
+
+BIG = b"x" * 300_000
+
+
+def test_an_answer_can_be_streamed_though_it_was_read_within_the_attempt(client: Any, server: Server) -> None:
+    server.script = [answer(503, BIG), answer(200, BIG)]
+    with client.stream("POST", server.url) as response:
+        assert b"".join(response.iter_raw(1000)) == BIG
+    assert response.elapsed.total_seconds() > 0
+    server.script = [answer(200, BIG)]
+    with client.stream("POST", server.url) as response:
+        assert b"".join(response.iter_bytes(1000)) == BIG
+
+
+def test_an_answer_that_is_to_be_streamed_is_handed_over_unread(client: Any, server: Server) -> None:
+    server.script = [
+        answer(503),
+        answer(409, b'{"code": "idempotency_in_progress"}'),
+        cut,
+        cut_in_the_middle,
+    ]
+    with client.stream("POST", server.url, extensions={"idempotency_stream": True}) as response:
+        assert response.status_code == 201
+        parts = response.iter_raw()
+        assert next(parts) == b'{"id"'
+        with pytest.raises(httpx.RemoteProtocolError):
+            next(parts)
+    assert len(server.requests) == 4
+
+
+def test_an_answer_is_handed_over_unread_to_a_coroutine_too(server: Server) -> None:
+    async def run() -> None:
+        async def sleep(seconds: float) -> None:
+            """Don't."""
+
+        async with (
+            httpx.AsyncClient(transport=AsyncIdempotentTransport(sleep=sleep), timeout=30) as client,
+            client.stream("POST", server.url, extensions={"idempotency_stream": True}) as response,
+        ):
+            parts = response.aiter_raw()
+            assert await anext(parts) == b'{"id"'
+            with pytest.raises(httpx.RemoteProtocolError):
+                await anext(parts)
+
+    server.script = [answer(503), cut_in_the_middle]
+    asyncio.run(run())
+    assert len(server.requests) == 2
+
+
+def test_the_connection_of_a_retried_answer_is_used_again(waits: list[float], server: Server) -> None:
+    server.script = [answer(503, BIG), answer(429, BIG), answer(201)]
+    limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
+    inner = httpx.HTTPTransport(limits=limits)
+    policy = RetryPolicy(attempts=3)
+    with httpx.Client(transport=IdempotentTransport(inner, policy=policy, sleep=waits.append), timeout=30) as client:
+        assert client.post(server.url).status_code == 201
+
+
+@pytest.mark.parametrize("status", [307, 308])
+def test_a_redirected_request_is_the_same_operation(client: Any, server: Server, status: int) -> None:
+    server.script = [answer(status, location="/elsewhere"), cut]
+    assert client.post(server.url, content=b"{}", follow_redirects=True).status_code == 201
+    assert [request.path for request in server.requests] == ["/", "/elsewhere", "/elsewhere"]
+    assert len(set(server.keys)) == 1
+
+
+def test_a_challenged_request_is_the_same_operation(client: Any, server: Server) -> None:
+    server.script = [cut, answer(401, www_authenticate='Digest realm="r", nonce="n", qop="auth"')]
+    assert client.post(server.url, content=iter([b"{}"]), auth=httpx.DigestAuth("a", "b")).status_code == 201
+    assert [request.body for request in server.requests] == [b"{}"] * 3
+    assert len(set(server.keys)) == 1
+
+
+def test_a_multipart_request_is_sent_again_byte_for_byte(client: Any, server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"content")
+    server.script = [cut]
+    with file.open("rb") as opened:
+        client.post(server.url, files={"file": opened}, data={"a": "b"})
+    first, retry = server.requests
+    assert first.body == retry.body
+    assert b"content" in first.body
+
+
+def test_the_timeouts_of_the_caller_are_left_as_they_were(client: Any, server: Server) -> None:
+    response = client.post(server.url, timeout=httpx.Timeout(1000, read=None))
+    assert response.request.extensions["timeout"] == {"connect": 1000, "read": None, "write": 1000, "pool": 1000}
+
+
+class Inner(httpx.BaseTransport):
+    """Does what it is told with each request, and notes it."""
+
+    def __init__(self, *script: Callable[[], Any]) -> None:
+        self.script = list(script)
+        self.requests: list[Any] = []
+        self.closed = False
+
+    def handle_request(self, request: Any) -> Any:
+        self.requests.append(request)
+        return self.script.pop(0)()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def failing(error: Exception) -> Callable[[], Any]:
+    def fail() -> Any:
+        raise error
+
+    return fail
+
+
+def test_it_wraps_any_transport_and_closes_it(waits: list[float]) -> None:
+    inner = Inner(failing(httpx.ReadTimeout("late")), lambda: httpx.Response(200, json={"id": 1}))
+    with httpx.Client(transport=IdempotentTransport(inner, sleep=waits.append), timeout=1000) as client:
+        assert client.post("https://provider.test/", content=b"{}").json() == {"id": 1}
+    assert inner.closed
+    first, retry = inner.requests
+    assert first is not retry
+    assert (retry.content, retry.headers) == (b"{}", first.headers)
+    assert all(100 < seconds <= 120 for seconds in first.extensions["timeout"].values())
+
+
+class Logging(httpx.BaseTransport):
+    """Reads each answer, as a transport does that logs it."""
+
+    def __init__(self) -> None:
+        self.inner = httpx.HTTPTransport()
+        self.seen: list[int] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = self.inner.handle_request(request)
+        self.seen.append(len(response.read()))
+        return response
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_an_answer_that_was_read_on_the_way_is_taken_as_it_is(waits: list[float], server: Server) -> None:
+    server.script = [answer(409, b'{"code": "idempotency_in_progress"}'), answer(503, b"busy"), answer(200, BIG)]
+    inner = Logging()
+    with httpx.Client(transport=IdempotentTransport(inner, sleep=waits.append), timeout=30) as client:
+        assert client.post(server.url).content == BIG
+        assert inner.seen == [35, 4, len(BIG)]
+        server.script = [answer(503, b"busy")]
+        once = IdempotentTransport(inner, policy=RetryPolicy(attempts=1))
+        with pytest.raises(UnresolvedRequestError) as raised:
+            once.handle_request(httpx.Request("POST", server.url))
+    assert raised.value.response is not None
+    assert raised.value.response.content == b"busy"
+
+
+HOPELESS = {
+    "protocol": httpx.UnsupportedProtocol("no scheme"),
+    "proxy": httpx.ProxyError("407"),
+    "local": httpx.LocalProtocolError("a line break in a header"),
+    "not of the network": RuntimeError("a fault of ours"),
+}
+
+
+@pytest.mark.parametrize("error", HOPELESS.values(), ids=HOPELESS)
+def test_what_no_retry_can_cure_is_raised_as_it_is(waits: list[float], error: Exception) -> None:
+    transport = IdempotentTransport(Inner(failing(error)), sleep=waits.append)
+    with httpx.Client(transport=transport) as client, pytest.raises(type(error)) as raised:
+        client.post("https://provider.test/")
+    assert raised.value is error
+    assert waits == []
+
+
+def test_what_no_retry_can_cure_leaves_the_outcome_of_the_attempt_before_unknown(waits: list[float]) -> None:
+    error = httpx.ProxyError("407")
+    transport = IdempotentTransport(Inner(failing(httpx.ReadError("cut")), failing(error)), sleep=waits.append)
+    with httpx.Client(transport=transport) as client, pytest.raises(UnresolvedRequestError) as raised:
+        client.post("https://provider.test/")
+    assert (raised.value.__cause__, raised.value.attempts, len(waits)) == (error, 2, 1)
+
+
+def test_one_transport_within_another_gives_up_once(waits: list[float]) -> None:
+    inner = Inner(*[failing(httpx.ReadError("cut"))] * 3)
+    transport = IdempotentTransport(inner, policy=RetryPolicy(attempts=3), sleep=waits.append)
+    with (
+        httpx.Client(transport=IdempotentTransport(transport, sleep=waits.append)) as client,
+        pytest.raises(UnresolvedRequestError, match="3 attempt"),
+    ):
+        client.post("https://provider.test/")
+    assert len(inner.requests) == 3
+
+
+def test_a_certificate_that_is_not_trusted_is_no_reason_to_try_again(waits: list[float], tmp_path: Path) -> None:
+    for name, text in {"certificate": CERTIFICATE, "key": PRIVATE_KEY}.items():
+        (tmp_path / name).write_text(text)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "certificate", tmp_path / "key")
+    with serving(tls=context) as server:
+        transport = IdempotentTransport(sleep=waits.append)
+        with httpx.Client(transport=transport, timeout=30) as client, pytest.raises(httpx.ConnectError) as raised:
+            client.post(server.url)
+    assert "CERTIFICATE_VERIFY_FAILED" in str(raised.value)
+    assert (waits, server.requests) == ([], [])
+
+
+def test_a_body_that_fails_to_be_read_is_never_sent(client: Any, server: Server) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b"one"
+        raise OSError("the file is gone")
+
+    with pytest.raises(OSError, match="the file is gone"):
+        client.post(server.url, content=parts())
+    assert server.requests == []
+
+
+def test_a_cancelled_request_ends_at_once(server: Server) -> None:
+    waiting = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=AsyncIdempotentTransport(sleep=sleep), timeout=30) as client:
+            request = asyncio.ensure_future(client.post(server.url))
+            await waiting.wait()
+            request.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await request
+
+    server.script = [cut]
+    asyncio.run(run())
+    assert len(server.requests) == 1
+
+
+def test_requests_that_run_at_once_do_not_disturb_each_other(server: Server) -> None:
+    """They share a transport, each with a policy's state of its own."""
+
+    async def run() -> list[Any]:
+        async def sleep(seconds: float) -> None:
+            await asyncio.sleep(0)
+
+        transport = AsyncIdempotentTransport(sleep=sleep, policy=RetryPolicy(attempts=30, total=10_000))
+        async with httpx.AsyncClient(transport=transport, timeout=30) as client:
+            return list(await asyncio.gather(*[client.post(server.url, content=str(n)) for n in range(10)]))
+
+    server.script = [cut, answer(503)] * 10
+    assert {response.status_code for response in asyncio.run(run())} == {201}
+    by_body: dict[bytes, set[str | None]] = {}
+    for request in server.requests:
+        by_body.setdefault(request.body, set()).add(request.key)
+    assert [len(keys) for keys in by_body.values()] == [1] * 10
+    assert len({key for keys in by_body.values() for key in keys}) == 10
+    assert len(server.requests) == 30
+
+
+def test_the_default_waits_are_those_of_the_running_event_loop(server: Server) -> None:
+    async def run() -> int:
+        policy = RetryPolicy(first_wait=0.001, longest_wait=0.001)
+        async with httpx.AsyncClient(transport=AsyncIdempotentTransport(policy=policy), timeout=30) as client:
+            status: int = (await client.post(server.url)).status_code
+            return status
+
+    server.script = [cut]
+    assert asyncio.run(run()) == 201
+
+
+WITHOUT_DJANGO = """
+import sys
+import httpx
+from idempotency.contrib.httpx import IdempotentTransport
+sent = []
+def answer(request):
+    sent.append(request.headers["Idempotency-Key"])
+    return httpx.Response(503 if len(sent) == 1 else 201)
+with httpx.Client(transport=IdempotentTransport(httpx.MockTransport(answer), sleep=lambda seconds: None)) as client:
+    assert client.post("https://shop.test/").status_code == 201
+assert len(sent) == 2 and len(set(sent)) == 1
+assert "django" not in sys.modules, "a client needs no project"
+"""
+
+
+def test_a_client_needs_no_django_project() -> None:
+    completed = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DJANGO],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stderr
+
+
+@pytest.mark.parametrize("missing", ["httpx", "tenacity"])
+def test_without_its_libraries_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.delitem(sys.modules, "idempotency.contrib.httpx")
+    with pytest.raises(ImportError, match=r"pip install 'django-idempotency\[httpx\]'"):
+        importlib.import_module("idempotency.contrib.httpx")
+
+
+def test_what_the_clients_share_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tenacity", None)
+    monkeypatch.delitem(sys.modules, "idempotency.contrib.retrying")
+    with pytest.raises(ImportError, match=r"pip install 'django-idempotency\[httpx\]'"):
+        importlib.import_module("idempotency.contrib.retrying")

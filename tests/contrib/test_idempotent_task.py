@@ -1,0 +1,273 @@
+"""One message, one effect: deliveries one by one from a real broker, with what goes wrong in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery.exceptions import Ignore
+from django.db import OperationalError
+from django.db.models import F
+
+from idempotency import Operation, faults
+from idempotency.contrib.celery import bring_back
+from idempotency.contrib.celery.deliveries import PATIENCE, MessageRefused, patience
+from idempotency.contrib.celery.policy import policy_of
+from idempotency.models import IdempotencyRecord
+from idempotency.operation import registry
+from testproject.models import Receipt
+from tests.contrib.brokers import free_port
+from tests.contrib.consumers import (
+    act,
+    acting,
+    acts,
+    auto,
+    bare,
+    dies,
+    effects,
+    end_leases,
+    hold,
+    outside,
+    parked,
+    record,
+    send,
+    succeed,
+)
+from tests.contrib.deliveries import DEAD, Delivered, Inbox
+from tests.records import HOUR
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+KEY = "idempotency_key"
+ACCOUNT = "idempotency_account"
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    acts.clear()
+    faults.armed.clear()
+
+
+# One effect
+
+
+def test_scenario_7_a_message_that_is_delivered_twice_has_one_effect_and_one_result(inbox: Inbox) -> None:
+    inbox.publish(send, "a")
+    inbox.twice()
+    first, second = inbox.drain()
+    assert first == second == Delivered("acknowledged", {"receipt": Receipt.objects.get().pk, "pair": [1, 2]})
+    assert (record().status, record().attempt) == ("completed", 1)
+
+
+def test_fm_53_a_message_that_is_published_twice_has_one_effect(inbox: Inbox) -> None:
+    message_id = inbox.publish(send, "a")
+    inbox.publish(send, kwargs={"amount": 2, "label": "b"}, headers={KEY: "of-the-producer"})
+    inbox.publish(send, "b", 2, headers={KEY: "of-the-producer"})
+    inbox.publish(send, kwargs={"label": "a"}, task_id=message_id)
+    assert {delivered.answer for delivered in inbox.drain()} == {"acknowledged"}
+    assert effects() == {"a": 1, "b": 1}
+
+
+def test_two_messages_with_the_same_arguments_are_two(inbox: Inbox) -> None:
+    for _ in range(2):
+        inbox.publish(send, "a")
+    inbox.drain()
+    assert effects() == {"a": 2}
+
+
+def test_a_message_belongs_to_the_account_and_key_of_its_headers_or_of_the_consumer(inbox: Inbox) -> None:
+    acts["b"] = succeed
+    headers = {KEY: "key", ACCOUNT: "7"}
+    message_id = inbox.publish(send, "a")
+    inbox.publish(send, "a", headers=headers)
+    inbox.publish(bare, "b", headers=headers)
+    inbox.drain()
+    assert set(IdempotencyRecord.objects.values_list("account_id", "operation", "idempotency_key")) == {
+        ("celery", "tests.send", message_id),
+        ("7", "tests.send", "key"),
+        ("mailer", "tests.bare", "key"),
+    }
+
+
+def test_a_parameter_that_is_added_with_a_default_leaves_old_messages_what_they_are(inbox: Inbox) -> None:
+    arguments = policy_of(send).arguments
+    assert arguments(("a",), {}, bound=False) == {"label": "a"}
+    assert arguments(("a", 2), {"b": 3}, bound=False) == {"label": "a", "amount": 2, "more": {"b": 3}}
+    assert policy_of(act).arguments((act, "a"), {}, bound=True) == {"label": "a"}
+    with pytest.raises(TypeError, match="missing a required argument"):
+        arguments((), {}, bound=False)
+
+
+# A duplicate while the first is under way
+
+
+def test_a_duplicate_waits_while_the_first_is_under_way_and_then_gets_its_result(inbox: Inbox) -> None:
+    message_id = inbox.publish(send, "a", queue="celery", headers={"of": "the project"}, expires=3600)
+    hold(send, message_id, label="a")
+    [before] = inbox.messages()
+    delivered = inbox.deliver()
+    assert (delivered.answer, type(delivered.result)) == ("acknowledged", Ignore)
+    [after] = inbox.messages()
+    assert after["eta"] is not None
+    assert after["idempotency_waited"] == 1
+    same = {"id", "task", "body", "of", "retries", "expires", "root_id", "timelimit"}
+    assert {name: after[name] for name in same} == {name: before[name] for name in same}
+    assert effects() == {}
+
+    end_leases()
+    assert inbox.deliver().answer == "acknowledged"
+    assert (record().status, record().attempt, effects()) == ("completed", 2, {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("waited", "pause"), [(0, 1), (3, 1), (10, 5), (3000, 30), (-1, 1), ("nonsense", 1), (True, 1), (1.5, 1)]
+)
+def test_pauses_grow_and_are_bounded(inbox: Inbox, waited: Any, pause: int) -> None:
+    message_id = inbox.publish(send, "a", headers={"idempotency_waited": waited})
+    hold(send, message_id, label="a")
+    inbox.deliver()
+    before = waited if isinstance(waited, int) and not isinstance(waited, bool) and waited > 0 else 0
+    [message] = inbox.messages()
+    assert message["idempotency_waited"] == before + pause
+
+
+def test_a_message_waits_for_longer_than_any_claim_of_it_can_be_alive(inbox: Inbox) -> None:
+    assert patience(policy_of(send).operation) == PATIENCE == HOUR
+    long = Operation("tests.patience", lease=timedelta(hours=2), heartbeat=timedelta(hours=3))
+    registry.discard(long.name)
+    assert patience(long) == timedelta(hours=10)
+
+
+def test_a_message_that_has_waited_for_too_long_is_put_aside(inbox: Inbox) -> None:
+    message_id = inbox.publish(send, "a", headers={"idempotency_waited": 3600, "of": "the project"})
+    hold(send, message_id, label="a")
+    assert inbox.deliver().answer == "acknowledged"
+    assert inbox.messages() == []
+    [dead] = inbox.messages(DEAD)
+    assert dead["idempotency_dead_letter_reason"].startswith("waited for 3600 s: ")
+    assert (dead["id"], dead["of"], "idempotency_waited" in dead) == (message_id, "the project", False)
+    end_leases()
+    assert bring_back(DEAD) == 1
+    inbox.deliver()
+    assert effects() == {"a": 1}
+
+
+def test_a_store_that_cannot_be_reached_is_waited_for(inbox: Inbox) -> None:
+    def unreachable() -> None:
+        raise OperationalError("the database has gone")
+
+    inbox.publish(send, "a")
+    faults.armed["claim.before"] = unreachable
+    assert inbox.deliver().answer == "acknowledged"
+    faults.armed.clear()
+    [message] = inbox.messages()
+    assert (message["idempotency_waited"], message["idempotency_attempts"]) == (1, 0)
+    inbox.deliver()
+    assert effects() == {"a": 1}
+
+
+def test_a_run_that_lost_its_lease_waits_for_the_winner_and_does_not_count_as_cut_off(inbox: Inbox) -> None:
+    def taken_over(task: Any) -> str:
+        IdempotencyRecord.objects.update(attempt=F("attempt") + 1)  # by another worker, which is at it
+        return "stale"
+
+    acting("a", taken_over, succeed)
+    inbox.publish(outside, "a")
+    assert inbox.deliver().answer == "acknowledged"
+    [message] = inbox.messages()
+    assert message["idempotency_attempts"] == 1
+    end_leases()
+    assert inbox.deliver() == Delivered("acknowledged", "done")
+    assert (record().attempt, record().status) == (3, "completed")
+
+
+def test_a_message_that_cannot_be_published_again_goes_back_to_its_queue(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message_id = inbox.publish(auto, "a")
+    hold(auto, message_id, label="a")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{free_port()}/0")
+        delivered = inbox.deliver()
+    assert delivered.answer == "requeued"
+    assert isinstance(delivered.result, MessageRefused)
+    [message] = inbox.messages()
+    assert (message["id"], message["retries"], "idempotency_waited" in message) == (message_id, 0, False)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("task", [send, auto], ids=["plain", "autoretry for every Exception"])
+def test_fm_57_an_id_with_another_payload_is_put_aside_and_the_first_result_stays(inbox: Inbox, task: Any) -> None:
+    acts["a"] = succeed
+    message_id = inbox.publish(task, "a")
+    first = inbox.deliver()
+    inbox.publish(task, "b", task_id=message_id)
+    delivered = inbox.deliver()
+    assert (delivered.answer, type(delivered.result)) == ("acknowledged", Ignore)
+    assert (effects(), inbox.messages()) == ({"a": 1}, [])
+    [dead] = inbox.messages(DEAD)
+    assert (dead["id"], dead["task"], dead["body"][0]) == (message_id, task.name, ["b"])
+    assert "different payload" in dead["idempotency_dead_letter_reason"]
+    inbox.publish(task, "a", task_id=message_id)
+    assert inbox.deliver() == first
+
+
+def test_fm_57_without_dead_letters_a_refused_message_is_rejected_and_never_retried(inbox: Inbox) -> None:
+    acts["a"] = succeed
+    message_id = inbox.publish(bare, "a")
+    inbox.publish(bare, "b", task_id=message_id)
+    inbox.deliver()
+    delivered = inbox.deliver()
+    assert delivered.answer == "rejected"
+    assert isinstance(delivered.result, MessageRefused)
+    assert (effects(), inbox.messages()) == ({"a": 1}, [])
+
+
+@pytest.mark.parametrize(
+    ("headers", "task_id"),
+    [
+        ({KEY: ""}, None),
+        ({KEY: "k" * 256}, None),
+        ({KEY: "schlüssel"}, None),
+        ({KEY: 7}, None),
+        ({KEY: None}, None),
+        ({KEY: ["a", "b"]}, None),
+        ({ACCOUNT: ""}, None),
+        ({ACCOUNT: 7}, None),
+        ({ACCOUNT: "two\nlines"}, None),
+        ({}, "an id with spaces"),
+    ],
+    ids=str,
+)
+def test_fm_40_a_malformed_identity_is_put_aside_and_the_queue_goes_on(
+    inbox: Inbox, caplog: pytest.LogCaptureFixture, headers: dict[str, Any], task_id: str | None
+) -> None:
+    inbox.publish(auto, "a", headers=headers, task_id=task_id)
+    inbox.publish(send, "b")
+    assert [delivered.answer for delivered in inbox.drain()] == ["acknowledged"] * 2
+    assert effects() == {"b": 1}
+    [dead] = inbox.messages(DEAD)
+    assert (dead["task"], {name: dead[name] for name in headers}) == (auto.name, headers)
+    assert "is put aside" in caplog.text
+
+
+def test_fm_42_arguments_without_a_canonical_form_are_put_aside(inbox: Inbox) -> None:
+    inbox.publish(send, "a", float("nan"))
+    assert inbox.deliver().answer == "acknowledged"
+    assert (effects(), len(inbox.messages(DEAD))) == ({}, 1)
+
+
+def test_a_message_whose_outcome_is_unknown_is_put_aside_and_its_record_stays_parked(inbox: Inbox) -> None:
+    acting("a", dies, succeed)
+    inbox.publish(parked, "a")
+    assert inbox.deliver().answer == "requeued"
+    end_leases()
+    assert inbox.deliver().answer == "acknowledged"
+    [dead] = inbox.messages(DEAD)
+    assert "not known" in dead["idempotency_dead_letter_reason"]
+    assert (record().status, effects(), inbox.messages()) == ("failed", {"a": 1}, [])

@@ -1,0 +1,127 @@
+"""System checks of idempotent tasks: what Celery is told and what an operation declares, held together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+from django.core import checks as django_checks
+
+from idempotency.contrib.celery import idempotent_task
+from idempotency.contrib.celery.checks import check_tasks
+from idempotency.contrib.celery.deliveries import PATIENCE
+from idempotency.operation import registry
+from testproject.celery import app as sample
+
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+LATE = {"acks_late": True, "reject_on_worker_lost": True}
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    """A project of its own, on Redis."""
+    app = Celery("checked", broker="redis://127.0.0.1/0")
+    yield app
+    app.close()
+    sample.set_current()
+    registry.discard("tests.checked")
+
+
+def function() -> None: ...
+
+
+def declare(app: Celery, options: dict[str, Any] | None = None, **policy: Any) -> list[str]:
+    """The ids of what is found about a task that is declared so."""
+    decorated = idempotent_task("tests.checked", **policy)(function)
+    app.task(name="tests.checked", shared=False, **(LATE if options is None else LATE | options))(decorated)
+    found = [message for message in check_tasks(None) if "tests.checked" in message.msg]
+    assert all(message.hint for message in found)
+    return [str(message.id) for message in found]
+
+
+def test_the_sample_projects_tasks_and_the_defaults_pass(app: Celery) -> None:
+    assert declare(app) == []
+    assert [message for message in check_tasks(None) if "testproject" in message.msg] == []
+
+
+def test_they_are_registered() -> None:
+    assert check_tasks in django_checks.registry.registry.registered_checks
+
+
+@pytest.mark.parametrize(
+    ("broker", "transport", "longest"),
+    [
+        ("redis://127.0.0.1/0", {}, HOUR),
+        ("rediss://127.0.0.1/0", {"visibility_timeout": 12 * 3600}, 12 * HOUR),
+        ("amqp://127.0.0.1//", {"visibility_timeout": 12 * 3600}, 30 * MINUTE),
+    ],
+)
+@pytest.mark.parametrize(
+    ("options", "countdown"),
+    [
+        ({"default_retry_delay": 20}, timedelta(seconds=20)),
+        ({"default_retry_delay": None}, timedelta(0)),
+        ({"retry_kwargs": {"countdown": 900}, "autoretry_for": (KeyError,)}, 15 * MINUTE),
+        ({"retry_backoff": True, "autoretry_for": (KeyError,)}, 10 * MINUTE),
+        ({"retry_backoff": True, "retry_backoff_max": 1200, "autoretry_for": (KeyError,)}, 20 * MINUTE),
+    ],
+    ids=str,
+)
+def test_fm_56_a_record_outlives_the_longest_redelivery(
+    app: Celery,
+    broker: str,
+    transport: dict[str, Any],
+    longest: timedelta,
+    options: dict[str, Any],
+    countdown: timedelta,
+) -> None:
+    app.conf.update(broker_url=broker, broker_transport_options=transport)
+    last = longest + countdown + PATIENCE
+    assert declare(app, options, ttl=last) == ["idempotency.W004"]
+    registry.discard("tests.checked")
+    app.tasks.pop("tests.checked")
+    assert declare(app, options, ttl=last + timedelta(seconds=1)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "policy", "found"),
+    [
+        ({"time_limit": 60}, {}, {"lease": MINUTE}, []),
+        ({"time_limit": 61}, {}, {"lease": MINUTE}, ["idempotency.W005"]),
+        ({"time_limit": 61}, {}, {"lease": MINUTE, "heartbeat": MINUTE}, []),
+        ({}, {"task_time_limit": 61}, {"lease": MINUTE}, ["idempotency.W005"]),
+        ({"soft_time_limit": 61}, {}, {"lease": MINUTE}, ["idempotency.W005"]),
+        ({"soft_time_limit": 30, "time_limit": 61}, {}, {"lease": MINUTE}, ["idempotency.W005"]),
+        ({}, {"task_soft_time_limit": 61}, {"lease": MINUTE}, ["idempotency.W005"]),
+    ],
+    ids=str,
+)
+def test_fm_6_a_lease_is_as_long_as_the_task_may_run(
+    app: Celery, options: dict[str, Any], settings: dict[str, Any], policy: dict[str, Any], found: list[str]
+) -> None:
+    app.conf.update(**settings)
+    assert declare(app, options, **policy) == found
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        ({"acks_late": False}, "acks_late=True and reject_on_worker_lost=True"),
+        ({"reject_on_worker_lost": False}, "reject_on_worker_lost=True"),
+    ],
+    ids=str,
+)
+def test_a_message_that_dies_with_its_worker_is_warned_of(app: Celery, options: dict[str, Any], missing: str) -> None:
+    assert declare(app, options) == ["idempotency.W006"]
+    [message] = [message for message in check_tasks(None) if "tests.checked" in message.msg]
+    assert message.hint == f"Declare the task with {missing}. An idempotent task may be delivered again."
+
+
+@pytest.mark.parametrize("broken", [None, {"TTL": 3}, {"LEASE": timedelta(0)}, {"TTL": MINUTE, "LEASE": HOUR}])
+def test_a_setting_that_is_wrong_itself_is_said_once_and_stops_nothing(app: Celery, settings: Any, broken: Any) -> None:
+    assert declare(app, {"acks_late": False}) != []
+    settings.IDEMPOTENCY = broken
+    assert check_tasks(None) == []

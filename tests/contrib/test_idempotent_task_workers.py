@@ -1,0 +1,186 @@
+"""Idempotent tasks in real worker processes, which are killed, at a real broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from idempotency import claim
+from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.outbox import publish
+from testproject.models import Receipt
+from tests.contrib.brokers import RedisServer
+from tests.contrib.consumers import FailureError, effects, end_leases, record
+from tests.contrib.deliveries import DEAD, QUEUE, Inbox
+from tests.contrib.worker_tasks import auto, gated, gated_outside, gated_unprotected, hop, poison, retried
+from tests.contrib.workers import PATIENCE, Worker, connect
+from tests.providers import eventually
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.xdist_group("workers"),
+]
+
+
+@pytest.fixture(scope="module")
+def worker(
+    redis_server: RedisServer, django_db_setup: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Worker]:
+    with Worker(redis_server, redis_server, tmp_path_factory.mktemp("worker") / "worker.log") as running:
+        yield running
+
+
+class Line:
+    """To the tasks."""
+
+    def __init__(self, server: RedisServer, inbox: Inbox) -> None:
+        self._redis = connect(server.url)
+        self._inbox = inbox
+
+    def _next(self, name: str) -> str:
+        found = self._redis.blpop([name], timeout=PATIENCE)
+        assert found is not None, f"waited for {name!r}"
+        return str(found[1])
+
+    def arrived(self, label: str) -> int:
+        """The process in which a gated task stands still."""
+        return int(self._next(f"arrived:{label}"))
+
+    def go(self, label: str) -> None:
+        self._redis.lpush(f"go:{label}", 1)
+
+    def ended(self, task_id: str) -> str:
+        """The state in which the next delivery of a message has ended."""
+        return self._next(f"ended:{task_id}")
+
+    def runs(self, label: str) -> int:
+        return int(self._redis.get(f"runs:{label}") or 0)
+
+    def idle(self) -> bool:
+        """Whether every message has been acknowledged."""
+        return not self._redis.llen(QUEUE) and not self._redis.hlen("unacked")
+
+
+@pytest.fixture
+def line(worker: Worker, redis_server: RedisServer, inbox: Inbox) -> Iterator[Line]:
+    made = Line(redis_server, inbox)
+    yield made
+    assert eventually(made.idle), worker.log.read_text()[-4000:]
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_scenario_7_a_message_that_is_delivered_twice_has_one_effect_and_the_control_has_two(
+    inbox: Inbox, line: Line
+) -> None:
+    for task in (gated, gated_unprotected):
+        for _ in range(2):
+            line.go(task.name)
+        task_id = inbox.publish(task, task.name)
+        assert line.ended(task_id) == "SUCCESS"
+        inbox.publish(task, task.name, task_id=task_id)
+        assert line.ended(task_id) == "SUCCESS"
+    assert effects() == {gated.name: 1, gated_unprotected.name: 2}
+
+
+def test_a_duplicate_waits_while_the_first_is_under_way_and_then_gets_its_result(inbox: Inbox, line: Line) -> None:
+    task_id = inbox.publish(gated_outside, "a")
+    line.arrived("a")
+    inbox.publish(gated_outside, "a", task_id=task_id)
+    assert line.ended(task_id) == "IGNORED"  # the duplicate, which comes again in a second
+    line.go("a")
+    assert [line.ended(task_id), line.ended(task_id)] == ["SUCCESS", "SUCCESS"]
+    assert (effects(), record().attempt) == ({"a": 1}, 1)
+
+
+def test_fm_57_an_id_with_another_payload_is_put_aside(inbox: Inbox, line: Line) -> None:
+    line.go("a")
+    task_id = inbox.publish(gated, "a")
+    assert line.ended(task_id) == "SUCCESS"
+    inbox.publish(gated, "b", task_id=task_id)
+    assert line.ended(task_id) == "IGNORED"
+    [dead] = inbox.messages(DEAD)
+    assert (dead["id"], dead["body"][0], effects()) == (task_id, ["b"], {"a": 1})
+
+
+@pytest.mark.parametrize(("task", "count"), [(gated, 1), (gated_unprotected, 2)], ids=["protected", "control"])
+def test_fm_53_a_worker_that_is_killed_after_its_effect_and_its_message_delivered_again(
+    inbox: Inbox, line: Line, task: Any, count: int
+) -> None:
+    task_id = inbox.publish(task, "a")
+    kill(line.arrived("a"))
+    if count == 1:
+        assert line.ended(task_id) == "IGNORED"  # the lease of the killed one runs
+        end_leases()
+    line.arrived("a")
+    line.go("a")
+    assert line.ended(task_id) == "SUCCESS"
+    assert effects() == {"a": count}
+
+
+def test_fm_58_a_message_that_kills_its_worker_each_time_is_put_aside_and_its_record_is_free(
+    inbox: Inbox, line: Line
+) -> None:
+    inbox.publish(poison, "a")
+    assert eventually(lambda: bool(inbox.messages(DEAD)))
+    assert eventually(line.idle)
+    assert (line.runs("a"), effects(), record().status) == (2, {}, "recoverable")
+    [dead] = inbox.messages(DEAD)
+    assert dead["idempotency_dead_letter_reason"] == "2 runs were cut off"
+
+
+def test_a_task_that_is_retried_by_celery_has_one_effect(inbox: Inbox, line: Line) -> None:
+    task_id = inbox.publish(auto, "a", 3)
+    assert [line.ended(task_id) for _ in range(3)] == ["RETRY", "RETRY", "SUCCESS"]
+    assert (line.runs("a"), effects()) == (3, {"a": 1})
+
+
+def test_a_task_that_fails_for_good_is_put_aside(inbox: Inbox, line: Line) -> None:
+    task_id = inbox.publish(auto, "a", 4)
+    assert [line.ended(task_id) for _ in range(3)] == ["RETRY", "RETRY", "FAILURE"]
+    [dead] = inbox.messages(DEAD)
+    assert (dead["idempotency_dead_letter_reason"], effects()) == ("failed: RuntimeError", {})
+
+
+def test_a_task_that_asks_for_a_retry_itself_has_one_effect(inbox: Inbox, line: Line) -> None:
+    task_id = inbox.publish(retried, "a")
+    states = [line.ended(task_id), line.ended(task_id)]
+    # The retry is published before the first run has ended, and may be met by its claim.
+    while states[-1] != "SUCCESS":
+        states.append(line.ended(task_id))
+    assert {"RETRY", "SUCCESS"} <= set(states)
+    assert effects() == {"a": 1}
+
+
+def test_three_hops_have_one_trace(inbox: Inbox, line: Line) -> None:
+    with claim("tests.outer", account_id="7", key="of-the-client") as run:
+        hop.delay(2)
+        run.result = run.claim and run.claim.trace
+    assert eventually(lambda: Receipt.objects.count() == 3)
+    assert eventually(lambda: IdempotencyRecord.objects.completed().count() == 4)
+    records = IdempotencyRecord.objects.filter(operation="tests.worker.hop")
+    assert {one.scope.trace for one in records} == {run.result}
+    assert len({one.idempotency_key for one in records}) == 3
+
+
+def test_fm_54_only_what_was_committed_goes_from_the_outbox_to_the_worker(inbox: Inbox, line: Line) -> None:
+    def fails() -> None:
+        with claim("tests.outer", account_id="7", key="key"):
+            publish(hop.name, [0])
+            raise FailureError
+
+    with pytest.raises(FailureError):
+        fails()
+    with transaction.atomic():
+        publish(retried.name, {"label": "committed"})  # the nudge on commit has a worker relay it
+    assert eventually(lambda: effects() == {"committed": 1})
+    assert eventually(lambda: OutboxMessage.objects.get().state == MessageState.SENT)

@@ -1,0 +1,149 @@
+"""Messages that a broker has confirmed and lost: they have no record with their consumer, and are sent again."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import shared_task
+from django.db import transaction
+from django.db.models import F
+
+from idempotency import claim
+from idempotency.contrib.celery import idempotent_task, send_lost_again
+from idempotency.contrib.celery import lost as lost_module
+from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.outbox import publish
+from idempotency.tasks import resend_lost_messages
+from testproject.celery import app
+from tests.records import from_now
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TASK, CONSUMED, ELSEWHERE = "tests.lost.mail", "tests.lost.consumed", "tests.lost.unknown"
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+
+
+@shared_task(name=TASK, acks_late=True, reject_on_worker_lost=True)
+@idempotent_task("tests.lost.mail")
+def mail(to: str) -> str:
+    return to
+
+
+@shared_task(name=CONSUMED, acks_late=True, reject_on_worker_lost=True)
+@idempotent_task("tests.lost.consumed", consumer="mailer")
+def consumed(to: str) -> str:
+    return to
+
+
+@pytest.fixture(autouse=True)
+def _the_sample_app() -> None:
+    app.set_current()
+
+
+def sent(topic: str = TASK, *, ago: timedelta = HOUR, waited: timedelta = MINUTE, **options: Any) -> OutboxMessage:
+    """A message that was written, waited for a relay, and was sent so long ago."""
+    with transaction.atomic():
+        message = publish(topic, {"to": "bob"}, **options)
+    OutboxMessage.objects.filter(pk=message.pk).update(
+        state=MessageState.SENT, attempts=1, sent_at=from_now(-ago), created_at=from_now(-ago - waited)
+    )
+    return message
+
+
+def consume(message: OutboxMessage, operation: str, account: str) -> None:
+    with claim(operation, account_id=account, key=message.idempotency_key) as run:
+        run.result = None
+
+
+def states() -> list[str]:
+    return list(OutboxMessage.objects.order_by("pk").values_list("state", flat=True))
+
+
+def test_a_message_without_a_record_is_sent_again_under_its_id() -> None:
+    message = sent()
+    assert send_lost_again() == 1
+    again = OutboxMessage.objects.get()
+    assert (again.message_id, again.state, again.attempts) == (message.message_id, MessageState.PENDING, 0)
+    assert again.next_try_at <= again.created_at + 2 * HOUR
+    assert send_lost_again() == 0  # it waits for a relay
+
+
+@pytest.mark.parametrize(("operation", "topic", "account"), [(TASK, TASK, "celery"), (CONSUMED, CONSUMED, "mailer")])
+def test_a_message_with_a_record_of_any_state_is_left_alone(operation: str, topic: str, account: str) -> None:
+    consume(sent(topic), operation, account)
+    consume(sent(topic), operation, account)
+    IdempotencyRecord.objects.filter(pk=IdempotencyRecord.objects.latest("pk").pk).update(status="in_progress")
+    assert send_lost_again() == 0
+
+
+def test_the_record_must_be_the_consumers_own() -> None:
+    message = sent()
+    consume(message, "tests.lost.other", "celery")
+    consume(message, TASK, "somebody else")
+    assert send_lost_again() == 1
+
+
+def test_a_message_of_an_operation_is_looked_for_under_its_account() -> None:
+    with claim("tests.lost.producer", account_id="7", key="k"):
+        message = publish(TASK, {"to": "bob"})
+    OutboxMessage.objects.update(state=MessageState.SENT, sent_at=from_now(-HOUR), created_at=from_now(-HOUR))
+    consume(message, TASK, "7")
+    assert send_lost_again() == 0
+    IdempotencyRecord.objects.filter(operation=TASK).delete()
+    assert send_lost_again() == 1
+
+
+def test_what_was_sent_too_lately_or_too_long_ago_is_left_alone() -> None:
+    sent(ago=MINUTE)
+    sent(ago=timedelta(days=2))
+    assert send_lost_again() == 0
+    assert send_lost_again(older_than=timedelta(seconds=1)) == 1
+    assert send_lost_again(look_back=timedelta(days=3)) == 1
+
+
+def test_messages_of_others_are_left_alone() -> None:
+    sent(ELSEWHERE)  # a task that this process doesn't know
+    sent("idempotency.tasks.relay_outbox")  # one that keeps no records
+    other = sent()
+    OutboxMessage.objects.filter(pk=other.pk).update(sender="tests.outbox.broker")
+    assert send_lost_again() == 0
+
+
+def test_it_is_sent_again_after_as_long_again_as_it_has_waited() -> None:
+    """A queue whose workers are down must not fill up with repetitions."""
+    sent(ago=HOUR, waited=2 * HOUR)
+    assert send_lost_again() == 0
+    OutboxMessage.objects.update(sent_at=F("sent_at") - HOUR, created_at=F("created_at") - HOUR)
+    assert send_lost_again() == 1
+
+
+def test_all_pages_are_looked_at_also_where_a_relay_has_marked_a_batch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_module, "PAGE", 3)
+    for _ in range(5):
+        sent()
+    OutboxMessage.objects.update(sent_at=from_now(-HOUR))
+    for minutes in range(1, 6):
+        sent(ago=HOUR - minutes * MINUTE)
+    consume(OutboxMessage.objects.order_by("pk")[2], TASK, "celery")
+    assert send_lost_again() == 9
+    assert states().count(MessageState.SENT) == 1
+
+
+def test_one_that_was_sent_again_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent()
+    found = lost_module._without_record
+
+    def slow(*arguments: Any) -> Any:
+        missing = found(*arguments)
+        OutboxMessage.objects.update(sent_at=from_now(-MINUTE))
+        return missing
+
+    monkeypatch.setattr(lost_module, "_without_record", slow)
+    assert send_lost_again() == 0
+
+
+def test_the_task_says_how_many_it_has_found() -> None:
+    sent()
+    assert resend_lost_messages(older_than=60.0) == {"found": 1}

@@ -1,0 +1,203 @@
+"""What is requests' own: its bodies, its timeouts, the name in a header that is never sent, pickled sessions."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+import ssl
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tenacity", reason="the client's retry library, which this environment doesn't have")
+pytest.importorskip("requests", reason="the client's library, which this environment doesn't have")
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.util import Timeout
+
+from idempotency.contrib.requests import NAME_HEADER, IdempotentAdapter, RetryPolicy, UnresolvedRequestError
+from tests.contrib.servers import Server, answer, cut, cut_in_the_middle, hang, serving
+
+PATIENCE = 30
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def session(waits: list[float]) -> Iterator[Any]:
+    with session_with(IdempotentAdapter(sleep=waits.append)) as session:
+        yield session
+
+
+def session_with(adapter: HTTPAdapter) -> Any:
+    session = requests.Session()
+    session.trust_env = False
+    session.mount("http://", adapter)
+    return session
+
+
+class Forgetful(io.RawIOBase):
+    """A file that can't be rewound and says nothing of its position."""
+
+    def __init__(self) -> None:
+        self.parts = [b"one ", b"two", b""]
+
+    def readinto(self, buffer: Any) -> int:
+        part = self.parts.pop(0)
+        buffer[: len(part)] = part
+        return len(part)
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        raise OSError
+
+
+def opened_at_its_fourth_byte() -> io.BytesIO:
+    file = io.BytesIO(b"0123one two")
+    file.seek(4)
+    return file
+
+
+BODIES = {
+    "bytes": lambda: b"one two",
+    "text": lambda: "one two",
+    "form": lambda: {"one": "two"},
+    "parts": lambda: iter([b"one ", "two"]),
+    "file": lambda: io.BytesIO(b"one two"),
+    "text file": lambda: io.StringIO("one two"),
+    "file that was read from": opened_at_its_fourth_byte,
+    "file without a position": Forgetful,
+}
+
+
+@pytest.mark.parametrize("make", BODIES.values(), ids=BODIES)
+def test_each_attempt_sends_the_same_bytes(session: Any, server: Server, make: Any) -> None:
+    server.script = [cut, answer(503), answer(307, location="/elsewhere"), cut]
+    expected = b"one=two" if make() == {"one": "two"} else b"one two"
+    if make is Forgetful:  # requests itself refuses to send it to another place
+        server.script[2:] = []
+    assert session.post(server.url, data=make(), timeout=PATIENCE).status_code == 201
+    assert {request.body for request in server.requests} == {expected}
+    assert len(set(server.keys)) == 1
+    assert len(server.requests) == (3 if make is Forgetful else 5)
+
+
+@pytest.mark.parametrize("make", [lambda: io.BytesIO(b"one two"), opened_at_its_fourth_byte], ids=["start", "middle"])
+def test_a_challenged_request_is_the_same_operation(session: Any, server: Server, make: Any) -> None:
+    server.script = [cut, answer(401, www_authenticate='Digest realm="r", nonce="n", qop="auth"'), cut]
+    auth = requests.auth.HTTPDigestAuth("a", "b")
+    assert session.post(server.url, data=make(), auth=auth, timeout=PATIENCE).status_code == 201
+    assert {request.body for request in server.requests} == {b"one two"}
+    assert (len(server.requests), len(set(server.keys))) == (4, 1)
+
+
+def test_an_empty_body_is_sent_again(session: Any, server: Server) -> None:
+    server.script = [cut]
+    assert session.post(server.url, timeout=PATIENCE).status_code == 201
+    assert [request.body for request in server.requests] == [b"", b""]
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_the_name_of_a_call_is_never_sent(session: Any, server: Server, method: str) -> None:
+    headers = {NAME_HEADER: b"provider.charge"}
+    assert session.request(method, server.url, headers=headers, timeout=PATIENCE).status_code == 201
+    assert NAME_HEADER.lower() not in server.requests[0].headers
+
+
+def test_a_key_in_bytes_is_a_key(waits: list[float], server: Server) -> None:
+    server.script = [cut]
+    adapter = IdempotentAdapter(policy=RetryPolicy(attempts=1), sleep=waits.append)
+    with session_with(adapter) as session, pytest.raises(UnresolvedRequestError) as raised:
+        session.post(server.url, headers={"Idempotency-Key": b"order-71"}, timeout=PATIENCE)
+    assert (raised.value.key, server.keys) == ("order-71", ["order-71"])
+
+
+def test_an_answer_that_is_to_be_streamed_is_handed_over_unread(session: Any, server: Server) -> None:
+    server.script = [answer(503), answer(409, b'{"code": "idempotency_in_progress"}'), cut, cut_in_the_middle]
+    with session.post(server.url, stream=True, timeout=PATIENCE) as response:
+        assert response.status_code == 201
+        with pytest.raises(requests.exceptions.ChunkedEncodingError):
+            response.content  # noqa: B018
+    assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize("timeout", [None, 1000, 0.5, (1000, None), Timeout(0.5)], ids=repr)
+def test_every_form_of_a_timeout_is_bounded(waits: list[float], server: Server, timeout: Any) -> None:
+    server.script = [hang]
+    adapter = IdempotentAdapter(policy=RetryPolicy(total=1, attempts=1), sleep=waits.append)
+    with session_with(adapter) as session, pytest.raises(UnresolvedRequestError) as raised:
+        session.post(server.url, timeout=timeout)
+    assert isinstance(raised.value.__cause__, requests.ReadTimeout)
+
+
+class Failing(IdempotentAdapter):
+    """Finds the network in a state that no test server can bring about."""
+
+    errors: tuple[Exception, ...] = ()
+
+    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+        error, *self.errors = self.errors  # type: ignore[assignment]
+        raise error
+
+
+HOPELESS = {
+    "proxy": requests.exceptions.ProxyError("407"),
+    "url": requests.exceptions.InvalidURL("no host"),
+    "certificate": requests.exceptions.SSLError("of another host"),
+    "not of the network": RuntimeError("a fault of ours"),
+}
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+def test_what_no_retry_can_cure_is_raised_as_it_is(waits: list[float], name: str) -> None:
+    error = HOPELESS[name]
+    if name == "certificate":
+        error.__context__ = ssl.SSLCertVerificationError("hostname mismatch")
+    adapter = Failing(sleep=waits.append)
+    adapter.errors = (error,)
+    with session_with(adapter) as session, pytest.raises(type(error)) as raised:
+        session.post("http://provider.test/")
+    assert raised.value is error
+    assert waits == []
+
+
+def test_what_no_retry_can_cure_leaves_the_outcome_of_the_attempt_before_unknown(waits: list[float]) -> None:
+    adapter = Failing(sleep=waits.append)
+    adapter.errors = (requests.ConnectionError("cut"), requests.exceptions.InvalidURL("no host"))
+    with session_with(adapter) as session, pytest.raises(UnresolvedRequestError) as raised:
+        session.post("http://provider.test/")
+    assert (type(raised.value.__cause__), raised.value.attempts) == (requests.exceptions.InvalidURL, 2)
+
+
+def test_a_session_can_be_sent_to_another_process(server: Server) -> None:
+    policy = RetryPolicy(attempts=2, first_wait=0.001)
+    with session_with(IdempotentAdapter(policy=policy, pool_maxsize=3)) as session:
+        copy = pickle.loads(pickle.dumps(session))
+    server.script = [cut]
+    with copy:
+        assert copy.post(server.url, timeout=PATIENCE).status_code == 201
+        adapter = copy.get_adapter("http://")
+    assert (adapter.policy, adapter._pool_maxsize) == (policy, 3)
+
+
+@pytest.mark.parametrize("missing", ["requests", "tenacity"])
+def test_without_its_libraries_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.delitem(sys.modules, "idempotency.contrib.requests")
+    with pytest.raises(ImportError, match=r"pip install 'django-idempotency\[requests\]'"):
+        importlib.import_module("idempotency.contrib.requests")

@@ -1,0 +1,116 @@
+"""What the workers run that tests start, beside the sample project's own tasks.
+
+They tell the test where they are, and wait there until they are told to go on, through lists at a Redis.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+from typing import Any
+
+import redis
+from celery import shared_task
+from celery.signals import task_postrun, worker_ready
+
+from idempotency import REEXECUTE
+from idempotency.contrib.celery import idempotent_task
+from testproject.models import Receipt
+from tests.contrib.deliveries import DEAD
+
+LATE = {"acks_late": True, "reject_on_worker_lost": True}
+#: Seconds for which a task waits for the test, which by then has failed.
+LONGEST = 60
+
+#: Longer than a test takes, so that it runs out when the test says so.
+LEASE = timedelta(hours=1)
+SHORT_LEASE = timedelta(milliseconds=300)
+
+
+def line() -> redis.Redis:
+    """To the test."""
+    return redis.Redis.from_url(os.environ["TESTS_REDIS_URL"], decode_responses=True, socket_timeout=None)
+
+
+def meet(label: str) -> None:
+    line().lpush(f"arrived:{label}", os.getpid())
+    assert line().blpop(f"go:{label}", timeout=LONGEST), "the test has gone"
+
+
+@worker_ready.connect
+def tell_ready(**_: Any) -> None:
+    line().lpush("ready", os.getpid())
+
+
+@task_postrun.connect
+def tell_ended(task_id: str, state: str, **_: Any) -> None:
+    line().lpush(f"ended:{task_id}", str(state))
+
+
+def effect(label: str) -> None:
+    Receipt.objects.create(label=label, amount=1)
+
+
+@shared_task(name="tests.worker.gated", **LATE)
+@idempotent_task("tests.worker.gated", dead_letter=DEAD, lease=LEASE)
+def gated(label: str) -> str:
+    """Stands still between its effect and its end."""
+    effect(label)
+    meet(label)
+    return f"{label} is done"
+
+
+@shared_task(name="tests.worker.gated_outside", **LATE)
+@idempotent_task("tests.worker.gated_outside", transaction=False, recovery=REEXECUTE, lease=LEASE)
+def gated_outside(label: str) -> str:
+    """Holds no transaction open while it stands still, which on SQLite nobody could write beside."""
+    effect(label)
+    meet(label)
+    return f"{label} is done"
+
+
+@shared_task(name="tests.worker.gated_unprotected", **LATE)
+def gated_unprotected(label: str) -> str:
+    """The control."""
+    effect(label)
+    meet(label)
+    return f"{label} is done"
+
+
+@shared_task(name="tests.worker.poison", **LATE)
+@idempotent_task("tests.worker.poison", dead_letter=DEAD, lease=SHORT_LEASE, max_attempts=2)
+def poison(label: str) -> None:
+    """Kills its process, each time."""
+    effect(label)
+    line().incr(f"runs:{label}")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@shared_task(name="tests.worker.auto", autoretry_for=(Exception,), default_retry_delay=0, max_retries=2, **LATE)
+@idempotent_task("tests.worker.auto", dead_letter=DEAD)
+def auto(label: str, good: int) -> str:
+    """Fails up to the run of that number."""
+    effect(label)
+    if line().incr(f"runs:{label}") < good:
+        raise RuntimeError("not yet")
+    return label
+
+
+@shared_task(name="tests.worker.retried", bind=True, max_retries=1, **LATE)
+@idempotent_task("tests.worker.retried", dead_letter=DEAD)
+def retried(self: Any, label: str) -> str:
+    """Asks for a retry of its own once."""
+    effect(label)
+    if not self.request.retries:
+        raise self.retry(countdown=0)
+    return label
+
+
+@shared_task(name="tests.worker.hop", **LATE)
+@idempotent_task("tests.worker.hop")
+def hop(left: int) -> None:
+    """Publishes itself again, so many times."""
+    effect(f"hop {left}")
+    if left:
+        hop.delay(left - 1)
