@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         CONFLICT,
         PARK,
         REEXECUTE,
+        Attach,
         Completed,
         NotExecuted,
         Operation,
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ACCEPTED": "operation",
+    "Attach": "operation",
     "CONFLICT": "operation",
     "Completed": "operation",
     "NotExecuted": "operation",
@@ -49,6 +51,7 @@ __all__ = [
     "CONFLICT",
     "PARK",
     "REEXECUTE",
+    "Attach",
     "Completed",
     "NotExecuted",
     "Operation",

@@ -13,6 +13,7 @@ as right as the other's, and only one of the two can.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -71,6 +72,9 @@ class Claim:
     #: True in a TestCase, whose transaction hides the record from every other connection.
     shares_connection: bool = field(default=False, repr=False)
     reference: str | None = None
+    #: The step that is running, if one is.
+    running_step: str = field(default="", init=False, repr=False)
+    _calls: Counter[str] = field(default_factory=Counter, init=False, repr=False)
 
     def renew(self) -> None:
         """Prolong the lease: from now, for the operation's ``lease``.
@@ -110,6 +114,22 @@ class Claim:
         self.ensure_owned()
         return self.scope.derive_text(name, length)
 
+    def name_call(self, kind: str) -> str:
+        """The name of the next call of a kind, to derive its key from: ``kind``, then ``kind#2``, ``kind#3`` …
+
+        For what can't ask its caller for a name. It is the same on another attempt if that makes the same calls in the
+        same order. Calls within a step are counted by themselves, because another attempt may skip the step.
+        """
+        kind = f"{self.running_step}/{kind}" if self.running_step else kind
+        self._calls[kind] += 1
+        count = self._calls[kind]
+        return kind if count == 1 else f"{kind}#{count}"
+
+    @property
+    def trace(self) -> str:
+        """What this operation has in common with those that it leads to, and with the one that led to it."""
+        return self.scope.trace
+
     def step(self, name: str, call: Callable[[], T]) -> T:
         """Run one phase of the operation, and keep its result so that another attempt doesn't run it again.
 
@@ -118,7 +138,7 @@ class Claim:
         must carry ``derive_key``, which is the same then.
 
         :raises LeaseLostError: another attempt has taken over; ``call`` was not made, or its result is not kept.
-        :raises TypeError: the result is not JSON.
+        :raises TypeError: the result is not JSON. If ``call`` is annotated as returning something else, it isn't made.
         :raises ImproperlyConfigured: the operation runs in one transaction, which a step could not outlive.
         :raises UnavailableError: the store can't be read or written.
         """

@@ -16,7 +16,11 @@
         ├── UnrecordableResponseError  500
         ├── OutcomeUnreadableError     500
         ├── TransactionBrokenError     500
-        └── OuterTransactionError      500
+        ├── OuterTransactionError      500
+        ├── NoTransactionError         500
+        └── MessageReusedError         500
+
+    BrokerUnavailableError         raised by a sender, for the relay; no client ever sees it
 
 ``status_code``, ``code`` and ``title`` are the members of the RFC 9457 problem that a client receives;
 ``str(error)`` is its ``detail``. Nothing in a detail tells one caller about another's record.
@@ -170,3 +174,26 @@ class OuterTransactionError(OperationError):
     code = "idempotency_outer_transaction"
     title = "Transaction is already open"
     default_detail = "A protected operation was called inside an open transaction."
+
+
+class NoTransactionError(OperationError):
+    """A message was to be published outside of a transaction, so nothing could tie it to a commit."""
+
+    code = "idempotency_no_transaction"
+    title = "Transaction is missing"
+    default_detail = "A message was to be published outside of a transaction."
+
+
+class MessageReusedError(OperationError):
+    """An operation published another message under the identity of one that it has published before."""
+
+    code = "idempotency_message_reused"
+    title = "Message was published with another content"
+    default_detail = "The operation has published another message under the same identity."
+
+
+class BrokerUnavailableError(Exception):
+    """The broker can't be reached, or confirms nothing: what a sender raises when no message is at fault.
+
+    The relay then leaves this sender's messages for a while, and doesn't count the attempt.
+    """

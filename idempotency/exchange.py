@@ -32,15 +32,20 @@ from .exceptions import (
 from .execution import Slot, as_atomic_request, obtain, run_under
 from .faults import reach
 from .fingerprint import Payload, parse_json, sorted_pairs
-from .operation import ACCEPTED, Operation
+from .operation import ACCEPTED, Attach, Operation
 from .outcome import REPLAYED_HEADER, Outcome, outcome_of, response_of
 from .problems import accepted_response, problem_response
-from .scope import scope_of
+from .scope import Scope, scope_of
 
 logger = logging.getLogger("idempotency")
 
 #: What a handler raises to say no. Django turns them into 4xx responses, and the same request gets the same one again.
 DETERMINISTIC_FAILURES = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
+
+#: What a job that is not over is answered with. Where the operation's own answer doesn't say when to look again, after
+#: this many seconds.
+RUNNING = 202
+LOOK_AGAIN_AFTER = 1
 
 
 class Exchange:
@@ -54,6 +59,7 @@ class Exchange:
         self.meta: dict[str, Any] = getattr(request, "_request", request).META
         self.handler = handler
         self.route = route
+        self.scope: Scope
         #: The body was above the limit of what is kept in memory, and finding its parts has used it up.
         self.body_is_gone = False
 
@@ -141,9 +147,9 @@ class Exchange:
         return response
 
     def _respond_to(self, key: str) -> Any:
-        scope = scope_of(self.operation.name, self.operation.account(self.request), key)
+        self.scope = scope_of(self.operation.name, self.operation.account(self.request), key)
         payload = self._payload()
-        held = obtain(self.operation, scope, payload)
+        held = obtain(self.operation, self.scope, payload)
         if isinstance(held, Outcome):
             return self._replay(held)
         try:
@@ -186,6 +192,8 @@ class Exchange:
             reach("render.before")
             response = self.rendered(answer)
             reach("render.after")
+            if self._is_running(response):
+                claim.reference = claim.reference or response["Location"]
             if self.operation.recordable(response.status_code):
                 slot.outcome = outcome_of(response, self.operation, claim.reference)
 
@@ -208,8 +216,18 @@ class Exchange:
 
     def _replay(self, outcome: Outcome) -> Any:
         response = response_of(outcome) if outcome.reference is None else self._rebuilt(outcome.reference)
-        response[REPLAYED_HEADER] = "true"
+        if not self._is_running(response):
+            response[REPLAYED_HEADER] = "true"
         return response
+
+    def _is_running(self, response: Any) -> bool:
+        """Whether this is the answer of an operation whose job goes on. If so, it gets the job's address."""
+        attach = self.operation.in_progress
+        if not isinstance(attach, Attach) or response.status_code != RUNNING:
+            return False
+        response.setdefault("Location", attach.location(self.scope))
+        response.setdefault("Retry-After", str(LOOK_AGAIN_AFTER))
+        return True
 
     def _rebuilt(self, reference: str) -> Any:
         rebuild = self.operation.rebuild
@@ -230,8 +248,12 @@ class Exchange:
                 error,
                 exc_info=error,
             )
-        if isinstance(error, InProgressError) and self.operation.in_progress is ACCEPTED:
-            return accepted_response(error)
+        if isinstance(error, InProgressError):
+            answer = self.operation.in_progress
+            if isinstance(answer, Attach):
+                return accepted_response(error, answer.location(self.scope))
+            if answer is ACCEPTED:
+                return accepted_response(error)
         custom = settings.error_response
         return self.response_to_error(error) if custom is None else custom(self.request, error)
 

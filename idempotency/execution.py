@@ -109,7 +109,10 @@ def _in_transaction(claim: Claim) -> Iterator[Slot]:
     try:
         with transaction.atomic(using=claim.using, durable=True):
             if claim.operation.idle_timeout is not None:
-                sql.backend(claim.using).bound_transaction(claim.using, claim.operation.idle_timeout)
+                # A statement that outlives the lease is one whose attempt will have been taken over.
+                sql.backend(claim.using).bound_transaction(
+                    claim.using, idle=claim.operation.idle_timeout, statement=claim.operation.lease
+                )
             begun = True
             yield slot
             if slot.outcome is None:

@@ -28,6 +28,9 @@ PLACES = (
     "reconcile.before",  # the claim is taken over, nobody has been asked
     "reconcile.found",  # the answer is there, nothing is recorded
     "purge.selected",
+    "relay.claimed",  # a batch of messages is leased, nothing is sent
+    "relay.published",  # the broker has confirmed one message, nothing is marked
+    "relay.marked",  # those that were confirmed are marked as sent
 )
 
 armed: dict[str, Callable[[], None]] = {}

@@ -64,7 +64,7 @@ def claim(
     scope = scope_of(declared.name, account_id, keys.validate_key(key))
     held = obtain(declared, scope, Payload(payload))
     if isinstance(held, Outcome):
-        yield Run(None, _result_of(held))
+        yield Run(None, result_of(held))
         return
     with run_under(held) as slot:
         run = Run(held)
@@ -72,7 +72,11 @@ def claim(
         slot.outcome = outcome_of_result(run.result, declared)
 
 
-def _result_of(outcome: Outcome) -> Any:
+def result_of(outcome: Outcome) -> Any:
+    """What a block of code left as its result.
+
+    :raises OutcomeUnreadableError: the record holds something else.
+    """
     try:
         return json.loads(outcome.body or "null")
     except ValueError as error:

@@ -67,5 +67,9 @@ def _beat(claim: Claim, cap: float, stop: threading.Event) -> None:
             if now - held_since >= lease:
                 claim.lost = True  # over, as far as this process can tell
                 return
+    except BaseException:
+        # Whatever ended this thread (no thread or no memory left, a bug), nobody renews the lease any more.
+        claim.lost = True
+        raise
     finally:
         connections.close_all()

@@ -96,7 +96,25 @@ class Wait:
             )
 
 
-InProgressAnswer: TypeAlias = InProgress | Wait
+@dataclass(frozen=True)
+class Attach:
+    """The operation starts a job. Its first request is answered 202, and so is every duplicate until the job ends.
+
+    What is recorded is that the job was started, with a reference to it; the operation's ``rebuild`` turns that into
+    202 while the job runs, and into its outcome afterwards.
+
+    :param location: ``callable(scope: Scope) -> str``: the job's address, a path or a URL. Made of the scope alone, as
+        by ``scope.derive_key("job")``, because a duplicate may need it before the first request has committed.
+    """
+
+    location: Callable[[Any], str]
+
+    def __post_init__(self) -> None:
+        if not callable(self.location):
+            raise ImproperlyConfigured(f"Attach(location) takes a callable, not {self.location!r}.")
+
+
+InProgressAnswer: TypeAlias = InProgress | Wait | Attach
 
 
 def problem_of(option: str, value: Any) -> str | None:
@@ -114,8 +132,8 @@ def problem_of(option: str, value: Any) -> str | None:
         if value not in (REEXECUTE, PARK) and not isinstance(value, Reconcile):
             return "must be REEXECUTE, PARK or Reconcile(fn)"
     elif option == "in_progress":
-        if not isinstance(value, (InProgress, Wait)):
-            return "must be CONFLICT, ACCEPTED or Wait(seconds)"
+        if not isinstance(value, (InProgress, Wait, Attach)):
+            return "must be CONFLICT, ACCEPTED, Wait(seconds) or Attach(location)"
     elif option in {"methods", "headers"}:
         names = None if isinstance(value, (str, bytes)) or not isinstance(value, Collection) else list(value)
         if names is None or not all(isinstance(name, str) and name for name in names):
@@ -143,10 +161,11 @@ class Operation:
     :param heartbeat: renews the lease in the background while the handler runs, up to this long in total. Without it
         a handler that takes longer than its lease calls ``current_claim().renew()``, or is taken over.
     :param idle_timeout: lets PostgreSQL end the handler's transaction when it has been idle for that long, as a frozen
-        process's is, so that its locks don't outlive its lease. Costs a statement; a default for the role costs none.
+        process's is, and any statement of it that runs for longer than the lease, so that its locks don't outlive its
+        lease. Costs a statement; a default for the role costs none.
     :param transaction: True runs the handler and records its outcome in one transaction of the record's database.
     :param recovery: what an abandoned claim means. ``REEXECUTE`` with ``transaction=True``; no default without.
-    :param in_progress: ``CONFLICT``, ``ACCEPTED`` or ``Wait(seconds)``.
+    :param in_progress: ``CONFLICT``, ``ACCEPTED``, ``Wait(seconds)`` or, with ``rebuild``, ``Attach(location)``.
     :param required: False lets a request without a key run unprotected.
     :param methods: the HTTP methods that are protected; others pass through.
     :param command: ``callable(request) -> object``, or a DRF serializer class: what the fingerprint is taken of.
@@ -210,6 +229,11 @@ class Operation:
                 f"Operation {name!r} has transaction=False, so a crash can leave an effect without an outcome. "
                 f"Say what that means with recovery=: REEXECUTE if every effect carries a key derived from the claim, "
                 f"Reconcile(fn) if fn can ask what happened, PARK if it must never run again by itself."
+            )
+        if isinstance(in_progress, Attach) and rebuild is None:
+            raise ImproperlyConfigured(
+                f"Operation {name!r} attaches duplicates to a job, so it needs rebuild=: callable(reference, request) "
+                f"that answers 202 while the job runs, and with its outcome afterwards."
             )
         if ttl is not None and lease is not None and lease >= ttl:
             raise ImproperlyConfigured(f"Operation {name!r}: lease must be shorter than ttl.")

@@ -34,10 +34,12 @@ def problem_response(error: IdempotencyError) -> HttpResponse:
     return response
 
 
-def accepted_response(error: InProgressError) -> HttpResponse:
-    """What a duplicate of a running operation gets where the operation declares ACCEPTED."""
+def accepted_response(error: InProgressError, location: str | None = None) -> HttpResponse:
+    """What a duplicate of a running operation gets where the operation declares ACCEPTED, or attaches it to a job."""
     response = HttpResponse(
         json.dumps({"status": "in_progress", "detail": error.detail}), status=202, content_type="application/json"
     )
     response["Retry-After"] = str(error.retry_after)
+    if location is not None:
+        response["Location"] = location
     return response

@@ -41,6 +41,8 @@ MAX_BATCH_SIZE = 10_000
 MAX_LISTED = 10_000
 #: A sweep that freezes before its COMMIT holds its rows for no longer than this. It needs milliseconds.
 IDLE_TIMEOUT = timedelta(seconds=5)
+#: Nor does any of its statements run for longer, whatever the planner made of it. The largest batch needs a second.
+STATEMENT_TIMEOUT = timedelta(seconds=60)
 
 _SETTLED_AS = {Recovery.REEXECUTE: Status.RECOVERABLE, Recovery.PARK: Status.FAILED}
 
@@ -217,7 +219,7 @@ def _settle_at_once(
     """
     settled: list[tuple[IdempotencyRecord, Status]] = []
     with transaction.atomic(using=using, durable=True):
-        sql.backend(using).bound_transaction(using, IDLE_TIMEOUT)
+        sql.backend(using).bound_transaction(using, idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
         due = abandoned(using).filter(operation__in=sorted(operations))
         if connections[using].features.has_select_for_update_skip_locked:
             due = due.select_for_update(skip_locked=True)  # a locked row is being taken over, renewed or completed

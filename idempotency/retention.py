@@ -38,6 +38,8 @@ _MAX_ROUNDS = 5
 
 # A purge that freezes before its COMMIT holds its rows, and so its clients' keys, for no longer than this.
 _IDLE_TIMEOUT = timedelta(seconds=5)
+# Nor does its statement run for longer, whatever the planner made of it. The largest batch needs a second.
+_STATEMENT_TIMEOUT = timedelta(seconds=60)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def purge_once(
     while True:
         try:
             with transaction.atomic(using=using, durable=True):
-                sql.backend(using).bound_transaction(using, _IDLE_TIMEOUT)
+                sql.backend(using).bound_transaction(using, idle=_IDLE_TIMEOUT, statement=_STATEMENT_TIMEOUT)
                 result = PurgeResult(*delete(using, statuses, batch_size, after))
                 reach("purge.selected")
         except OperationalError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -15,6 +16,9 @@ SHORTEST_TEXT = 16
 LONGEST_TEXT = 64
 
 _PURPOSE = b"django-idempotency derived key v1"
+
+#: What the key of a message looks like: the trace of its chain, a dot, and the message's id.
+_CARRIED = re.compile(r"([0-9a-f]{32})\.[0-9a-f-]{36}")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,20 @@ class Scope:
         if not SHORTEST_TEXT <= length <= LONGEST_TEXT:
             raise ValueError(f"length must be between {SHORTEST_TEXT} and {LONGEST_TEXT}, not {length}.")
         return self._digest(name).hex()[:length]
+
+    @property
+    def trace(self) -> str:
+        """What the operations of one chain have in common, as 32 hexadecimal digits.
+
+        Derived from the scope of the first one, and carried on in the keys of the messages that it leads to. For logs
+        and searches only: a client that sends a key of that form chooses its trace, as it may choose a ``traceparent``.
+        """
+        carried = _CARRIED.fullmatch(self.idempotency_key)
+        return carried[1] if carried else self.derive_text("trace")
+
+    def key_for(self, message_id: UUID) -> str:
+        """The key under which the consumer of a message that this operation publishes claims it."""
+        return f"{self.trace}.{message_id}"
 
     def _digest(self, name: str) -> bytes:
         if not isinstance(name, str) or not name:

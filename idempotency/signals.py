@@ -1,8 +1,9 @@
 """What happens to records, as Django signals: for counters, alerts and audit trails.
 
 Every signal is sent after the fact, outside of the package's transactions, with ``send_robust``: what a receiver raises
-is logged by Django and changes nothing. The sender is the ``Operation``; all but ``purged`` carry ``account_id``,
-``idempotency_key`` (str) and ``attempt`` (int), which is 0 where the attempt isn't known.
+is logged by Django and changes nothing. The sender is the ``Operation``, if nothing else is said. All but ``purged``
+and ``relayed`` carry ``account_id``, ``idempotency_key`` (str) and ``attempt`` (int), which is 0 where the attempt
+isn't known.
 
 =================  ==================================================================================================
 ``claimed``        an attempt owns the record and is about to run: the first one, or a retry of a released one
@@ -17,6 +18,9 @@ is logged by Django and changes nothing. The sender is the ``Operation``; all bu
                    sender is None if an operator settled one of an operation that this process doesn't know
 ``lease_lost``     an attempt found that another one had taken over, and its writes were rolled back
 ``purged``         a batch of records past retention was deleted; ``count`` (int). The sender is ``IdempotencyRecord``
+``relayed``        a broker has confirmed messages of the outbox; ``count`` (int). The sender is ``OutboxMessage``
+``message_dead``   a message was tried too often and waits to be requeued; ``message_id`` (UUID), ``topic`` (str), and
+                   ``attempt`` says how often. The sender is ``OutboxMessage``
 =================  ==================================================================================================
 """
 
@@ -41,6 +45,8 @@ parked = Signal()
 recovered = Signal()
 lease_lost = Signal()
 purged = Signal()
+relayed = Signal()
+message_dead = Signal()
 
 
 def announce(signal: Signal, operation: Operation | None, scope: Scope, attempt: int, **more: Any) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError, transaction
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 MAX_NAME_LENGTH = 255
 
+#: What JSON holds, as Python has it.
+JSON_TYPES = (dict, list, tuple, str, int, float, bool, type(None))
+
 
 def run_step(claim: Claim, name: str, call: Callable[[], T]) -> T:
     """See ``Claim.step``."""
@@ -33,6 +37,11 @@ def run_step(claim: Claim, name: str, call: Callable[[], T]) -> T:
         )
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
         raise ValueError(f"A step's name is 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}.")
+    if (declared := _undeclarable(call)) is not None:
+        raise TypeError(
+            f"Step {name!r} of operation {operation.name!r} is declared to return {declared.__qualname__}, which is "
+            f"not JSON and could not be kept. It was not run. Return its JSON form."
+        )
     try:
         known = _begin(claim, name)
     except (DatabaseError, InterfaceError) as error:
@@ -41,7 +50,11 @@ def run_step(claim: Claim, name: str, call: Callable[[], T]) -> T:
         stored: T = json.loads(known)
         return stored
     reach("step.started")
-    result = call()
+    outer, claim.running_step = claim.running_step, f"{claim.running_step}/{name}" if claim.running_step else name
+    try:
+        result = call()
+    finally:
+        claim.running_step = outer
     text = _text_of(result, claim, name)
     try:
         _store(claim, name, text)
@@ -82,6 +95,30 @@ def _keep(claim: Claim) -> None:
     if not sql.backend(claim.using).set_lease(claim.using, claim.fence, claim.operation.lease):
         claim.lost = True
         raise LeaseLostError
+
+
+def _undeclarable(call: Callable[[], Any]) -> type | None:
+    """What the callable says it returns, if JSON has nothing like it: then an effect would be had for nothing.
+
+    What it doesn't say, or only its call can show, is looked at when the step has run.
+    """
+    try:
+        declared = get_type_hints(call).get("return", Any)
+    except (TypeError, NameError, AttributeError):
+        return None  # says nothing, or in names that only a type checker knows
+    if get_origin(declared) in {Union, types.UnionType}:
+        return next(filter(None, map(_not_json, get_args(declared))), None)
+    return _not_json(declared)
+
+
+def _not_json(declared: Any) -> type | None:
+    declared = get_origin(declared) or declared
+    if declared is Any or not isinstance(declared, type) or issubclass(declared, JSON_TYPES):
+        return None
+    try:
+        return None if any(issubclass(known, declared) for known in JSON_TYPES) else declared
+    except TypeError:
+        return None  # a protocol that says nothing at run time
 
 
 def _text_of(result: Any, claim: Claim, name: str) -> str:
