@@ -82,3 +82,44 @@ class Payout(BasePayout):
 
 class UnprotectedPayout(BasePayout):
     """A payout made by the control."""
+
+
+class Export(Effect):
+    """A list of an account's charges, added up by a job."""
+
+    # Derived from the request that asked for it, which may be asked for its address before it has committed.
+    id = models.UUIDField(primary_key=True)
+    charges = models.BigIntegerField(null=True)
+    total = models.BigIntegerField(null=True)
+    #: How often the job has taken effect, which is to be once.
+    runs = models.PositiveIntegerField(default=0)
+    finished_at = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.state}"
+
+    @property
+    def state(self) -> str:
+        return "running" if self.finished_at is None else "finished"
+
+
+class BaseReceipt(models.Model):
+    """A receipt that a worker sent. A message is one logical receipt, and ``label`` is its name."""
+
+    label = models.CharField(max_length=128, db_index=True)
+    amount = models.BigIntegerField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.amount}"
+
+
+class Receipt(BaseReceipt):
+    """Sent by an idempotent task."""
+
+
+class UnprotectedReceipt(BaseReceipt):
+    """Sent by the control, an ordinary task that does the same work."""

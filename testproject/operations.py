@@ -6,8 +6,9 @@ because running them again is always right.
 
 from __future__ import annotations
 
-from idempotency import PARK, REEXECUTE, Operation, Reconcile
+from idempotency import PARK, REEXECUTE, Attach, Operation, Reconcile
 
+from . import exports
 from .payouts import ask_provider
 
 #: The provider can be asked. The best there is where it doesn't deduplicate.
@@ -18,3 +19,6 @@ PAYOUT_REEXECUTED = Operation("payouts.reexecute", transaction=False, recovery=R
 
 #: The provider can do neither. At most one payout, and somebody has to look into those that were cut off.
 PAYOUT_PARKED = Operation("payouts.park", transaction=False, recovery=PARK)
+
+#: Starts a job, to which its duplicates attach until it ends.
+EXPORT = Operation("exports.create", in_progress=Attach(exports.location_of), rebuild=exports.rebuild)

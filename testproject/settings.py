@@ -119,6 +119,21 @@ DEDUPLICATING_PROVIDER_URL = env.str("DEDUPLICATING_PROVIDER_URL", default=PROVI
 # Seconds. Far below the lease, so that an answer that comes at the last moment is still recorded in time.
 PROVIDER_TIMEOUT = env.float("PROVIDER_TIMEOUT", default=5.0)
 
+# `celery --app testproject worker` consumes what the API publishes, for example with
+# BROKER_URL=redis://127.0.0.1:6379/0 or BROKER_URL=amqp://guest:guest@127.0.0.1:5672//. Without a broker messages stay
+# in the outbox, and everything else works.
+CELERY_BROKER_URL = env.str("BROKER_URL", default="amqp://guest:guest@127.0.0.1:5672//")
+CELERY_RESULT_BACKEND = env.str("RESULT_BACKEND", default=None)
+CELERY_TASK_ALWAYS_EAGER = env.bool("CELERY_TASK_ALWAYS_EAGER", default=False)
+# What is published without the outbox, too, is known to have reached RabbitMQ when `delay()` returns.
+CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any] = {"confirm_publish": True}
+if CELERY_BROKER_URL.startswith(("redis:", "rediss:", "redis+socket:", "sentinel:")):
+    # Seconds after which Redis delivers a message again that nobody has acknowledged. Longer than any task takes.
+    CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": env.int("BROKER_VISIBILITY_TIMEOUT", default=3600)}
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+# One message at a time, so that those that wait are free for other workers.
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_I18N = False

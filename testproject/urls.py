@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.urls import include, path
 from rest_framework.routers import SimpleRouter
 
-from . import views
+from . import orders, views
 
 router = SimpleRouter()
 router.register("charges", views.ChargeViewSet, basename="charge")
@@ -19,6 +19,10 @@ urlpatterns = [
     path("payouts/reexecute/", views.create_payout_reexecuted, name="payout-reexecute"),
     path("payouts/park/", views.create_payout_parked, name="payout-park"),
     path("unprotected/payouts/", views.create_unprotected_payout, name="unprotected-payout-list"),
+    path("orders/", orders.create_order, name="order-list"),
+    path("unprotected/orders/", orders.create_unprotected_order, name="unprotected-order-list"),
+    path("exports/", views.create_export, name="export-list"),
+    path("exports/<uuid:pk>/", views.show_export, name="export-detail"),
     path("notifications/", views.create_notification, name="notification-list"),
     path("health/", views.health, name="health"),
     path("admin/", admin.site.urls),

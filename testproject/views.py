@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
+from uuid import UUID
 
 from django.conf import settings
 from django.db import IntegrityError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404
 from django.urls import reverse
 from django.views.decorators.csrf import csrf_exempt
-from django.views.decorators.http import require_POST
+from django.views.decorators.http import require_POST, require_safe
 from rest_framework import mixins, status, viewsets
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
@@ -22,8 +24,9 @@ from idempotency import idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 
 from .authentication import caller, token_required
-from .models import MAX_AMOUNT, BaseCharge, Charge, Notification, Transfer, UnprotectedCharge
-from .operations import PAYOUT, PAYOUT_PARKED, PAYOUT_REEXECUTED
+from .exports import answer_of, start_export
+from .models import MAX_AMOUNT, BaseCharge, Charge, Export, Notification, Transfer, UnprotectedCharge
+from .operations import EXPORT, PAYOUT, PAYOUT_PARKED, PAYOUT_REEXECUTED
 from .payloads import InvalidPayloadError, one_of, parse_object, text, whole_number
 from .payouts import pay_out, pay_out_unprotected
 from .provider.faults import FAULTS
@@ -166,6 +169,26 @@ def _payout(request: HttpRequest, make: Callable[..., HttpResponse], provider: s
     except InvalidPayloadError as error:
         return error.as_response()
     return make(caller(request).pk, label, amount, fault, provider)
+
+
+@csrf_exempt
+@require_POST
+@token_required
+@idempotent(EXPORT)
+def create_export(request: HttpRequest) -> HttpResponse:
+    """POST /exports/: a job, to which duplicates attach."""
+    try:
+        label = text(parse_object(request.body), "label", max_length=128, default="")
+    except InvalidPayloadError as error:
+        return error.as_response()
+    return start_export(caller(request).pk, label)
+
+
+@require_safe
+@token_required
+def show_export(request: HttpRequest, pk: UUID) -> HttpResponse:
+    """GET /exports/<id>/: how far it is. Somebody else's is not found."""
+    return answer_of(get_object_or_404(Export, pk=pk, account=caller(request)))
 
 
 def health(request: HttpRequest) -> HttpResponse:

@@ -27,15 +27,19 @@ from testproject.provider import ProviderError, running_provider
 from testproject.provider.client import ProviderFailedError
 from testproject.provider.client import counts as provider_counts
 
+from . import orders as hop_orders
+from .broker import Redis, RedisMissingError, running_redis
 from .client import Endpoint
+from .hop import Hop, running_hop
 from .payouts import REEXECUTED, Side, draw_payouts, run_of
 from .payouts import SIDES as PAYOUT_SIDES
 from .plan import Plan, add_arguments, draw_charges, plan_from
-from .report import SIDES, Report, Stage
+from .processes import ProcessError, guarded
+from .report import SIDES, HopSeen, Report, Stage
 from .server import Server, ServerError, serve
 from .storm import Storm
 from .tally import Tally
-from .verdict import Findings, complaints, judge, payout_complaints
+from .verdict import Findings, HopFindings, complaints, hop_complaints, judge, judge_orders, payout_complaints
 
 #: What the API allows its provider: shorter than a call is valid, with the lease of two seconds.
 PROVIDER_TIMEOUT = 0.5  # seconds
@@ -46,6 +50,11 @@ PATIENCE_WITH_PROVIDER = 15.0
 CALMER = 3
 
 PATHS = {"protected": "/charges/", "unprotected": "/unprotected/charges/"}
+#: What would lead the demo's messages to another broker than its own.
+ANOTHER_BROKERS = (
+    *("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL"),
+    *("RESULT_BACKEND", "CELERY_RESULT_BACKEND", "CELERY_TASK_ALWAYS_EAGER"),
+)
 INTERRUPTED = 130
 PARENT = os.getppid()
 interrupted = threading.Event()
@@ -60,10 +69,12 @@ def main() -> int:
     # Like a production server, but a killed worker's claim is respected for seconds. With the default lease of a
     # minute the demo would mostly wait.
     os.environ.update(DEBUG="false", ALLOWED_HOSTS="127.0.0.1", IDEMPOTENCY_LEASE_SECONDS=str(plan.lease))
+    for name in ANOTHER_BROKERS:
+        os.environ.pop(name, None)
     console = Console(highlight=False)
     try:
         return run(plan, Report(console, plan))
-    except (ServerError, ProviderError, ProviderFailedError) as error:
+    except (ServerError, ProcessError, ProviderError, ProviderFailedError) as error:
         console.print(f"FAILED. {error}", markup=False)
         return 1
     except KeyboardInterrupt:
@@ -78,9 +89,10 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def run(plan: Plan, report: Report) -> int:
-    report.introduce()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="demo-")))
+        backstage = Backstage(stack, directory)
+        report.introduce(backstage.missing)
         providers = Providers(stack, directory)
         # Read by the settings, here and in the server.
         os.environ.update(
@@ -88,8 +100,24 @@ def run(plan: Plan, report: Report) -> int:
             DEDUPLICATING_PROVIDER_URL=providers.deduplicating,
             PROVIDER_TIMEOUT=str(PROVIDER_TIMEOUT),
         )
+        if backstage.redis is not None:
+            os.environ["BROKER_URL"] = backstage.redis.url
         django.setup()
-        return run_on(plan, report, providers)
+        return run_on(plan, report, providers, backstage)
+
+
+class Backstage:
+    """What runs behind the server: a Redis, if there is one to start, and who looks after the processes there."""
+
+    def __init__(self, stack: ExitStack, directory: Path) -> None:
+        self.directory = directory
+        self.guard = stack.enter_context(guarded())
+        self.redis: Redis | None = None
+        self.missing = ""
+        try:
+            self.redis = stack.enter_context(running_redis(self.guard))
+        except RedisMissingError as error:
+            self.missing = str(error)
 
 
 class Providers:
@@ -103,8 +131,11 @@ class Providers:
     def ledger_of(self, side: Side) -> Path:
         return self._ledgers["deduplicating" if side is REEXECUTED else "plain"]
 
+    def ledger_of_orders(self, side: hop_orders.Side) -> Path:
+        return self._ledgers["deduplicating" if side is hop_orders.OUTBOX else "plain"]
 
-def run_on(plan: Plan, report: Report, providers: Providers) -> int:
+
+def run_on(plan: Plan, report: Report, providers: Providers, backstage: Backstage) -> int:
     from testproject.management.commands.create_demo_users import create_demo_users
 
     from . import ledger
@@ -127,7 +158,8 @@ def run_on(plan: Plan, report: Report, providers: Providers) -> int:
             (Endpoint(side.name, server.port, side.path, tokens), draw_payouts(plan, side, name))
             for side in PAYOUT_SIDES
         ]
-        payouts = Storm(replace(plan, concurrency=max(1, plan.concurrency // CALMER)), courses, tally)
+        calmer = replace(plan, concurrency=max(1, plan.concurrency // CALMER))
+        payouts = Storm(calmer, courses, tally)
         counts = {
             side.name: partial(ledger.count_payouts, side, name, providers.ledger_of(side)) for side in PAYOUT_SIDES
         }
@@ -136,8 +168,24 @@ def run_on(plan: Plan, report: Report, providers: Providers) -> int:
         if not crashed:
             payout_seconds, crashed = weather(payouts, stage, server, plan, report, tally)
         deduplicated = provider_counts(providers.deduplicating, timeout=PATIENCE_WITH_PROVIDER)["deduplicated"]
+
+        drawn = {side: hop_orders.draw_orders(plan, side, name) for side in hop_orders.SIDES}
+        orders = Storm(
+            calmer, [(Endpoint(side.name, server.port, side.path, tokens), drawn[side]) for side in drawn], tally
+        )
+        hop: Hop | None = None
+        hop_seconds = 0.0
+        if backstage.redis is not None and not crashed:
+            counts = {
+                side.name: partial(ledger.count_hop_effects, side, name, providers.ledger_of_orders(side))
+                for side in drawn
+            }
+            stage = Stage("orders", plan.orders, counts, "of their messages")
+            with running_hop(backstage.redis, backstage.guard, plan, backstage.directory, name, drawn) as hop:
+                hop_seconds, crashed = weather(orders, stage, server, plan, report, tally, hop=hop)
     storm.join()
     payouts.join()
+    orders.join()
 
     # The server has ended, so nothing is under way any more and what is counted stays.
     findings, problems = judge_charges(storm, tally, report, name, kills, seconds)
@@ -145,7 +193,13 @@ def run_on(plan: Plan, report: Report, providers: Providers) -> int:
     if payout_seconds:
         findings_of_payouts, more = judge_payouts(payouts, tally, report, name, providers, deduplicated, payout_seconds)
         problems += more
-    report.verdict(findings, findings_of_payouts, crashed + problems, server.workers.kills)
+    findings_of_hop: dict[str, HopFindings] = {}
+    if hop is not None:
+        findings_of_hop, more = judge_hop(hop, orders, tally, report, name, providers, hop_seconds)
+        problems += more
+    elif backstage.redis is None:
+        report.no_hop(backstage.missing)
+    report.verdict(findings, findings_of_payouts, findings_of_hop, crashed + problems, server.workers.kills)
     return 1 if crashed or problems else 0
 
 
@@ -184,6 +238,36 @@ def judge_payouts(
     return findings, payout_complaints(findings, rows, seen, again, deduplicated)
 
 
+def judge_hop(
+    hop: Hop, storm: Storm, tally: Tally, report: Report, name: str, providers: Providers, seconds: float
+) -> tuple[dict[str, HopFindings], list[str]]:
+    """The same for the orders and their messages."""
+    from . import ledger
+
+    killer, sides = hop.killer, hop_orders.SIDES
+    findings = {
+        side.name: judge_orders(
+            storm.histories[side.name],
+            ledger.order_charges(side, name),
+            ledger.hop_effects(side, name, providers.ledger_of_orders(side)),
+        )
+        for side in sides
+    }
+    report.hop_table(
+        HopSeen(
+            findings,
+            tally,
+            messages=[ledger.count_messages(name), len(killer.messages[hop_orders.DIRECT])],
+            deliveries=[killer.deliveries[side] for side in sides],
+            replays=killer.replays,
+            kills=killer.kills,
+            seconds=seconds,
+        )
+    )
+    seen = tally.of(hop_orders.OUTBOX.name)
+    return findings, hop_complaints(findings, killer.kills, seen, killer.replays)
+
+
 def weather(
     storm: Storm,
     stage: Stage,
@@ -193,22 +277,29 @@ def weather(
     tally: Tally,
     *,
     kill_at_random: bool = False,
+    hop: Hop | None = None,
 ) -> tuple[float, list[str]]:
-    """Let the storm rage to its end: how many seconds that took, and why it ended before its time."""
+    """Let the storm rage to its end, and what it has set off behind the server to its own.
+
+    How many seconds that took, and why it ended before its time.
+    """
     started = time.monotonic()
     crashed: list[str] = []
     kills_before = server.workers.kills
     with (
         storm.running(),
-        report.progress(stage, tally, lambda: server.workers.kills - kills_before) as update,
+        report.progress(
+            stage, tally, lambda: server.workers.kills - kills_before + (0 if hop is None else hop.kills)
+        ) as update,
     ):
         if kill_at_random:
             threading.Thread(
                 target=server.workers.kill_at_random, args=(plan.kill_every, plan.seed, storm.stop), daemon=True
             ).start()
-        while not storm.wait(0.25):
+        while not storm.wait(0.25) or (hop is not None and not hop.is_over()):
             update()
             crashed = what_stopped(server, plan, time.monotonic() - started)
+            crashed += [] if hop is None else hop.what_stopped()
             if crashed:
                 crashed.append(f"The server's log ends with:\n{server.log_tail()}")
                 break

@@ -1,6 +1,7 @@
 """One badly behaved client: it sends its charge, loses the answer in some way, and retries until it knows the outcome.
 
-Every retry carries the same key and the same payload, as a retry must. What it is told is kept for the verdict.
+The package's own transport does the retrying, with one key and one payload, over a network that makes the trouble and
+counts every request. What the client is told in the end is kept for the verdict.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import socket
 import struct
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
+
+from idempotency.contrib.httpx import IdempotentTransport, RetryPolicy, UnresolvedRequestError
 
 from .plan import Charge, Plan, Trouble
 from .tally import Seen, Tally
@@ -29,13 +33,16 @@ SHORT_WORK = (0, 25)
 TIMEOUT_OF_A_TWIN = 1.0
 #: A cut comes this many seconds after the request was sent: before the server has read it, at work, or afterwards.
 CUT_AFTER = (0.0, 0.06)
-#: Without a Retry-After a client comes back after this many seconds.
-BACK_OFF = (0.02, 0.15)
+#: A client comes back within this many seconds, after a Retry-After if there is one.
+BACK_OFF = 0.15
+#: It is its patience that ends it, not a number of attempts.
+MANY = 100_000
 
 KILLINGS = frozenset({Trouble.KILL_AT_WORK, Trouble.KILL_AT_REPLY})
 #: Asked for until they come about.
 SERVERS_TROUBLES = KILLINGS | {Trouble.STALL}
-RETRIABLE = frozenset({408, 425, 429})
+#: Answers that ask for a retry, besides a conflict with a request in progress. 500 too: a killed worker's last word.
+PASSING = frozenset({408, 425, 429, *range(500, 600)})
 #: Closing a socket with this option sends a reset instead of an orderly end.
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -50,14 +57,6 @@ class Answer:
     body: bytes
     code: str = ""  # the problem's code, if it is one
     replayed: bool = False
-    retry_after: float | None = None  # seconds
-
-    @property
-    def is_final(self) -> bool:
-        """False where the answer asks for a retry. An unknown outcome doesn't: nobody may retry it blindly."""
-        if self.status == 409:
-            return self.code != "idempotency_in_progress"
-        return self.status < 500 and self.status not in RETRIABLE
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,14 @@ class Endpoint:
     tokens: dict[str, str]
 
 
+class StoppedError(Exception):
+    """The storm is over before the client knows its outcome."""
+
+
+class CutError(httpx.ReadError):
+    """The client has reset the connection itself."""
+
+
 class Client:
     """A client of one charge. Several of them for one charge are its simultaneous duplicates."""
 
@@ -77,7 +84,7 @@ class Client:
         self,
         charge: Charge,
         endpoint: Endpoint,
-        http: httpx.Client,
+        wire: httpx.BaseTransport,
         plan: Plan,
         tally: Tally,
         stop: threading.Event,
@@ -86,7 +93,7 @@ class Client:
     ) -> None:
         self.charge = charge
         self.endpoint = endpoint
-        self.http = http
+        self.wire = wire
         self.plan = plan
         self.tally = tally
         self.stop = stop
@@ -95,103 +102,129 @@ class Client:
 
     def pursue(self, trouble: Trouble) -> Answer | None:
         """Send the charge into ``trouble``, then retry until an answer is final. None: it never was."""
-        return self._insist(self.charge.payload(), trouble, respect_conflicts=True)
+        return self._send(self.charge.payload(), trouble)
 
     def send_again(self) -> Answer | None:
         """Send the charge once more though its outcome is known. Anything but that outcome is a wrong answer."""
-        return self._insist(self.charge.payload(), Trouble.CALM, respect_conflicts=False)
+        return self._send(self.charge.payload(), Trouble.CALM, settled=True)
 
     def send_changed(self) -> Answer | None:
         """Use the key of the charge, whose outcome is known, with another amount."""
-        return self._insist(self.charge.payload(changed=True), Trouble.CALM, respect_conflicts=False)
+        return self._send(self.charge.payload(changed=True), Trouble.CALM, settled=True)
 
-    def _insist(self, payload: bytes, trouble: Trouble, *, respect_conflicts: bool) -> Answer | None:
-        deadline = time.monotonic() + self.plan.patience
-        while not self.stop.is_set() and time.monotonic() < deadline:
-            answer = self._attempt(payload, trouble)
-            if not (trouble in SERVERS_TROUBLES and answer is None and not self._was_troubled()):
-                trouble = Trouble.CALM  # one trouble a client; what the killer adds comes on top
-            if answer is not None and (answer.is_final or (answer.status < 500 and not respect_conflicts)):
-                return answer
-            self.stop.wait(self._pause_after(answer))
-        return None
-
-    def _pause_after(self, answer: Answer | None) -> float:
-        """Seconds until the next attempt."""
-        pause = self.chance.uniform(*BACK_OFF)
-        if answer is None or answer.retry_after is None or self.charge.trouble is Trouble.STALL:
-            return pause  # the twin of a stalled request asks again and again, so that it takes over as soon as it may
-        # Within bounds: no claim lives for longer than its lease, whatever the answer says.
-        return min(answer.retry_after, self.plan.lease + 1.0)
-
-    def _attempt(self, payload: bytes, trouble: Trouble) -> Answer | None:
-        """One request. None if the client never saw an answer."""
-        self._saw(Seen.ATTEMPT)
-        started = time.monotonic()
-        headers = self._headers(trouble)
-        if trouble is Trouble.CUT:
-            self._send_and_cut(payload, headers)
+    def _send(self, payload: bytes, trouble: Trouble, *, settled: bool = False) -> Answer | None:
+        if self.stop.is_set():
             return None
-        timeout = HONEST_TIMEOUT
-        if trouble is Trouble.TIMEOUT:
-            timeout = self.chance.uniform(*SHORT_TIMEOUT)
-        elif trouble is Trouble.CALM and self.charge.trouble is Trouble.STALL:
-            timeout = TIMEOUT_OF_A_TWIN
-        try:
-            response = self.http.post(self._url(), content=payload, headers=headers, timeout=timeout)
-        except httpx.TimeoutException:
-            self._saw(Seen.TIMEOUT)
-            return None
-        except httpx.TransportError:
-            self._saw(Seen.BROKEN)
-            if trouble in KILLINGS and self._was_troubled():
-                self._saw(Seen.KILLED_AT_WORK)
-            return None
-        answer = answer_of(response)
-        self._count(answer)
-        late = trouble is Trouble.STALL and time.monotonic() - started > self.plan.lease
-        if late and (answer.replayed or not answer.is_final):
-            self._saw(Seen.OUTLIVED)  # told what the winner did, or that it is at it
-        return answer
+        network = BadNetwork(self, trouble)
+        policy = RetryPolicy(
+            attempts=MANY, total=self.plan.patience, first_wait=BACK_OFF, longest_wait=BACK_OFF, statuses=PASSING
+        )
+        transport = IdempotentTransport(network, policy=policy, sleep=self._sleep)
+        answer: Answer | None = None
+        with httpx.Client(transport=transport, trust_env=False) as http, suppress(UnresolvedRequestError, StoppedError):
+            answer = answer_of(http.post(self._url(), content=payload, headers=self._headers()))
+        # It was retried, as it should be. But nothing is in progress any more once there is an outcome.
+        return network.conflict if settled and network.conflict else answer
 
-    def _headers(self, trouble: Trouble) -> dict[str, str]:
-        name = f"{self.endpoint.side}/{self.charge.number}"
-        fault = {
-            Trouble.STALL: f"stall={name}={self.plan.lease}",
-            Trouble.TIMEOUT: f"pause={self.chance.randint(*LONG_WORK)}",
-            Trouble.KILL_AT_WORK: f"kill_at_work={name}",
-            Trouble.KILL_AT_REPLY: f"kill_at_reply={name}",
-        }.get(trouble, f"pause={self.chance.randint(*SHORT_WORK)}")
+    def _sleep(self, seconds: float) -> None:
+        if self.stop.wait(seconds):
+            raise StoppedError
+
+    def _headers(self) -> dict[str, str]:
         return {
-            "Host": f"127.0.0.1:{self.endpoint.port}",
             "Authorization": f"Token {self.endpoint.tokens[self.charge.account]}",
             "Content-Type": "application/json",
             "Idempotency-Key": self.charge.key,
             "Connection": "close",
-            "Demo-Fault": fault,
         }
 
     def _url(self) -> str:
         return f"http://127.0.0.1:{self.endpoint.port}{self.endpoint.path}"
 
-    def _send_and_cut(self, payload: bytes, headers: dict[str, str]) -> None:
-        lines = [f"POST {self.endpoint.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-        head = "\r\n".join([*lines, f"Content-Length: {len(payload)}", "", ""]).encode("ascii")
+
+class BadNetwork(httpx.BaseTransport):
+    """What lies between a client's retries and the server: gets the requests into trouble, and counts what comes."""
+
+    def __init__(self, client: Client, trouble: Trouble) -> None:
+        self.client = client
+        self.trouble = trouble  # of the next request
+        self.conflict: Answer | None = None  # the first answer that said that the charge is in progress
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """One request. Raises what httpx does where the client never sees an answer."""
+        trouble, started = self.trouble, time.monotonic()
+        request.headers["Demo-Fault"] = self._fault(trouble)
+        request.extensions["timeout"] = httpx.Timeout(self._timeout(trouble)).as_dict()
+        self._saw(Seen.ATTEMPT)
         try:
-            with socket.create_connection(("127.0.0.1", self.endpoint.port), timeout=HONEST_TIMEOUT) as connection:
-                connection.sendall(head + payload)
-                self.stop.wait(self.chance.uniform(*CUT_AFTER))
+            if trouble is Trouble.CUT:
+                self._send_and_cut(request)
+            response = self.client.wire.handle_request(request)
+            response.read()
+        except httpx.TransportError as error:
+            self._count_failure(error, trouble)
+            if trouble not in SERVERS_TROUBLES or self._was_troubled():
+                self.trouble = Trouble.CALM
+            raise
+        self.trouble = Trouble.CALM  # one trouble a client; what the killer adds comes on top
+        answer = answer_of(response)
+        self._count(answer)
+        late = trouble is Trouble.STALL and time.monotonic() - started > self.client.plan.lease
+        if late and (answer.replayed or answer.code == "idempotency_in_progress"):
+            self._saw(Seen.OUTLIVED)  # told what the winner did, or that it is at it
+        if self.client.charge.trouble is Trouble.STALL:
+            # The twin of a stalled request asks again and again, so that it takes over as soon as it may.
+            response.headers.pop("Retry-After", None)
+        return response
+
+    def _fault(self, trouble: Trouble) -> str:
+        """What the server is asked to do, as its side of the trouble."""
+        client = self.client
+        name = f"{client.endpoint.side}/{client.charge.number}"
+        return {
+            Trouble.STALL: f"stall={name}={client.plan.lease}",
+            Trouble.TIMEOUT: f"pause={client.chance.randint(*LONG_WORK)}",
+            Trouble.KILL_AT_WORK: f"kill_at_work={name}",
+            Trouble.KILL_AT_REPLY: f"kill_at_reply={name}",
+        }.get(trouble, f"pause={client.chance.randint(*SHORT_WORK)}")
+
+    def _timeout(self, trouble: Trouble) -> float:
+        """Seconds that the client waits for an answer."""
+        if trouble is Trouble.TIMEOUT:
+            return self.client.chance.uniform(*SHORT_TIMEOUT)
+        if trouble is Trouble.CALM and self.client.charge.trouble is Trouble.STALL:
+            return TIMEOUT_OF_A_TWIN
+        return HONEST_TIMEOUT
+
+    def _send_and_cut(self, request: httpx.Request) -> NoReturn:
+        lines = [f"POST {request.url.path} HTTP/1.1".encode("ascii")]
+        lines += [name + b": " + value for name, value in request.headers.raw]
+        try:
+            address = ("127.0.0.1", self.client.endpoint.port)
+            with socket.create_connection(address, timeout=HONEST_TIMEOUT) as connection:
+                connection.sendall(b"\r\n".join([*lines, b"", b""]) + request.content)
+                self.client.stop.wait(self.client.chance.uniform(*CUT_AFTER))
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-        except OSError:
-            self._saw(Seen.BROKEN)
-        else:
+        except OSError as error:
+            raise httpx.ConnectError(str(error)) from error
+        raise CutError("cut")
+
+    def _count_failure(self, error: httpx.TransportError, trouble: Trouble) -> None:
+        if isinstance(error, CutError):
             self._saw(Seen.CUT)
+        elif isinstance(error, httpx.TimeoutException):
+            self._saw(Seen.TIMEOUT)
+        else:
+            self._saw(Seen.BROKEN)
+            if trouble in KILLINGS and self._was_troubled():
+                self._saw(Seen.KILLED_AT_WORK)
 
     def _count(self, answer: Answer) -> None:
         if answer.replayed:
             self._saw(Seen.REPLAY)
         if answer.code == "idempotency_in_progress":
             self._saw(Seen.CONFLICT)
+            self.conflict = self.conflict or answer
         elif answer.code == "idempotency_key_reused":
             self._saw(Seen.MISMATCH)
         elif answer.status == 503:
@@ -203,10 +236,10 @@ class Client:
 
     def _was_troubled(self) -> bool:
         """Whether the trouble came about that this charge asked for. A neighbour's may have ended its worker before."""
-        return self.tally.was_troubled(self.endpoint.side, self.charge.number)
+        return self.client.tally.was_troubled(self.client.endpoint.side, self.client.charge.number)
 
     def _saw(self, seen: Seen) -> None:
-        self.tally.add(self.endpoint.side, seen)
+        self.client.tally.add(self.client.endpoint.side, seen)
 
 
 def answer_of(response: httpx.Response) -> Answer:
@@ -214,7 +247,6 @@ def answer_of(response: httpx.Response) -> Answer:
     problem: Any = None
     if content_type.startswith("application/problem+json"):
         problem = json.loads(response.content)
-    retry_after = response.headers.get("Retry-After", "")
     return Answer(
         status=response.status_code,
         content_type=content_type,
@@ -222,5 +254,4 @@ def answer_of(response: httpx.Response) -> Answer:
         body=response.content,
         code=str(problem.get("code", "")) if isinstance(problem, dict) else "",
         replayed=response.headers.get("Idempotency-Replayed") == "true",
-        retry_after=float(retry_after) if retry_after.isdigit() else None,
     )

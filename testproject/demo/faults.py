@@ -39,7 +39,12 @@ from idempotency import Operation  # noqa: E402
 from idempotency.lifecycle import Recovery, Status  # noqa: E402
 from idempotency.models import IdempotencyRecord  # noqa: E402
 from idempotency.signals import recovered  # noqa: E402
+from testproject.celery import app as celery_app  # noqa: E402
 from testproject.models import Charge, Payout, UnprotectedCharge, UnprotectedPayout  # noqa: E402
+
+# Loaded before the workers are forked. Otherwise each would do it at its first order, and so would its successor.
+celery_app.loader.import_default_modules()
+celery_app.connection_for_write().transport_cls  # noqa: B018
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

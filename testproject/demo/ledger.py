@@ -1,20 +1,32 @@
-"""Effects, counted where they happen: the rows of the charges in the database, the payouts in the provider's ledger."""
+"""Effects, counted where they happen: rows in the database, payouts and fees in the provider's ledger."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 from django.db import connection
+from django.db.models import QuerySet
 
-from idempotency.models import IdempotencyRecord
-from testproject.models import BaseCharge, BasePayout, Charge, Payout, UnprotectedCharge, UnprotectedPayout
+from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from testproject.models import (
+    BaseCharge,
+    BasePayout,
+    BaseReceipt,
+    Charge,
+    Payout,
+    Receipt,
+    UnprotectedCharge,
+    UnprotectedPayout,
+    UnprotectedReceipt,
+)
 from testproject.provider import read_ledger
 
+from . import orders
 from .payouts import CONTROL, Side, run_of
 from .plan import Charge as PlannedCharge
-from .verdict import Effects
+from .verdict import Effects, HopEffects
 
 TABLES: dict[str, type[BaseCharge]] = {"protected": Charge, "unprotected": UnprotectedCharge}
 
@@ -55,6 +67,38 @@ def count_rows(side: Side, run: str) -> int:
     model: type[BasePayout] = UnprotectedPayout if side.name == CONTROL else Payout
     count: int = model._default_manager.filter(label__startswith=f"{run_of(side, run)}-").count()
     return count
+
+
+def order_charges(side: orders.Side, run: str) -> Effects:
+    """What the handlers of the orders wrote themselves."""
+    return effects_of("protected" if side is orders.OUTBOX else "unprotected", orders.run_of(side, run))
+
+
+def hop_effects(side: orders.Side, run: str, ledger: Path) -> HopEffects:
+    """What came of the messages of a side's orders: how often, by the order's label and the message."""
+    prefix = f"{orders.run_of(side, run)}-"
+    receipts: type[BaseReceipt] = Receipt if side is orders.OUTBOX else UnprotectedReceipt
+    labels = receipts._default_manager.filter(label__startswith=prefix).values_list("label", flat=True)
+    found = Counter((label, orders.RECEIPT) for label in labels)
+    found.update((effect.label, orders.FEE) for effect in read_ledger(ledger) if effect.label.startswith(prefix))
+    return found
+
+
+def count_hop_effects(side: orders.Side, run: str, ledger: Path) -> int:
+    return sum(hop_effects(side, run, ledger).values())
+
+
+def count_messages(run: str) -> int:
+    """What the orders of a run have published through the outbox."""
+    return _messages(run).count()
+
+
+def are_messages_pending(run: str) -> bool:
+    return _messages(run).filter(state=MessageState.PENDING).exists()
+
+
+def _messages(run: str) -> QuerySet[OutboxMessage]:
+    return OutboxMessage.objects.filter(payload__contains=f'"{orders.run_of(orders.OUTBOX, run)}-')
 
 
 def count_take_overs(run: str) -> int:

@@ -1,7 +1,8 @@
 """What the storm will do, decided before it starts: the options, and the charges with the trouble each will meet.
 
-Everything random here and in the clients comes from the seed, so that the protected and the unprotected endpoint meet
-the same storm. What the scheduler, the network stack and the killed workers make of it differs from run to run.
+Everything random here and in the clients comes from the seed, but for the waits between a client's attempts, so that
+the protected and the unprotected endpoint meet the same storm. What the scheduler, the network stack and the killed
+workers make of it differs from run to run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ ACCOUNTS = ("alice", "bob")
 #: Each kind of trouble comes up at least twice in this many charges, so that no check can pass for want of a case.
 MIN_OPERATIONS = 20
 MIN_PAYOUTS = 24
+MIN_ORDERS = 24
 MAX_OPERATIONS = 100_000
 MAX_BURST = 6
 
@@ -58,6 +60,7 @@ class Plan:
 
     operations: int = 500
     payouts: int = 24
+    orders: int = 30
     workers: int = 4
     concurrency: int = 48
     kill_every: float = 2.0
@@ -146,6 +149,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{MIN_PAYOUTS} (default: %(default)s)",
     )
     parser.add_argument(
+        "--orders",
+        type=within(int, MIN_ORDERS, MAX_OPERATIONS),
+        default=default.orders,
+        help="logical orders to send at last, through the outbox and to the control, each of which leads to two "
+        f"messages; at least {MIN_ORDERS} (default: %(default)s)",
+    )
+    parser.add_argument(
         "--workers",
         type=within(int, 1, 64),
         default=default.workers,
@@ -188,7 +198,7 @@ def plan_from(options: dict[str, object]) -> Plan:
 
 def arguments_of(plan: Plan) -> Sequence[str]:
     """The command line that ``add_arguments`` turns into this plan again."""
-    names = ("operations", "payouts", "workers", "concurrency", "kill_every", "lease", "time_limit", "seed")
+    names = ("operations", "payouts", "orders", "workers", "concurrency", "kill_every", "lease", "time_limit", "seed")
     return [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(plan, name)))]
 
 

@@ -15,14 +15,23 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
+from .orders import DIRECT, OUTBOX, Kill
+from .orders import SIDES as ORDER_SIDES
 from .payouts import CONTROL
 from .payouts import SIDES as PAYOUT_SIDES
 from .plan import Plan
 from .tally import Seen, Tally
-from .verdict import Effects, Findings
+from .verdict import Effects, Findings, HopFindings
 
 SIDES = ("protected", "unprotected")
+KILLED = {
+    Kill.RELAY: "SIGKILL: relays, between confirm and mark",
+    Kill.CHILD: "SIGKILL: worker children, of both sides",
+    Kill.WORKER: "SIGKILL: whole workers, of both sides",
+    Kill.BROKER: "SIGKILL: brokers, of both sides",
+}
 MOST_LISTED = 40  # labels
 LINE_EVERY = 3.0  # seconds between two lines where nothing can move
 
@@ -37,12 +46,26 @@ class Stage:
     where: str = "in the database"
 
 
+@dataclass(frozen=True)
+class HopSeen:
+    """What was seen of the hop; lists have one entry a side."""
+
+    findings: Mapping[str, HopFindings]
+    tally: Tally
+    messages: Sequence[int]
+    deliveries: Sequence[int]
+    replays: int
+    kills: Mapping[Kill, int]
+    seconds: float
+
+
 class Report:
     def __init__(self, console: Console, plan: Plan) -> None:
         self.console = console
         self.plan = plan
 
-    def introduce(self) -> None:
+    def introduce(self, without_hop: str = "") -> None:
+        """Say what is to come. ``without_hop``: why there is no broker."""
         self.console.print(
             f"[bold]Sending {self.plan.operations:,} charges over a bad network to a server that is being killed.[/]\n"
             "Clients stop waiting, cut their connection or send duplicates at the same instant, and retry under one "
@@ -50,6 +73,14 @@ class Report:
             "an endpoint without protection beside it. Effects are counted in the database.\n"
             f"Then {self.plan.payouts:,} payouts under each declaration of what a crash means, at a payment provider "
             "that fails or falls silent after it has paid. Effects are counted in the provider's own ledger."
+        )
+        if without_hop:
+            self.console.print(f"The hop through a broker is left out. {without_hop}", markup=False)
+            return
+        self.console.print(
+            f"At last {self.plan.orders:,} orders, each with two messages that go through the outbox, a relay, a real "
+            "Redis and a Celery worker, all of them killed on the way; beside it plain tasks, sent by the handler. "
+            "Effects are counted in the database and in the provider's ledger."
         )
 
     def started(self, database: str, port: int) -> None:
@@ -183,6 +214,44 @@ class Report:
         self.console.print()
         self.console.print(table)
 
+    def hop_table(self, seen_of: HopSeen) -> None:
+        """The orders, what became of their messages, and who was killed on the way."""
+        table = Table(title=f"{seen_of.seconds:.0f} seconds of dying relays, workers and brokers", title_justify="left")
+        table.add_column("")
+        for side in ORDER_SIDES:
+            table.add_column(side.title, justify="right")
+        row, seen = rows_of(table, [seen_of.tally.of(side.name) for side in ORDER_SIDES])
+        found = [seen_of.findings[side.name] for side in ORDER_SIDES]
+        row("logical orders, of two messages each", [side.accepted for side in found])
+        row("declined orders, rolled back", [side.declined for side in found])
+        row("different messages sent", seen_of.messages)
+        row("deliveries to a worker", seen_of.deliveries, section=True)
+        row(
+            "effects, in database and provider's ledger",
+            [side.effects for side in found],
+            should_be=found[0].expected,
+        )
+        row("messages with more than one effect", [side.doubled for side in found], should_be=0)
+        row("messages lost", [side.lost for side in found], should_be=0)
+        row("effects of declined orders", [side.of_declined for side in found], should_be=0)
+        row("wrong answers, or charges", [side.wrong for side in found], should_be=0)
+        row("outcome never learned", [side.unsettled for side in found], should_be=0)
+        row("duplicates answered from the record", [seen_of.replays, 0], section=True)
+        seen("HTTP requests sent", Seen.ATTEMPT)
+        seen("SIGKILL: server's workers in mid-order", Seen.KILLED_AT_WORK, section=True)
+        for kill, label in KILLED.items():
+            row(label, [seen_of.kills[kill]] * len(ORDER_SIDES))
+        self.console.print()
+        self.console.print(table)
+
+    def no_hop(self, why: str) -> None:
+        """The same where there was no broker."""
+        table = Table(title="The hop through outbox, broker and consumer", title_justify="left")
+        table.add_column("left out")
+        table.add_row(Text(why))
+        self.console.print()
+        self.console.print(table)
+
     def parked(self, labels: Sequence[str], effects: Effects) -> None:
         """Every parked payout, and what the provider's ledger says of it."""
         count = Counter({label: len(ids) for (_, label), ids in effects.items()})
@@ -199,6 +268,7 @@ class Report:
         self,
         findings: Mapping[str, Findings],
         payouts: Mapping[str, Findings],
+        hop: Mapping[str, HopFindings],
         complaints: Sequence[str],
         kills: int,
     ) -> None:
@@ -207,7 +277,9 @@ class Report:
         if complaints:
             self.console.print("[bold red]FAILED.[/]", *(f"\n  - {complaint}" for complaint in complaints), sep="")
             protected_payouts = [side for name, side in payouts.items() if name != CONTROL]
-            for example in [example for side in (protected, *protected_payouts) for example in side.examples]:
+            protected_hop = [side for name, side in hop.items() if name == OUTBOX.name]
+            judged: Sequence[Findings | HopFindings] = (protected, *protected_payouts, *protected_hop)
+            for example in [example for side in judged for example in side.examples]:
                 self.console.print(f"    {example}", style="dim", markup=False)
             return
         self.console.print(
@@ -223,6 +295,16 @@ class Report:
                 for side in PAYOUT_SIDES
             )
             + "."
+        )
+        if not hop:
+            self.console.print("The hop through outbox, broker and consumer was left out: there is no Redis server.")
+            return
+        kept, lost = hop[OUTBOX.name], hop[DIRECT.name]
+        self.console.print(
+            f"Through outbox, broker and consumer: {kept.expected:,} messages, {kept.effects:,} effects, "
+            f"{kept.doubled:,} doubled, {kept.lost:,} lost, {kept.of_declined:,} of orders that were rolled back.\n"
+            f"Plain tasks: {lost.expected:,} messages, {lost.effects:,} effects, {lost.doubled:,} doubled, "
+            f"{lost.lost:,} lost, {lost.of_declined:,} of orders that were rolled back."
         )
 
 

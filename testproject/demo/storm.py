@@ -30,9 +30,9 @@ class Storm:
         self.histories = {endpoint.side: [History(charge) for charge in charges] for endpoint, charges in courses}
         self._futures: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(plan.concurrency, thread_name_prefix="charge")
-        # No proxy from the environment, and no kept connections: see gunicorn_conf. Bursts add threads of their own.
+        # No kept connections: see gunicorn_conf. Bursts add threads of their own.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._http = httpx.Client(trust_env=False, limits=limits)
+        self._wire = httpx.HTTPTransport(limits=limits)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -49,7 +49,7 @@ class Storm:
     def join(self) -> None:
         """Wait for what is still under way, which is short once the server has ended."""
         self._pool.shutdown()
-        self._http.close()
+        self._wire.close()
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the storm for at most ``seconds``; True when it is over. Raises what a thread raised."""
@@ -62,7 +62,7 @@ class Storm:
         charge = history.charge
 
         def client(role: str) -> Client:
-            return Client(charge, endpoint, self._http, self.plan, self.tally, self.stop, role=role)
+            return Client(charge, endpoint, self._wire, self.plan, self.tally, self.stop, role=role)
 
         if charge.burst > 1:
             self._burst(history, [client(f"burst-{number}") for number in range(charge.burst)])

@@ -11,12 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .client import Answer
+from .orders import DIRECT, MESSAGES, OUTBOX, Kill, Order
 from .payouts import CONTROL, SIDES
 from .plan import Charge
 from .tally import Seen
 
 #: (account, label) → the ids of the rows that the charge of that label left behind
 Effects = Mapping[tuple[str, str], Sequence[int]]
+
+#: (label of the order, message) → how often the message took effect
+HopEffects = Mapping[tuple[str, str], int]
 
 
 @dataclass
@@ -193,4 +197,86 @@ def payout_complaints(
         found.append("No payout was run again, or the provider never met a derived key again.")
     if not seen["reconcile"].get(Seen.RECONCILED):
         found.append("No reconciler found that an abandoned payout had been made.")
+    return found
+
+
+@dataclass(frozen=True)
+class HopFindings:
+    """What was found of the orders of one side, and of the messages that they led to."""
+
+    accepted: int
+    declined: int
+    expected: int  # messages of accepted orders: so many effects there should be
+    effects: int  # of accepted orders
+    doubled: int  # messages with more than one effect
+    lost: int  # messages of acknowledged orders without an effect
+    of_declined: int  # effects of orders that were rolled back
+    wrong: int  # answers that are not the one outcome of their order, and rows that don't fit it
+    unsettled: int  # orders of which a client never learned the outcome
+    examples: tuple[str, ...] = ()
+
+
+def judge_orders(histories: Sequence[History], charges: Effects, effects: HopEffects) -> HopFindings:
+    """Compare what the clients of orders were told with the charges, and those with the effects of the messages."""
+    orders = [history.charge for history in histories]
+    assert all(isinstance(order, Order) for order in orders)
+    declined = {order.label for order in orders if isinstance(order, Order) and order.declined}
+    accepted = [history for history in histories if history.charge.label not in declined]
+    answers = judge(accepted, {key: ids for key, ids in charges.items() if key[1] not in declined})
+    refusals = [history for history in histories if history.charge.label in declined]
+    examples = list(answers.examples)
+    wrong = answers.wrong + answers.doubled + answers.lost
+    for history in refusals:
+        told = {outcome_of(answer) for answer in history.answers}
+        charged = charges.get((history.charge.account, history.charge.label), ())
+        if charged or len(told) > 1 or any(answer.status != 402 for answer in history.answers):
+            wrong += 1
+            examples.append(f"declined: {history.charge.label} was answered {told} and has the charges {charged}")
+    expected = [(history.charge.label, message) for history in accepted for message in MESSAGES]
+    doubled = [key for key in expected if effects.get(key, 0) > 1]
+    acknowledged = {history.charge.label for history in accepted if history.answers}
+    lost = [key for key in expected if not effects.get(key, 0) and key[0] in acknowledged]
+    examples += [f"doubled: {message} of {label}" for label, message in doubled[:3]]
+    examples += [f"lost: {message} of {label}" for label, message in lost[:3]]
+    return HopFindings(
+        accepted=len(accepted),
+        declined=len(refusals),
+        expected=len(expected),
+        effects=sum(count for (label, _), count in effects.items() if label not in declined),
+        doubled=len(doubled),
+        lost=len(lost),
+        of_declined=sum(count for (label, _), count in effects.items() if label in declined),
+        wrong=wrong,
+        unsettled=answers.unsettled + sum(1 for history in refusals if history.gave_up),
+        examples=tuple(examples),
+    )
+
+
+def hop_complaints(
+    findings: Mapping[str, HopFindings], kills: Mapping[Kill, int], seen: Mapping[Seen, int], replays: int
+) -> list[str]:
+    """The same for the hop. ``kills`` counts what was killed behind the server, ``seen`` is the outbox's side's."""
+    found: list[str] = []
+    hop, control = findings[OUTBOX.name], findings[DIRECT.name]
+    if hop.effects != hop.expected:
+        found.append(f"{hop.expected} messages had {hop.effects} effects.")
+    if hop.doubled:
+        found.append(f"{hop.doubled} messages took effect more than once.")
+    if hop.lost:
+        found.append(f"{hop.lost} messages of acknowledged orders were lost.")
+    if hop.of_declined:
+        found.append(f"Orders that were rolled back had {hop.of_declined} effects.")
+    if hop.wrong:
+        found.append(f"{hop.wrong} orders were not answered with their one outcome.")
+    if hop.unsettled:
+        found.append(f"The clients of {hop.unsettled} orders gave up without an outcome.")
+    found += [f"No {kill.value} was killed on the hop." for kill in Kill if not kills.get(kill)]
+    if not seen.get(Seen.KILLED_AT_WORK):
+        found.append("No worker of the server was killed in the middle of an order.")
+    if not replays:
+        found.append("No message that came again was answered from its record.")
+    if not control.doubled and not control.lost:
+        found.append("The plain tasks doubled and lost nothing, so the faults would not have shown it.")
+    if not control.of_declined:
+        found.append("The plain tasks published nothing of an order that was rolled back.")
     return found

@@ -17,15 +17,17 @@ from django.core.management.base import BaseCommand, CommandError
 from testproject.demo.plan import add_arguments, arguments_of, plan_from
 from testproject.embedded import EmbeddedPostgresError, embedded_postgres
 
-NEEDED = ("gunicorn", "httpx", "rich", "psycopg")
+NEEDED = ("celery", "gunicorn", "httpx", "psycopg", "redis", "rich", "tenacity")
 STOP_LIMIT = 30.0  # seconds; the storm ends its server within a third of it
 
 
 class Command(BaseCommand):
     help = (
         "Send charges over a bad network to a real server whose workers are being killed, count their effects in the "
-        "database, and show the same storm on an unprotected endpoint. Exits with 1 unless every charge took effect "
-        "exactly once. Starts a PostgreSQL of its own, and deletes it, unless a database is given."
+        "database, and show the same storm on an unprotected endpoint. Then payouts at a provider, and orders whose "
+        "messages go through outbox, Redis and a Celery worker, all of them killed on the way. Exits with 1 unless "
+        "everything took effect exactly once. Starts a PostgreSQL of its own, and deletes it, unless a database is "
+        "given."
     )
     # The storm's own process checks and migrates the database that is used; this one doesn't touch any.
     requires_system_checks: tuple[str, ...] = ()

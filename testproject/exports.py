@@ -1,0 +1,66 @@
+"""Exporting one's charges: a request that starts a job, and the job, which a Celery worker runs.
+
+The request writes the export and the message that asks for it in one transaction with its record, and answers 202 at
+once. Its duplicates are told the same until the job has ended, and its outcome from then on. The export's id is derived
+from the request's scope, so a duplicate knows the address even before the first request has committed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models import Count, Sum
+from django.db.models.functions import Now
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import reverse
+
+from idempotency import current_claim
+from idempotency.outbox import publish
+from idempotency.scope import Scope
+
+from .models import Charge, Export
+
+#: The name of the one job that an export starts, for its derived key.
+JOB = "export"
+TASK = "testproject.tasks.run_export"
+
+
+def location_of(scope: Scope) -> str:
+    """Where the export of a request can be looked at."""
+    return reverse("export-detail", args=[scope.derive_key(JOB)])
+
+
+def start_export(account_id: int, label: str) -> HttpResponse:
+    """Begin the export of the current claim."""
+    claim = current_claim()
+    assert claim is not None, "start_export() is for views under @idempotent."
+    export = Export.objects.create(pk=claim.derive_key(JOB), account_id=account_id, label=label)
+    publish(TASK, {"export_id": str(export.pk)})
+    claim.reference = str(export.pk)
+    return answer_of(export)
+
+
+def rebuild(reference: str, request: HttpRequest) -> HttpResponse:
+    """What a duplicate of the request gets: 202 while the job runs, and what came of it afterwards."""
+    return answer_of(Export.objects.get(pk=UUID(reference)))
+
+
+def answer_of(export: Export) -> HttpResponse:
+    body: dict[str, Any] = {"id": str(export.pk), "label": export.label, "state": export.state}
+    if export.finished_at is None:
+        return JsonResponse(body, status=202, headers={"Location": reverse("export-detail", args=[export.pk])})
+    return JsonResponse({**body, "charges": export.charges, "total": export.total})
+
+
+def export_charges(export_id: str) -> dict[str, Any]:
+    """The job: add up the charges of the export's account. Runs in the transaction of its own record."""
+    with transaction.atomic():
+        export = Export.objects.select_for_update().get(pk=UUID(export_id))
+        sums = Charge.objects.filter(account_id=export.account_id).aggregate(charges=Count("pk"), total=Sum("amount"))
+        export.charges, export.total = sums["charges"], sums["total"] or 0
+        export.runs += 1
+        export.finished_at = Now()
+        export.save(update_fields=["charges", "total", "runs", "finished_at"])
+    return {"charges": export.charges, "total": export.total}

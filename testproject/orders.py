@@ -1,0 +1,87 @@
+"""Orders: a charge, and two messages to workers, who send its receipt and pay its fee.
+
+What is shown is the way from the handler to the workers. The protected handler publishes through the outbox, in its own
+transaction. The control beside it does what is usually done: it calls ``apply_async`` in the handler.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+from rest_framework import serializers, status
+from rest_framework.decorators import api_view
+from rest_framework.exceptions import APIException
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from idempotency import idempotent
+from idempotency.outbox import publish
+
+from .authentication import caller
+from .models import MAX_AMOUNT, BaseCharge, Charge, UnprotectedCharge
+from .serializers import SOURCES
+
+#: What the provider takes of each order: its hundredth part, and not less than 1.
+FEE_PART = 100
+
+
+class CardDeclinedError(APIException):
+    """Raised when all is written and published, so that all of it must be undone."""
+
+    status_code = status.HTTP_402_PAYMENT_REQUIRED
+    default_detail = "The card was declined."
+    default_code = "card_declined"
+
+
+class OrderSerializer(serializers.Serializer[Any]):
+    amount = serializers.IntegerField(min_value=1, max_value=MAX_AMOUNT)
+    label = serializers.CharField(max_length=128, allow_blank=True, default="")  # type: ignore[assignment]
+    source = serializers.ChoiceField(choices=SOURCES, default="card")  # type: ignore[assignment]
+
+
+@api_view(["POST"])
+@idempotent("orders.charge")
+def create_order(request: Request) -> Response:
+    """POST /orders/: published if and only if the order is committed."""
+    order = _parsed(request)
+    publish("testproject.tasks.send_receipt", receipt_of(order))
+    publish("testproject.tasks.pay_fee", fee_of(order))
+    return _charge(Charge, request, order)
+
+
+@api_view(["POST"])
+def create_unprotected_order(request: Request) -> Response:
+    """POST /unprotected/orders/: the control."""
+    from .tasks import pay_fee_unprotected, send_receipt_unprotected  # the sample runs without Celery, too
+
+    order = _parsed(request)
+    with transaction.atomic():
+        send_receipt_unprotected.apply_async(kwargs=receipt_of(order))
+        pay_fee_unprotected.apply_async(kwargs=fee_of(order))
+        return _charge(UnprotectedCharge, request, order)
+
+
+def _parsed(request: Request) -> dict[str, Any]:
+    serializer = OrderSerializer(data=request.data)
+    serializer.is_valid(raise_exception=True)
+    order: dict[str, Any] = serializer.validated_data
+    return order
+
+
+def receipt_of(order: dict[str, Any]) -> dict[str, Any]:
+    return {"label": order["label"], "amount": order["amount"]}
+
+
+def fee_of(order: dict[str, Any]) -> dict[str, Any]:
+    return {"label": order["label"], "amount": max(1, order["amount"] // FEE_PART)}
+
+
+def _charge(model: type[BaseCharge], request: Request, order: dict[str, Any]) -> Response:
+    charge = model._default_manager.create(
+        account=caller(request), label=order["label"], amount=order["amount"], currency="usd"
+    )
+    if order["source"] == "declined":
+        raise CardDeclinedError
+    created = {"id": charge.pk, "label": charge.label, "amount": charge.amount}
+    return Response(created, status=status.HTTP_201_CREATED)
