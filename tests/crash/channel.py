@@ -8,7 +8,7 @@ import socket
 from typing import Any
 
 #: A bound for whatever waits, in seconds. Nothing that works comes near it.
-PATIENCE = 60
+PATIENCE = 120
 
 
 class Channel:

@@ -171,6 +171,10 @@ def run_restarts(rounds: int, *, seed: int = 0, parameters: Mapping[str, str] | 
     lots = random.Random(seed)
     with embedded_postgres(parameters) as url:
         migrate(url)
+        import psycopg
+
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("CHECKPOINT")  # a control is to lose what clients were told, and not the tables
         server = Server(url)
         with storm_on(url) as storm:
             for _ in range(rounds):

@@ -30,7 +30,8 @@ def test_only_a_fault_that_a_database_does_not_know_is_left_out() -> None:
 
 
 def test_the_matrix_has_every_place_that_the_package_names() -> None:
-    assert set(faults.PLACES) <= set(POINTS)
+    # Those of the relay are no places of an operation: it is killed in the tests of the outbox.
+    assert {place for place in faults.PLACES if not place.startswith("relay.")} <= set(POINTS)
 
 
 def test_every_exclusion_excludes_something() -> None:

@@ -1,0 +1,22 @@
+"""Names that the harness and its processes share. The harness itself loads no Django."""
+
+from __future__ import annotations
+
+#: The tasks: one that is protected, and its control; and a pair that does as little as possible, to measure.
+KEPT = "delivery.kept"
+PLAIN = "delivery.plain"
+FAST_KEPT = "delivery.fast_kept"
+FAST_PLAIN = "delivery.fast_plain"
+
+#: The queue in which protected messages are put aside, and how many runs of one may be cut off until it is.
+DEAD = "delivery.dead"
+MAX_ATTEMPTS = 3
+
+#: The queue that nudges go to, and that nobody consumes: the relays are processes of the harness's own, which it kills.
+NUDGES = "delivery.nudges"
+
+#: Senders of the outbox: the shipped one, and those of ``senders``.
+ONCE = "idempotency.contrib.celery.send"
+TWICE = "tests.delivery.senders.send_twice"
+WITHOUT_IDENTITY = "tests.delivery.senders.send_without_identity"
+MOST = "tests.delivery.senders.send_most"

@@ -1,0 +1,195 @@
+"""What a forked process does: work, relay, or produce. Each is told what to do by a specification in JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import connections, transaction
+
+from idempotency import claim, faults
+from idempotency.contrib.celery import send_lost_again
+from idempotency.outbox import publish
+from idempotency.relay import relay_batches
+from idempotency.retention import purge_batches
+from testproject.celery import app
+from tests.crash.channel import Channel
+from tests.delivery import names, tasks
+from tests.delivery.strikes import Marks, Strikes
+
+Spec = dict[str, Any]
+
+#: Whose operations the producers run, and so whose messages are consumed.
+ACCOUNT = "7"
+ORDER = "delivery.order"
+#: Seconds between two looks of a relay that found nothing due.
+PAUSE = 0.02
+
+
+def prepare(spec: Spec) -> None:
+    """Point the process at its broker, and break it where it is told to."""
+    app.conf.update(
+        broker_url=spec["broker"],
+        task_default_queue=spec["queue"],
+        broker_transport_options=spec["transport"],
+        task_routes={"idempotency.tasks.*": {"queue": names.NUDGES}},
+    )
+    settings.PROVIDER_URL = spec["provider"]
+    if "lease" in spec:
+        settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "LEASE": timedelta(seconds=spec["lease"])}
+    tasks.strikes = strikes = Strikes(spec)
+    faults.armed["complete.committed"] = lambda: strikes.at_message_under_way("committed")
+
+
+def work(spec: Spec, channel: Channel) -> None:
+    """A Celery worker with a prefork pool. Runs until it is killed."""
+    prepare(spec)
+    tasks.count_deliveries(Path(spec["marks"], "deliveries"))
+    worker = app.Worker(
+        hostname=f"worker-{os.getpid()}@localhost",
+        concurrency=spec.get("concurrency", 2),
+        pool="prefork",
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        quiet=True,
+    )
+    worker.start()
+    sys.exit(worker.exitcode)
+
+
+def relay(spec: Spec, channel: Channel) -> None:
+    """Relay until nothing has been due for a moment and the harness has let go, and tell how much was sent."""
+    prepare(spec)
+    marks = Marks(spec["marks"])
+    passes = 0
+
+    def strike() -> None:
+        nonlocal passes
+        passes += 1
+        if passes % spec["fault"]["every"] == 0:
+            for time_ in range(1, spec["fault"]["times"] + 1):
+                if marks.leave(f"relay.{time_}", str(os.getpid())):
+                    os.kill(os.getpid(), getattr(signal, spec["fault"]["signal"]))
+                    return
+
+    if spec.get("fault"):
+        faults.armed[spec["fault"]["place"]] = strike
+    channel.tell(event="ready")
+    channel.wait()
+    sent = 0
+    while True:
+        for batch in relay_batches(batch_size=spec.get("batch_size", 100)):
+            sent += batch.sent
+        if channel.has_something():
+            channel.tell(event="done", sent=sent)
+            return
+        time.sleep(PAUSE)  # between two looks
+
+
+def produce(spec: Spec, channel: Channel) -> None:
+    """Publish a message to each task for every number, each pair from an operation of its own.
+
+    Of ``rolled_back`` operations, every fourth is rolled back for good, and the one after it is rolled back and tried
+    again.
+    """
+    prepare(spec)
+    for number in range(*spec["numbers"]):
+        for rolls_back in _passes(spec, number):
+            try:
+                _order(spec, number, rolls_back)
+            except RolledBackError:
+                Marks(spec["marks"]).leave(f"rollback.{number}.{rolls_back}")
+    channel.tell(event="done")
+
+
+class RolledBackError(Exception):
+    """The operation fails after it has published."""
+
+
+def _passes(spec: Spec, number: int) -> list[bool]:
+    if not spec.get("rolled_back"):
+        return [False]
+    return {0: [True], 1: [True, False]}.get(number % 4, [False])
+
+
+def _order(spec: Spec, number: int, rolls_back: bool) -> None:
+    label = f"{spec['name']}-{{}}-{number:05d}"
+    with claim(ORDER, account_id=ACCOUNT, key=label.format("order"), payload=number) as run:
+        publish(names.KEPT, {"label": label.format("kept")}, sender=spec["sender"])
+        if spec.get("rolled_back"):
+            # As it is done without an outbox: the message leaves at once, whatever becomes of the transaction.
+            app.send_task(names.PLAIN, kwargs={"label": label.format("plain")})
+        else:
+            publish(names.PLAIN, {"label": label.format("plain")}, sender=spec["sender"])
+        run.result = None
+        if rolls_back:
+            raise RolledBackError
+
+
+def produce_late(spec: Spec, channel: Channel) -> None:
+    """Publish, and hold the transaction open until it is told to commit: the message has a low id and appears late."""
+    prepare(spec)
+    with transaction.atomic():
+        message = publish(names.KEPT, {"label": spec["label"]}, sender=names.ONCE)
+        channel.tell(event="written", id=message.pk)
+        channel.wait()
+    channel.tell(event="done")
+    connections.close_all()
+
+
+def call_tasks(spec: Spec, channel: Channel) -> None:
+    """Publish past the outbox. The file ``calls`` has lists of a task's name, its arguments and options."""
+    prepare(spec)
+    for name, kwargs, options in json.loads(Path(spec["calls"]).read_text()):
+        app.send_task(name, kwargs=kwargs, **options)
+    channel.tell(event="done")
+
+
+def purge(spec: Spec, channel: Channel) -> None:
+    """Delete all records that are past their retention."""
+    prepare(spec)
+    channel.tell(event="done", deleted=sum(batch.deleted for batch in purge_batches()))
+
+
+def resend(spec: Spec, channel: Channel) -> None:
+    """Have those messages sent again that never reached their consumer."""
+    prepare(spec)
+    channel.tell(event="done", found=send_lost_again(older_than=timedelta(0)))
+
+
+def produce_fast(spec: Spec, channel: Channel) -> None:
+    """Publish for the measurement of throughput: each message in a transaction with a row."""
+    from testproject.models import Transfer
+
+    prepare(spec)
+    started = time.monotonic()
+    for number in range(spec["count"]):
+        label = f"{spec['name']}-{number:05d}"
+        with transaction.atomic():
+            Transfer.objects.create(account_id=1, label=label, amount=1)
+            if spec["outbox"]:
+                publish(names.FAST_KEPT, {"label": label}, sender=names.ONCE)
+        if not spec["outbox"]:
+            tasks.fast_plain.apply_async(kwargs={"label": label})
+    channel.tell(event="done", seconds=time.monotonic() - started)
+
+
+ROLES: dict[str, Callable[[Spec, Channel], None]] = {
+    "worker": work,
+    "relay": relay,
+    "producer": produce,
+    "late producer": produce_late,
+    "caller": call_tasks,
+    "purger": purge,
+    "resender": resend,
+    "fast producer": produce_fast,
+}

@@ -1,0 +1,149 @@
+"""What one fault left behind, counted where effects happen, and whether that is right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tests.delivery import names
+from tests.delivery.stage import Scene
+
+
+@dataclass
+class Count:
+    """The effects of one kind of message, of which ``expected`` are to have one each and no other any."""
+
+    expected: int = 0
+    #: Messages with more than one row, or more than one payout.
+    doubled: int = 0
+    #: Messages that were published and have no row, or no payout.
+    lost: int = 0
+    #: Messages of transactions that rolled back, and that took effect.
+    ghosts: int = 0
+    deliveries: int = 0
+    #: Which messages are wrong, for whoever looks into it.
+    examples: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.expected} messages in {self.deliveries} deliveries: "
+            f"doubled {self.doubled}, lost {self.lost}, ghosts {self.ghosts}"
+        )
+
+
+@dataclass
+class Verdict:
+    fault: str
+    broker: str
+    kept: Count = field(default_factory=Count)
+    plain: Count = field(default_factory=Count)
+    #: How often the fault has happened.
+    struck: int = 0
+    #: Protected messages that the broker had confirmed and then lost, and that were sent again.
+    lost_by_broker: int = 0
+    #: Protected messages that were put aside.
+    dead_letters: int = 0
+    #: Anything else that is not as it must be.
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+    def expect(self, condition: object, problem: str) -> None:
+        if not condition:
+            self.problems.append(problem)
+
+    def __str__(self) -> str:
+        result = "; ".join(self.problems) or "ok"
+        return (
+            f"{self.fault} on {self.broker}: {result} (struck {self.struck}; protected {self.kept}; "
+            f"control {self.plain}; {self.seconds:.0f} s)"
+        )
+
+
+def count(scene: Scene, kind: str, expected: Iterable[str], leave_out: Iterable[str] = ()) -> Count:
+    """Compare what was published with the rows in the database and the provider's ledger."""
+    wanted, others = set(expected), set(leave_out)
+    rows, payouts, deliveries = (
+        Counter({label: number for label, number in found.items() if label not in others})
+        for found in (scene.rows(kind), scene.payouts(kind), scene.deliveries_of(kind))
+    )
+    doubled = {label for effects in (rows, payouts) for label, number in effects.items() if number > 1}
+    lost = {label for label in wanted if label not in rows or label not in payouts}
+    ghosts = (set(rows) | set(payouts)) - wanted
+    return Count(
+        expected=len(wanted),
+        doubled=len(doubled),
+        lost=len(lost),
+        ghosts=len(ghosts),
+        deliveries=sum(deliveries.values()),
+        examples=sorted(doubled | lost | ghosts)[:10],
+    )
+
+
+def judge(
+    scene: Scene,
+    verdict: Verdict,
+    kept: Iterable[str],
+    plain: Iterable[str],
+    *,
+    aside: int = 0,
+    cut_off: int = 0,
+    leave_out: Iterable[str] = (),
+) -> None:
+    """What must hold after every fault.
+
+    :param kept: the protected messages that must have taken effect.
+    :param plain: those of the control.
+    :param aside: how many protected messages must have been put aside.
+    :param cut_off: how many of these had runs that were cut off, so that their records are not completed.
+    :param leave_out: protected messages that are none of this.
+    """
+    left_out = set(leave_out)
+    verdict.kept = count(scene, "kept", kept, left_out)
+    verdict.plain = count(scene, "plain", plain)
+    for name in ("doubled", "lost", "ghosts"):
+        if number := getattr(verdict.kept, name):
+            verdict.problems.append(f"{number} protected messages {name}: {verdict.kept.examples}")
+    verdict.expect(verdict.struck, "the fault never struck")
+    verdict.dead_letters = len(scene.dead_letters())
+    verdict.expect(verdict.dead_letters == aside, f"{verdict.dead_letters} messages were put aside, and not {aside}")
+    states = Counter(
+        dict(
+            scene.stage.query(
+                "SELECT record.status, count(*) FROM idempotency_record AS record "
+                "JOIN idempotency_outbox AS message USING (idempotency_key) "
+                "WHERE record.operation = %s AND message.payload ->> 'label' LIKE %s GROUP BY record.status",
+                names.KEPT,
+                f"{scene.name}-%",
+            )
+        )
+    )
+    verdict.expect(
+        states == Counter(completed=verdict.kept.expected + len(left_out), recoverable=cut_off),
+        f"the records are {dict(states)}",
+    )
+
+
+def table(verdicts: Iterable[Verdict]) -> str:
+    """All that was counted on one broker, in Markdown."""
+    heads = ["fault", "struck", "deliveries", "doubled, lost, rolled back", "put aside", "sent again"]
+    heads += ["control: deliveries", "doubled, lost, rolled back", ""]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for verdict in verdicts:
+        kept, plain = verdict.kept, verdict.plain
+        cells = [
+            *(verdict.fault, verdict.struck, f"{kept.deliveries} of {kept.expected}", _effects(kept)),
+            *(verdict.dead_letters, verdict.lost_by_broker, plain.deliveries, _effects(plain)),
+            "✓" if verdict.passed else "✗",
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def _effects(found: Count) -> str:
+    return f"{found.doubled}, {found.lost}, {found.ghosts}"

@@ -1,0 +1,79 @@
+"""What the workers consume: one task that is protected, and its control, which does the same work as Celery has it.
+
+An effect is a row in the database and a payout at the provider. Both tasks make both.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from celery.signals import task_prerun
+from django.conf import settings
+from django.db import transaction
+
+from idempotency import current_claim
+from idempotency.contrib.celery import idempotent_task
+from testproject.celery import app
+from testproject.models import Receipt, Transfer, UnprotectedReceipt
+from testproject.provider.client import pay
+from tests.delivery.names import DEAD, FAST_KEPT, FAST_PLAIN, KEPT, MAX_ATTEMPTS, PLAIN
+from tests.delivery.strikes import Strikes
+
+DELIVERY: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
+
+#: What this process was started with.
+strikes: Strikes | None = None
+
+
+@app.task(name=KEPT, **DELIVERY)
+@idempotent_task(KEPT, dead_letter=DEAD, max_attempts=MAX_ATTEMPTS)
+def kept(label: str, amount: int = 1) -> str:
+    claim = current_claim()
+    assert claim is not None
+    _take_effect(label, amount, str(claim.derive_key("payout")), f"attempt {claim.attempt}")
+    return label
+
+
+@app.task(name=PLAIN, **DELIVERY)
+def plain(label: str, amount: int = 1) -> str:
+    with transaction.atomic():
+        _take_effect(label, amount, str(uuid4()), "")
+    if strikes is not None:
+        strikes.at("committed", label)
+    return label
+
+
+def _take_effect(label: str, amount: int, key: str, recipient: str) -> None:
+    if strikes is not None:
+        strikes.at("begin", label)
+    Transfer.objects.create(account_id=1, label=label, amount=amount, recipient=recipient)
+    pay(settings.PROVIDER_URL, key, label=label, amount=amount, timeout=settings.PROVIDER_TIMEOUT)
+    if strikes is not None:
+        strikes.label = label
+        strikes.at("handler", label)
+
+
+@app.task(name=FAST_KEPT, **DELIVERY)
+@idempotent_task(FAST_KEPT)
+def fast_kept(label: str) -> None:
+    Receipt.objects.create(label=label, amount=1)
+
+
+@app.task(name=FAST_PLAIN, **DELIVERY)
+def fast_plain(label: str) -> None:
+    UnprotectedReceipt.objects.create(label=label, amount=1)
+
+
+def count_deliveries(path: Path) -> None:
+    """Append a line to the file for each delivery that reaches a task, in whatever process."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    @task_prerun.connect(weak=False)
+    def note(kwargs: dict[str, Any] | None = None, **others: Any) -> None:
+        if strikes is not None:
+            strikes.label = ""
+        # One write of a short line to a file that is appended to is one step.
+        os.write(descriptor, f"{(kwargs or {}).get('label', '')}\n".encode())

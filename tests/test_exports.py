@@ -1,0 +1,253 @@
+"""The exports of the sample project: one job for one key, that duplicates attach to, and that only its owner sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db.models.functions import Now
+from django.test import Client
+
+from idempotency.contrib.celery import send
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.relay import relay_once
+from testproject.exports import TASK
+from testproject.models import Charge, Export
+from testproject.tasks import run_export
+from tests.concurrency.racing import PATIENCE, race
+from tests.contrib.brokers import BrokerMissingError, RedisServer
+from tests.database.processes import environment
+from tests.factories import TokenFactory
+from tests.providers import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: Nobody listens on it.
+NO_BROKER = "amqp://guest:guest@127.0.0.1:1//"
+
+Answer = Any
+
+
+class Exporter:
+    """An account that wants its charges exported."""
+
+    def __init__(self, username: str) -> None:
+        self.account = User.objects.create(username=username)
+        self.headers = {"Authorization": f"Token {TokenFactory(user=self.account).key}"}
+
+    def charge(self, *amounts: int) -> None:
+        Charge.objects.bulk_create(Charge(account=self.account, amount=amount, currency="usd") for amount in amounts)
+
+    def post(self, label: str = "march", key: str = "k") -> Answer:
+        sent = {**self.headers, "Idempotency-Key": key}
+        return Client(raise_request_exception=False).post(
+            "/exports/", json.dumps({"label": label}), content_type="application/json", headers=sent
+        )
+
+    def get(self, url: str) -> Answer:
+        return Client(raise_request_exception=False).get(url, headers=self.headers)
+
+
+@pytest.fixture(autouse=True)
+def _no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages stay in the outbox, and no request tries to reach anybody."""
+    monkeypatch.setenv("CELERY_BROKER_URL", NO_BROKER)
+    monkeypatch.setattr(send, "_quiet_until", float("inf"))
+
+
+@pytest.fixture
+def alice(transactional_db: None) -> Exporter:
+    exporter = Exporter("alice")
+    exporter.charge(700, 42)
+    return exporter
+
+
+@pytest.fixture
+def bob(transactional_db: None) -> Exporter:
+    exporter = Exporter("bob")
+    exporter.charge(5)
+    return exporter
+
+
+def run_job() -> dict[str, Any]:
+    """Run the job of the one message, in this process."""
+    message = OutboxMessage.objects.get()
+    assert message.topic == TASK
+    headers = {"idempotency_key": message.idempotency_key, "idempotency_account": message.account_id}
+    ran = run_export.apply(kwargs=json.loads(message.payload), task_id=str(message.message_id), headers=headers)
+    result: dict[str, Any] = ran.get()
+    return result
+
+
+def is_running(answer: Answer) -> bool:
+    return answer.status_code == 202 and "Idempotency-Replayed" not in answer and int(answer["Retry-After"]) >= 1
+
+
+def test_an_export_is_accepted_at_once_with_the_address_of_its_job(alice: Exporter) -> None:
+    answer = alice.post()
+    assert is_running(answer)
+    export = Export.objects.get()
+    assert answer["Location"] == f"/exports/{export.pk}/"
+    assert answer.json() == {"id": str(export.pk), "label": "march", "state": "running"}
+    assert alice.get(answer["Location"]).json() == answer.json()
+
+
+def test_duplicates_attach_to_the_job_while_it_runs(alice: Exporter) -> None:
+    first = alice.post()
+    for _ in range(3):
+        duplicate = alice.post()
+        assert is_running(duplicate)
+        assert (duplicate["Location"], duplicate.content) == (first["Location"], first.content)
+    assert (Export.objects.count(), OutboxMessage.objects.count()) == (1, 1)
+
+
+def test_simultaneous_duplicates_start_one_job(alice: Exporter) -> None:
+    answers = race([alice.post] * 8)
+    assert all(is_running(answer) for answer in answers)
+    assert {answer["Location"] for answer in answers} == {f"/exports/{Export.objects.get().pk}/"}
+    assert OutboxMessage.objects.count() == 1
+
+
+def test_when_the_job_has_ended_its_outcome_is_replayed(alice: Exporter, bob: Exporter) -> None:
+    location = alice.post()["Location"]
+    assert run_job() == {"charges": 2, "total": 742}
+    outcome = {"id": location.split("/")[2], "label": "march", "state": "finished", "charges": 2, "total": 742}
+    for _ in range(2):
+        duplicate = alice.post()
+        assert (duplicate.status_code, duplicate["Idempotency-Replayed"]) == (200, "true")
+        assert duplicate.json() == outcome
+        assert "Retry-After" not in duplicate
+    assert alice.get(location).json() == outcome
+    assert OutboxMessage.objects.count() == 1
+
+
+def test_another_payload_under_the_key_is_refused_while_the_job_runs_and_afterwards(alice: Exporter) -> None:
+    alice.post()
+    running = alice.post(label="april")
+    run_job()
+    for refused in (running, alice.post(label="april")):
+        assert (refused.status_code, refused.json()["code"]) == (422, "idempotency_key_reused")
+        assert "Location" not in refused
+    assert (Export.objects.count(), OutboxMessage.objects.count()) == (1, 1)
+
+
+def test_only_its_owner_can_look_at_an_export(alice: Exporter, bob: Exporter) -> None:
+    location = alice.post()["Location"]
+    assert alice.get(location).status_code == 202
+    assert bob.get(location).status_code == 404
+    assert Client().get(location).status_code == 401
+    run_job()
+    assert alice.get(location).status_code == 200
+    assert bob.get(location).status_code == 404
+    assert Client().get(location).status_code == 401
+
+
+def test_another_account_with_the_same_key_starts_a_job_of_its_own(alice: Exporter, bob: Exporter) -> None:
+    assert alice.post()["Location"] != bob.post()["Location"]
+    assert Export.objects.count() == 2
+
+
+def test_the_job_takes_effect_once_though_its_message_comes_twice(alice: Exporter) -> None:
+    alice.post()
+    first = run_job()
+    alice.charge(1)  # would show in a second run
+    assert run_job() == first
+    assert Export.objects.get().runs == 1
+    consumed = IdempotencyRecord.objects.get(operation="exports.run")
+    assert (consumed.status, consumed.attempt) == (Status.COMPLETED, 1)
+    assert consumed.account_id == str(alice.account.pk)
+    asked = IdempotencyRecord.objects.get(operation="exports.create")
+    assert consumed.scope.trace == asked.scope.trace
+
+
+def test_without_a_broker_exports_are_accepted_and_their_messages_wait(
+    alice: Exporter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(send, "_quiet_until", float("-inf"))
+    assert is_running(alice.post())
+    assert "No worker could be asked to relay" in caplog.text
+    result = relay_once()
+    assert (result.sent, result.put_back) == (0, 1)
+    message = OutboxMessage.objects.get()
+    assert (message.state, message.attempts) == (MessageState.PENDING, 0)
+    assert is_running(alice.post())
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    try:
+        RedisServer.program()
+    except BrokerMissingError as error:
+        if sys.version_info < (3, 13):
+            raise
+        pytest.skip(str(error))
+    with RedisServer(tmp_path) as server:
+        yield server
+
+
+@contextmanager
+def worker(broker: str, log: Path) -> Iterator[None]:
+    """A Celery worker on the test's database."""
+    with log.open("wb") as written:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "celery", "--app", "testproject", "worker", "--concurrency", "1"),
+                *("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO"),
+            ],
+            env={**environment(), "CELERY_BROKER_URL": broker, "BROKER_URL": broker},
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield
+    finally:
+        # The group is the worker's own. Nothing that it could still do is of interest.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(PATIENCE)
+
+
+def test_a_worker_runs_the_export_and_its_duplicates_get_what_it_found(
+    alice: Exporter, bob: Exporter, redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Asked for while there is no broker: its message waits in the outbox.
+    alice.post(key="early")
+    monkeypatch.setenv("CELERY_BROKER_URL", redis.url)
+    monkeypatch.setattr(send, "_quiet_until", float("-inf"))
+    log = tmp_path / "worker.log"
+    with worker(redis.url, log):
+        locations = {answer["Location"] for answer in race([lambda: alice.post(key="late")] * 4)}
+        assert eventually(lambda: all_ended(alice, ["early", "late"])), log.read_text()
+    assert len(locations) == 1
+    for key in ("early", "late"):
+        ended = alice.post(key=key)
+        assert (ended.status_code, ended["Idempotency-Replayed"]) == (200, "true")
+        assert (ended.json()["charges"], ended.json()["total"]) == (2, 742)
+    assert set(Export.objects.values_list("runs", flat=True)) == {1}
+    assert set(OutboxMessage.objects.values_list("state", flat=True)) == {MessageState.SENT}
+
+
+def all_ended(exporter: Exporter, keys: list[str]) -> bool:
+    return all(exporter.post(key=key).status_code == 200 for key in keys)
+
+
+def test_a_message_that_waited_for_the_broker_is_sent_when_it_is_back(
+    alice: Exporter, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice.post()
+    assert relay_once().put_back == 1
+    monkeypatch.setenv("CELERY_BROKER_URL", redis.url)
+    assert relay_once().sent == 0  # not yet
+    OutboxMessage.objects.update(next_try_at=Now())
+    assert relay_once().sent == 1

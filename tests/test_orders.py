@@ -1,0 +1,107 @@
+"""The orders of the sample project: their messages are published if and only if they are committed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from idempotency.contrib.celery import send
+from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from testproject.models import Charge, UnprotectedCharge
+from testproject.orders import fee_of
+from tests.concurrency.racing import race
+from tests.factories import TokenFactory
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ORDER = {"amount": 1234, "label": "order-1"}
+
+Answer = Any
+
+
+class Buyer:
+    def __init__(self) -> None:
+        self.headers = {"Authorization": f"Token {TokenFactory().key}"}
+
+    def post(self, path: str = "/orders/", key: str = "k", **changes: Any) -> Answer:
+        return self.send(path, json.dumps({**ORDER, **changes}).encode(), key)
+
+    def send(self, path: str, body: bytes, key: str = "k") -> Answer:
+        sent = {**self.headers, "Idempotency-Key": key}
+        client = Client(raise_request_exception=False)
+        return client.post(path, body, content_type="application/json", headers=sent)
+
+
+@pytest.fixture
+def buyer(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Buyer:
+    monkeypatch.setattr(send, "_quiet_until", float("inf"))  # no broker is looked for
+    return Buyer()
+
+
+def published() -> list[tuple[str, Any]]:
+    assert set(OutboxMessage.objects.values_list("state", flat=True)) <= {MessageState.PENDING}
+    messages = OutboxMessage.objects.order_by("pk").values_list("topic", "payload")
+    return [(topic.rpartition(".")[2], json.loads(payload)) for topic, payload in messages]
+
+
+def test_an_order_is_charged_and_leads_to_two_messages(buyer: Buyer) -> None:
+    answer = buyer.post()
+    charge = Charge.objects.get()
+    assert (answer.status_code, answer.json()) == (201, {"id": charge.pk, **ORDER})
+    assert published() == [("send_receipt", ORDER), ("pay_fee", {**ORDER, "amount": 12})]
+
+
+def test_its_messages_and_its_record_have_one_trace(buyer: Buyer) -> None:
+    buyer.post()
+    trace = IdempotencyRecord.objects.get().scope.trace
+    assert {message.idempotency_key.partition(".")[0] for message in OutboxMessage.objects.all()} == {trace}
+
+
+def test_however_often_it_is_sent_there_is_one_of_each(buyer: Buyer) -> None:
+    answers = [*race([buyer.post] * 6), buyer.post()]
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    assert answers[-1]["Idempotency-Replayed"] == "true"
+    assert (Charge.objects.count(), len(published())) == (1, 2)
+
+
+def test_a_declined_order_leaves_nothing_and_is_replayed_as_that(buyer: Buyer) -> None:
+    first, second = buyer.post(source="declined"), buyer.post(source="declined")
+    assert (first.status_code, second.status_code, second["Idempotency-Replayed"]) == (402, 402, "true")
+    assert first.content == second.content
+    assert (Charge.objects.count(), published()) == (0, [])
+
+
+@pytest.mark.parametrize("path", ["/orders/", "/unprotected/orders/"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"[]", b"1", b'"text"', b"\xff", b'{"amount": NaN}', b"{}", b'{"amount": 0}'),
+        *(
+            b'{"amount": true, "label": {}}',
+            b'{"amount": 1, "label": "a\\u0000b"}',
+            b'{"amount": 1, "label": "\\ud800"}',
+        ),
+        *(b'{"amount": 1, "source": "cash"}', b'{"amount": 1e400}', b'{"amount": 10000000000000}'),
+    ],
+)
+def test_what_is_no_order_is_refused(buyer: Buyer, path: str, body: bytes) -> None:
+    assert buyer.send(path, body).status_code == 400
+    assert (Charge.objects.count(), UnprotectedCharge.objects.count(), published()) == (0, 0, [])
+
+
+def test_orders_need_a_caller() -> None:
+    for path in ("/orders/", "/unprotected/orders/"):
+        assert Client().post(path, ORDER, content_type="application/json").status_code == 401
+
+
+def test_a_fee_is_never_nothing() -> None:
+    assert [fee_of({"amount": amount, "label": ""})["amount"] for amount in (1, 99, 100, 250)] == [1, 1, 1, 2]
+
+
+def test_without_a_broker_the_control_takes_no_orders(buyer: Buyer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "amqp://guest:guest@127.0.0.1:1//")
+    assert buyer.post("/unprotected/orders/").status_code == 500
+    assert UnprotectedCharge.objects.count() == 0
