@@ -18,6 +18,7 @@ from uuid import UUID
 import pytest
 from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
+from django.db.models.functions import Now
 from django.dispatch import Signal
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
@@ -28,12 +29,12 @@ from rest_framework.test import APIRequestFactory, force_authenticate
 import idempotency
 from idempotency import checks, conf, exceptions, signals
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord
+from idempotency.models import IdempotencyRecord, OutboxMessage
 from idempotency.operation import DEFAULT_MAX_ATTEMPTS, Operation, registry
 from idempotency.problems import problem
 from idempotency.recovery import LONGEST_BACKOFF, recover_once
 from idempotency.stats import Kind, Stats, counters
-from testproject.models import Charge, Notification, Transfer
+from testproject.models import Charge, Export, Notification, Transfer
 from testproject.provider.faults import FAULTS
 from tests.factories import RecordFactory, UserFactory
 from tests.records import from_now
@@ -151,7 +152,7 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider) -> Any:
         return defined
 
     install("shop")
-    install("shop.models", Charge=Charge, Transfer=Transfer, Notification=Notification)
+    install("shop.models", Charge=Charge, Export=Export, Transfer=Transfer, Notification=Notification)
     install("shop.serializers", ChargeSerializer=ShopChargeSerializer)
     install("shop.provider", **provider.names())
     install("shop.reports", make_report=lambda request: "7", open_report=lambda report_id: io.BytesIO(b"a,b\n1,2\n"))
@@ -172,6 +173,18 @@ def post(view: Any, payload: object, *, key: str = "k", user: Any = None) -> Htt
 @each_page()
 def test_every_example_runs(path: Path, run_page: Page) -> None:
     run_page(path.name)
+
+
+@pytest.mark.django_db
+def test_the_job_is_started_once_and_its_duplicates_attach(run_page: Page) -> None:
+    view, user = run_page("jobs.md")["create_export"], UserFactory()
+    running = [post(view, {"label": "march"}, user=user) for _ in range(2)]
+    export = Export.objects.get()
+    assert [(answer.status_code, answer["Location"]) for answer in running] == [(202, f"/exports/{export.pk}/")] * 2
+    assert OutboxMessage.objects.get().topic == "shop.tasks.run_export"
+    Export.objects.update(finished_at=Now(), charges=3)
+    ended = post(view, {"label": "march"}, user=user)
+    assert (ended.status_code, ended["Idempotency-Replayed"], json.loads(ended.content)["charges"]) == (200, "true", 3)
 
 
 @pytest.mark.django_db
@@ -299,6 +312,7 @@ def test_every_signal_is_listed_with_its_arguments() -> None:
     assert {name: code(row[1]) for name, row in rows.items() if code(row[1])} == {
         "recovered": "status",
         "purged": "count",
+        "relayed": "count",
     }
 
 

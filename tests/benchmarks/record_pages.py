@@ -1,7 +1,8 @@
-"""Does the table want a fillfactor? The completing update is cheap (HOT) where the record's page has room for it.
+"""Does the table want a fillfactor? An update is cheaper where the record's page has room for the new row.
 
 A record is inserted small and updated once, when it holds the response. Between the two, other requests insert theirs
-into the same page. So what counts is how many claims are in flight.
+into the same page, so what counts is how many claims are in flight. The update can't be heap-only (HOT) in any case,
+because it takes the record out of the index that recovery reads.
 """
 
 from __future__ import annotations

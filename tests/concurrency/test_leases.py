@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection, transaction
 from django.test import TestCase
 
 from idempotency import claim, claims, current_claim, heartbeat
 from idempotency.exceptions import LeaseLostError, UnavailableError
-from idempotency.models import IdempotencyRecord, IdempotencyStep
+from idempotency.models import IdempotencyRecord
 from idempotency.operation import registry
 from tests.concurrency.racing import PATIENCE, Gate, abandon, effects, end_lease, in_background, record
 from tests.concurrency.urls import handler
@@ -221,7 +220,39 @@ def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(po
     assert effects() == ["one"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_failure_mode_04_a_heartbeat_that_dies_of_anything_else_stops_the_work_too(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(held: Any) -> bool:
+        raise MemoryError
+
+    monkeypatch.setattr(heartbeat.claims, "renew", broken)
+
+    def wait_for_the_end(request: Any) -> None:
+        wait_until(lambda: mine().lost)
+        mine().derive_key("provider.charge")
+
+    handler.before = wait_for_the_end
+    assert post("/beating/").status_code == 409
+    assert effects() == []
+
+
 # What a frozen worker can hold
+
+
+@pytest.mark.postgres
+def test_a_statement_that_outlives_the_lease_is_ended_by_the_database(post: Post) -> None:
+    def stall(request: Any) -> None:
+        if mine().attempt == 1:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_sleep(600)")
+
+    handler.after = stall
+    assert post("/stalled/").status_code == 500  # as of any statement that fails in a handler
+    assert effects() == []
+    assert post("/stalled/").status_code == 201
+    assert effects() == ["one"]
 
 
 @pytest.mark.postgres
@@ -252,7 +283,7 @@ def test_an_idle_timeout_is_accepted_where_the_database_has_none(post: Post) -> 
 @pytest.mark.postgres
 def test_failure_mode_22_settings_end_with_their_transaction(post: Post) -> None:
     """A pooler in transaction mode hands the session to somebody else right after."""
-    names = ("lock_timeout", "idle_in_transaction_session_timeout", "synchronous_commit")
+    names = ("lock_timeout", "idle_in_transaction_session_timeout", "statement_timeout", "synchronous_commit")
 
     def settings() -> list[str]:
         with connection.cursor() as cursor:
@@ -265,128 +296,6 @@ def test_failure_mode_22_settings_end_with_their_transaction(post: Post) -> None
         post(path, key=f"{path}failing")
         handler.reset()
     assert settings() == before
-
-
-# Steps
-
-
-def test_a_step_that_finished_is_not_run_again(post: Post) -> None:
-    calls: list[str] = []
-
-    def phases(request: Any) -> None:
-        first = mine().step("first", lambda: calls.append("first") or {"id": (1, 2)})
-        assert first == {"id": [1, 2]}  # as JSON gives it back, the first time too
-        if len(calls) < 2:
-            calls.append("cut off")
-            raise RuntimeError
-        mine().step("second", lambda: calls.append("second"))
-
-    handler.before = phases
-    assert post("/again/").status_code == 500
-    assert post("/again/").status_code == 201
-    assert calls == ["first", "cut off", "second"]
-    assert effects() == ["one"]
-    assert sorted(IdempotencyStep.objects.values_list("name", flat=True)) == ["first", "second"]
-
-
-def test_a_step_that_was_cut_off_gets_the_same_derived_key_again(post: Post) -> None:
-    derived: list[Any] = []
-
-    def phases(request: Any) -> None:
-        def call() -> None:
-            derived.append((mine().attempt, mine().derive_key("provider.charge"), mine().derive_text("other", 16)))
-            if len(derived) == 1:
-                raise RuntimeError
-
-        mine().step("charge", call)
-
-    handler.before = phases
-    post("/again/")
-    post("/again/")
-    assert [attempt for attempt, *_ in derived] == [1, 2]
-    assert derived[0][1:] == derived[1][1:]
-
-
-def test_a_lost_lease_stops_a_step_before_it_runs_and_keeps_nothing_of_one_that_ran(post: Post) -> None:
-    ran: list[str] = []
-
-    def lose(request: Any) -> None:
-        def overtaken_inside() -> str:
-            ran.append("inside")
-            IdempotencyRecord.objects.update(attempt=2)
-            return "stale"
-
-        with pytest.raises(LeaseLostError):
-            mine().step("inside", overtaken_inside)
-        mine().lost = False  # as it would be in a process that has not noticed
-        with pytest.raises(LeaseLostError):
-            mine().step("before", lambda: ran.append("before"))
-        mine().step("known", lambda: ran.append("known"))
-
-    handler.before = lose
-    assert post("/again/").status_code == 409
-    assert ran == ["inside"]
-    assert IdempotencyStep.objects.count() == 0
-
-
-def test_a_step_is_refused_with_the_remedy_where_it_can_not_work(post: Post) -> None:
-    def refused(request: Any) -> None:
-        with pytest.raises(ImproperlyConfigured, match="transaction=False"):
-            mine().step("x", lambda: None)
-
-    handler.before = refused
-    assert post("/inside/").status_code == 201
-
-    def wrong(request: Any) -> None:
-        for name in ("", "x" * 256, "a\nb", 7):
-            with pytest.raises(ValueError, match="name"):
-                mine().step(name, lambda: None)
-        with pytest.raises(TypeError, match=r"'object'.*must return JSON"):
-            mine().step("object", lambda: object())
-
-    handler.before = wrong
-    assert post("/again/").status_code == 201
-
-
-@pytest.mark.parametrize("statement", ["_begin", "_store"])
-def test_a_step_whose_store_is_out_of_reach_stops_the_work(
-    post: Post, statement: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from idempotency import steps
-
-    def unreachable(*args: Any) -> Any:
-        raise OperationalError("no route")
-
-    monkeypatch.setattr(steps, statement, unreachable)
-    handler.before = lambda request: mine().step("x", lambda: 1)
-    assert post("/again/").status_code == 503
-    assert effects() == []
-
-
-def test_the_steps_of_an_old_request_are_not_those_of_a_new_one_with_its_key(post: Post) -> None:
-    results: list[int] = []
-    handler.before = lambda request: results.append(mine().step("x", lambda: len(results)))
-    post("/again/")
-    IdempotencyRecord.objects.update(expires_at="2000-01-01T00:00Z")
-    post("/again/", label="two")
-    assert results == [0, 1]
-    assert effects() == ["one", "two"]
-
-
-def test_a_new_request_that_lost_its_claim_leaves_the_steps_alone(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    handler.before = lambda request: mine().step("x", lambda: 1)
-    post("/again/")
-    IdempotencyRecord.objects.update(expires_at="2000-01-01T00:00Z")
-    monkeypatch.setattr(claims.sql.backend("default"), "start_over", lambda *args, **kwargs: False)
-    assert post("/again/", label="two").status_code == 409
-    assert IdempotencyStep.objects.count() == 1
-
-
-def test_steps_say_what_they_are_of() -> None:
-    assert str(IdempotencyStep(record_id=7, name="charge")) == "charge of record 7"
-
-
-# In Django's TestCase, whose transaction hides the record from every other connection
 
 
 class InATestCase(TestCase):

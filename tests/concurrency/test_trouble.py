@@ -238,7 +238,7 @@ def test_failure_mode_21_a_busy_sqlite_is_503_before_any_effect(post: Post) -> N
 def test_failure_mode_21_a_store_that_is_busy_when_the_business_transaction_begins_is_503_and_nothing_runs(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def busy(*args: Any) -> None:
+    def busy(*args: Any, **kwargs: Any) -> None:
         raise OperationalError("database is locked")
 
     monkeypatch.setattr(claims.sql.backend("default"), "bound_transaction", busy)

@@ -101,7 +101,7 @@ def test_scenario_20_without_an_optional_key_the_request_keeps_its_transaction(a
 def test_scenario_20_outside_of_a_transaction_means_outside_under_atomic_requests_too(
     alice: Caller, serve: Serve
 ) -> None:
-    serve(idempotent("tests.outside", transaction=False, recovery=PARK)(plain_answer))
+    serve(idempotent("tests.outside_atomic_requests", transaction=False, recovery=PARK)(plain_answer))
     assert not json.loads(alice.post(key="k").content)["in_transaction"]
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
     assert effects() == 1

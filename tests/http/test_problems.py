@@ -191,3 +191,12 @@ def test_a_drf_handler_sees_the_request_it_would_see_unprotected(alice: Caller, 
     serve(view)
     assert alice.post(data={"amount": 1}, key="k").status_code == 204
     assert seen == [(Request, {"amount": 1}, True)]
+
+
+def test_what_drf_refuses_before_the_claim_echoes_the_key_too(alice: Caller, serve: Serve) -> None:
+    serve(api_view(["POST"])(idempotent("tests.echo")(drf_answer)))
+    refused = alice.post(data=b"{oops", key="k")
+    assert (refused.status_code, refused["Idempotency-Key"]) == (400, "k")
+    assert effects() == 0
+    answered = alice.post(key="k")
+    assert (answered.status_code, answered["Idempotency-Key"]) == (201, "k")

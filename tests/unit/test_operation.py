@@ -82,7 +82,7 @@ def test_what_is_declared_wins_over_the_settings_even_when_it_is_false() -> None
         ({"transaction": 0}, "transaction must be True or False"),
         ({"required": "yes"}, "required must be True or False"),
         ({"recovery": "park"}, "recovery must be REEXECUTE, PARK or Reconcile"),
-        ({"in_progress": 409}, "in_progress must be CONFLICT, ACCEPTED or Wait"),
+        ({"in_progress": 409}, "in_progress must be CONFLICT, ACCEPTED, Wait.* or Attach"),
         ({"methods": []}, "methods must name at least one HTTP method"),
         ({"methods": "POST"}, "methods must be a collection of names"),
         ({"methods": ["post"]}, "in capitals"),

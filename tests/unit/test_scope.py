@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from uuid import UUID
 
 import pytest
@@ -67,3 +68,20 @@ def test_an_account_that_can_not_be_stored_is_refused(account: str | None) -> No
 def test_an_account_that_is_not_text_is_the_developers_mistake() -> None:
     with pytest.raises(TypeError, match="must be a str or None, not int"):
         scope_of("charges.create", 7, "k")  # type: ignore[arg-type]
+
+
+def test_a_chain_of_hops_has_one_trace_and_each_hop_a_key_of_its_own() -> None:
+    first = Scope("1", "orders.create", "client-key")
+    second = Scope("1", "orders.ship", first.key_for(first.derive_key("ship")))
+    third = Scope("1", "orders.mail", second.key_for(second.derive_key("mail")))
+    assert first.trace == second.trace == third.trace
+    assert len({scope.idempotency_key for scope in (first, second, third)}) == 3
+    assert re.fullmatch(r"[0-9a-f]{32}", first.trace)
+    assert "client-key" not in third.idempotency_key
+
+
+@pytest.mark.parametrize("key", ["k", "a.b", f"{'A' * 32}.{'0' * 36}", f"{'a' * 32}.{'0' * 35}"])
+def test_another_key_begins_a_trace_of_its_own(key: str) -> None:
+    scope = Scope("1", "orders.create", key)
+    assert scope.trace == scope.derive_text("trace")
+    assert scope.trace != Scope("2", "orders.create", key).trace

@@ -1,0 +1,227 @@
+"""Steps: phases whose results outlive the attempt that ran them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import OperationalError
+
+from idempotency import claims
+from idempotency.exceptions import LeaseLostError
+from idempotency.models import IdempotencyRecord, IdempotencyStep
+from tests.concurrency.racing import effects
+from tests.concurrency.test_leases import mine
+from tests.concurrency.urls import handler
+
+pytestmark = pytest.mark.urls("tests.concurrency.urls")
+
+Post = Callable[..., Any]
+
+
+def test_a_step_that_finished_is_not_run_again(post: Post) -> None:
+    calls: list[str] = []
+
+    def phases(request: Any) -> None:
+        first = mine().step("first", lambda: calls.append("first") or {"id": (1, 2)})
+        assert first == {"id": [1, 2]}  # as JSON gives it back, the first time too
+        if len(calls) < 2:
+            calls.append("cut off")
+            raise RuntimeError
+        mine().step("second", lambda: calls.append("second"))
+
+    handler.before = phases
+    assert post("/again/").status_code == 500
+    assert post("/again/").status_code == 201
+    assert calls == ["first", "cut off", "second"]
+    assert effects() == ["one"]
+    assert sorted(IdempotencyStep.objects.values_list("name", flat=True)) == ["first", "second"]
+
+
+def test_a_step_that_was_cut_off_gets_the_same_derived_key_again(post: Post) -> None:
+    derived: list[Any] = []
+
+    def phases(request: Any) -> None:
+        def call() -> None:
+            derived.append((mine().attempt, mine().derive_key("provider.charge"), mine().derive_text("other", 16)))
+            if len(derived) == 1:
+                raise RuntimeError
+
+        mine().step("charge", call)
+
+    handler.before = phases
+    post("/again/")
+    post("/again/")
+    assert [attempt for attempt, *_ in derived] == [1, 2]
+    assert derived[0][1:] == derived[1][1:]
+
+
+def test_a_lost_lease_stops_a_step_before_it_runs_and_keeps_nothing_of_one_that_ran(post: Post) -> None:
+    ran: list[str] = []
+
+    def lose(request: Any) -> None:
+        def overtaken_inside() -> str:
+            ran.append("inside")
+            IdempotencyRecord.objects.update(attempt=2)
+            return "stale"
+
+        with pytest.raises(LeaseLostError):
+            mine().step("inside", overtaken_inside)
+        mine().lost = False  # as it would be in a process that has not noticed
+        with pytest.raises(LeaseLostError):
+            mine().step("before", lambda: ran.append("before"))
+        mine().step("known", lambda: ran.append("known"))
+
+    handler.before = lose
+    assert post("/again/").status_code == 409
+    assert ran == ["inside"]
+    assert IdempotencyStep.objects.count() == 0
+
+
+def test_a_step_is_refused_with_the_remedy_where_it_can_not_work(post: Post) -> None:
+    def refused(request: Any) -> None:
+        with pytest.raises(ImproperlyConfigured, match="transaction=False"):
+            mine().step("x", lambda: None)
+
+    handler.before = refused
+    assert post("/inside/").status_code == 201
+
+    def wrong(request: Any) -> None:
+        for name in ("", "x" * 256, "a\nb", 7):
+            with pytest.raises(ValueError, match="name"):
+                mine().step(name, lambda: None)
+        with pytest.raises(TypeError, match=r"'object'.*must return JSON"):
+            mine().step("object", lambda: object())
+
+    handler.before = wrong
+    assert post("/again/").status_code == 201
+
+
+def returns_bytes() -> bytes:
+    raise AssertionError("it must not be run")
+
+
+def returns_a_time_or_nothing() -> datetime | None:
+    raise AssertionError("it must not be run")
+
+
+def returns_a_list_of_objects() -> list[object]:
+    return []
+
+
+def returns_a_mapping() -> Mapping[str, int]:
+    return {}
+
+
+def returns_anything() -> object:
+    return None
+
+
+def returns_any() -> Any:
+    return None
+
+
+class Sized(Protocol):
+    def __len__(self) -> int: ...
+
+
+def returns_what_is_sized() -> Sized:
+    return []
+
+
+def returns_what_only_a_type_checker_knows() -> Unheard:  # type: ignore[name-defined]  # noqa: F821
+    return 1
+
+
+@pytest.mark.parametrize("call", [returns_bytes, returns_a_time_or_nothing])
+def test_a_step_that_declares_what_json_does_not_hold_is_refused_before_it_runs(post: Post, call: Any) -> None:
+    def refused(request: Any) -> None:
+        with pytest.raises(TypeError, match=r"'declared'.*(bytes|datetime).*not run"):
+            mine().step("declared", call)
+
+    handler.before = refused
+    assert post("/again/").status_code == 201
+    assert IdempotencyStep.objects.count() == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        returns_a_list_of_objects,
+        returns_a_mapping,
+        returns_anything,
+        returns_any,
+        returns_what_is_sized,
+        returns_what_only_a_type_checker_knows,
+        partial(returns_anything),
+    ],
+)
+def test_a_step_that_may_return_json_is_run(post: Post, call: Any) -> None:
+    handler.before = lambda request: mine().step("declared", call)
+    assert post("/again/").status_code == 201
+    assert IdempotencyStep.objects.count() == 1
+
+
+def test_calls_are_named_alike_by_each_attempt_and_those_of_a_step_by_themselves(post: Post) -> None:
+    names: list[list[str]] = []
+
+    def calls(request: Any) -> None:
+        here = [mine().name_call("mail"), mine().name_call("mail")]
+        mine().step("first", lambda: here.append(mine().name_call("mail")))
+        mine().step("second", lambda: mine().step("inner", lambda: here.append(mine().name_call("mail"))))
+        names.append([*here, mine().name_call("mail")])
+        if mine().attempt == 1:
+            raise ZeroDivisionError
+
+    handler.before = calls
+    assert post("/again/").status_code == 500
+    assert post("/again/").status_code == 201
+    assert names == [
+        ["mail", "mail#2", "first/mail", "second/inner/mail", "mail#3"],
+        ["mail", "mail#2", "mail#3"],  # the steps are skipped, and shift nothing
+    ]
+
+
+@pytest.mark.parametrize("statement", ["_begin", "_store"])
+def test_a_step_whose_store_is_out_of_reach_stops_the_work(
+    post: Post, statement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from idempotency import steps
+
+    def unreachable(*args: Any) -> Any:
+        raise OperationalError("no route")
+
+    monkeypatch.setattr(steps, statement, unreachable)
+    handler.before = lambda request: mine().step("x", lambda: 1)
+    assert post("/again/").status_code == 503
+    assert effects() == []
+
+
+def test_the_steps_of_an_old_request_are_not_those_of_a_new_one_with_its_key(post: Post) -> None:
+    results: list[int] = []
+    handler.before = lambda request: results.append(mine().step("x", lambda: len(results)))
+    post("/again/")
+    IdempotencyRecord.objects.update(expires_at="2000-01-01T00:00Z")
+    post("/again/", label="two")
+    assert results == [0, 1]
+    assert effects() == ["one", "two"]
+
+
+def test_a_new_request_that_lost_its_claim_leaves_the_steps_alone(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler.before = lambda request: mine().step("x", lambda: 1)
+    post("/again/")
+    IdempotencyRecord.objects.update(expires_at="2000-01-01T00:00Z")
+    monkeypatch.setattr(claims.sql.backend("default"), "start_over", lambda *args, **kwargs: False)
+    assert post("/again/", label="two").status_code == 409
+    assert IdempotencyStep.objects.count() == 1
+
+
+def test_steps_say_what_they_are_of() -> None:
+    assert str(IdempotencyStep(record_id=7, name="charge")) == "charge of record 7"
+
+
+# In Django's TestCase, whose transaction hides the record from every other connection
