@@ -166,9 +166,12 @@ class BadNetwork(httpx.BaseTransport):
             if trouble not in SERVERS_TROUBLES or self._was_troubled():
                 self.trouble = Trouble.CALM
             raise
-        self.trouble = Trouble.CALM  # one trouble a client; what the killer adds comes on top
         answer = answer_of(response)
         self._count(answer)
+        # One trouble a client; what the killer adds comes on top. A stall is still due when the claim belongs to a worker
+        # that a neighbour's trouble killed before it could stand still.
+        if trouble is not Trouble.STALL or answer.code != "idempotency_in_progress" or self._was_troubled():
+            self.trouble = Trouble.CALM
         late = trouble is Trouble.STALL and time.monotonic() - started > self.client.plan.lease
         if late and (answer.replayed or answer.code == "idempotency_in_progress"):
             self._saw(Seen.OUTLIVED)  # told what the winner did, or that it is at it

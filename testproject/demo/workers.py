@@ -57,13 +57,18 @@ class Workers:
         with self._reports.makefile(encoding="ascii") as lines:
             for line in lines:
                 word, pid, *charge = line.split()
-                if word in {"kill", "stalled"}:
-                    # First the note: the client looks for it as soon as its connection breaks.
+                # First the note: the client looks for it as soon as its connection breaks. A worker that was killed before
+                # its stall was heard of doesn't wake up: that stall is still due.
+                if word == "kill" or (word == "stalled" and self._lives(int(pid))):
                     self._tally.note_trouble(charge[0], int(charge[1]))
                 elif word == "reconciled":
                     self._tally.add(charge[0], Seen.RECONCILED)
                 with self._lock:
                     self._heard(word, int(pid))
+
+    def _lives(self, pid: int) -> bool:
+        with self._lock:
+            return pid in self._alive
 
     def _heard(self, word: str, pid: int) -> None:
         if word == "born":
