@@ -168,8 +168,8 @@ class BadNetwork(httpx.BaseTransport):
             raise
         answer = answer_of(response)
         self._count(answer)
-        # One trouble a client; what the killer adds comes on top. A stall is still due when the claim belongs to a worker
-        # that a neighbour's trouble killed before it could stand still.
+        # One trouble a client; what the killer adds comes on top. A stall is still due when the claim belongs to a
+        # worker that a neighbour's trouble killed before it could stand still.
         if trouble is not Trouble.STALL or answer.code != "idempotency_in_progress" or self._was_troubled():
             self.trouble = Trouble.CALM
         late = trouble is Trouble.STALL and time.monotonic() - started > self.client.plan.lease

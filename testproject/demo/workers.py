@@ -57,8 +57,8 @@ class Workers:
         with self._reports.makefile(encoding="ascii") as lines:
             for line in lines:
                 word, pid, *charge = line.split()
-                # First the note: the client looks for it as soon as its connection breaks. A worker that was killed before
-                # its stall was heard of doesn't wake up: that stall is still due.
+                # First the note: the client looks for it as soon as its connection breaks. A worker that was killed
+                # before its stall was heard of doesn't wake up: that stall is still due.
                 if word == "kill" or (word == "stalled" and self._lives(int(pid))):
                     self._tally.note_trouble(charge[0], int(charge[1]))
                 elif word == "reconciled":
