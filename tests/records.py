@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 
+MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 
 _numbers = itertools.count()

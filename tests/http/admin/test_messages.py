@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from html import unescape
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
@@ -18,20 +16,14 @@ from django.urls import reverse
 
 from idempotency import admin_display, admin_outbox
 from idempotency.models import MessageState, OutboxMessage
+from tests.http.admin.pages import SECRET, log_in, text
 from tests.outbox import make_messages, states
 from tests.records import HOUR
 
 pytestmark = pytest.mark.django_db
 
 LIST = reverse("admin:idempotency_outboxmessage_changelist")
-SECRET = "4242-4242-<b>"
 PENDING, SENT, DEAD = MessageState.PENDING, MessageState.SENT, MessageState.DEAD
-
-
-def log_in(client: Client, *permissions: str, superuser: bool = False) -> None:
-    user = User.objects.create_user("staff", is_staff=True, is_superuser=superuser)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    client.force_login(user)
 
 
 @pytest.fixture
@@ -48,12 +40,6 @@ def operator(client: Client) -> Client:
 
 def detail(pk: int, view: str = "change") -> str:
     return reverse(f"admin:idempotency_outboxmessage_{view}", args=[pk])
-
-
-def text(response: Any) -> str:
-    """What a person sees of a page."""
-    assert response.status_code == 200
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", response.content.decode())).split())
 
 
 def listed(client: Client, **query: str) -> list[int]:

@@ -1,0 +1,259 @@
+"""The store breaks off, can't be reached, read or written, or has changed since it was read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+
+from idempotency import claims, signals
+from idempotency.models import IdempotencyRecord
+from tests.concurrency.conftest import Post
+from tests.concurrency.racing import abandon, effects, end_lease, record
+from tests.concurrency.trouble.failures import code_of, fail
+from tests.concurrency.urls import handler
+
+pytestmark = pytest.mark.urls("tests.concurrency.urls")
+
+
+# A connection that breaks
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_failure_mode_13_a_connection_that_dies_in_the_handler_leaves_nothing(post: Post, moment: str) -> None:
+    def die(request: Any) -> None:
+        if handler.attempts == [1]:
+            _end_this_session()
+
+    setattr(handler, moment, die)
+    answer = post()
+
+    assert answer.status_code == {"before": 500, "after": 503}[moment]
+    assert effects() == []
+    assert post().status_code == 201
+    assert (effects(), handler.attempts) == (["one"], [1, 2])
+
+
+def _end_this_session() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        pid = cursor.fetchone()[0]
+    other = connection.copy("other")
+    with other.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+    other.close()
+
+
+def test_a_claim_that_can_not_be_released_is_left_to_its_lease(
+    post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreachable(claim: Any) -> bool:
+        raise OperationalError("no route")
+
+    monkeypatch.setattr(claims, "release", unreachable)
+    handler.before = fail
+    assert post().status_code == 500
+    assert record().status == "in_progress"
+    assert "its lease runs out by itself" in caplog.text
+    monkeypatch.undo()
+    end_lease()
+    handler.before = lambda request: None
+    assert post().json()["attempt"] == 2
+    assert effects() == ["one"]
+
+
+# A store that can't be written
+
+
+def test_failure_mode_29_a_read_only_store_is_503_and_nothing_runs(post: Post) -> None:
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SET default_transaction_read_only = on")
+        else:
+            cursor.execute("PRAGMA query_only = ON")
+    try:
+        answer = post()
+    finally:
+        connection.close()
+    assert (answer.status_code, code_of(answer), answer["Retry-After"]) == (503, "idempotency_unavailable", "1")
+    assert handler.attempts == []
+    assert post().status_code == 201
+
+
+def test_failure_mode_29_an_unreachable_store_is_503_and_nothing_runs(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = "/nowhere/at/all"
+    monkeypatch.setitem(connection.settings_dict, "HOST" if connection.vendor == "postgresql" else "NAME", nowhere)
+    connection.close()
+    answer = post()
+    connection.close()
+    monkeypatch.undo()
+    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
+    assert handler.attempts == []
+    assert post().status_code == 201
+
+
+def test_a_store_without_its_table_is_503_and_nothing_runs(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    from idempotency.sql import postgresql
+
+    monkeypatch.setattr(IdempotencyRecord._meta, "db_table", "no_such_table")
+    monkeypatch.setattr(
+        postgresql, "INSERT_FAST_CLAIM", postgresql.INSERT_FAST_CLAIM.replace("idempotency_record", "no_such_table")
+    )
+    assert post().status_code == 503
+    assert handler.attempts == []
+
+
+@pytest.mark.sqlite
+def test_failure_mode_21_a_busy_sqlite_is_503_before_any_effect(post: Post) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA busy_timeout = 50")
+    other = connection.copy("other")
+    other.set_autocommit(False)
+    with other.cursor() as cursor:
+        cursor.execute("BEGIN IMMEDIATE")
+        answer = post()
+        cursor.execute("ROLLBACK")
+    other.close()
+    connection.close()
+    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
+    assert handler.attempts == []
+    assert post().status_code == 201
+
+
+def test_failure_mode_21_a_store_that_is_busy_when_the_business_transaction_begins_is_503_and_nothing_runs(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*args: Any, **kwargs: Any) -> None:
+        raise OperationalError("database is locked")
+
+    monkeypatch.setattr(claims.sql.backend("default"), "bound_transaction", busy)
+    answer = post("/bounded/")
+    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
+    assert (handler.attempts, record().status) == ([], "recoverable")
+    monkeypatch.undo()
+    assert post("/bounded/").status_code == 201
+
+
+def test_an_outcome_that_can_not_be_written_is_503_and_nothing_is_kept(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disk_full(claim: Any, outcome: Any) -> None:
+        raise OperationalError("could not extend file: No space left on device")
+
+    monkeypatch.setattr(claims, "complete", disk_full)
+    answer = post()
+    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
+    assert effects() == []
+    monkeypatch.undo()
+    assert post().status_code == 201
+    assert (effects(), handler.attempts) == (["one"], [1, 2])
+
+
+def test_a_record_that_never_settles_is_in_progress_after_a_bounded_number_of_rounds(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[int] = []
+    monkeypatch.setattr(claims, "_one_round", lambda *args: rounds.append(1))
+    assert post().status_code == 409
+    assert len(rounds) == claims.MAX_ROUNDS
+    assert handler.attempts == []
+
+
+@pytest.mark.postgres
+def test_failure_mode_17_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from psycopg import errors
+
+    one_round = claims._one_round
+    rounds: list[int] = []
+
+    def deadlock_first(*args: Any) -> Any:
+        rounds.append(1)
+        if len(rounds) == 1:
+            raise OperationalError("deadlock detected") from errors.DeadlockDetected()
+        return one_round(*args)
+
+    monkeypatch.setattr(claims, "_one_round", deadlock_first)
+    assert post().status_code == 201
+    assert (len(rounds), effects()) == (2, ["one"])
+
+
+def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_announced_again(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post("/park/")
+    abandon()
+    end_lease()
+    backend = claims.sql.backend("default")
+    park_abandoned = backend.park_abandoned
+    parked: list[str] = []
+
+    def parked_meanwhile(*args: Any) -> bool:
+        park_abandoned(*args)
+        return park_abandoned(*args)
+
+    def note(**arguments: Any) -> None:
+        parked.append(arguments["idempotency_key"])
+
+    signals.parked.connect(note)
+    monkeypatch.setattr(backend, "park_abandoned", parked_meanwhile)
+    assert code_of(post("/park/")) == "idempotency_outcome_unknown"
+    signals.parked.disconnect(note)
+    assert (record().status, parked) == ("failed", [])
+
+
+def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = claims.sql.backend("default")
+
+    def lose(request: Any) -> None:
+        IdempotencyRecord.objects.update(attempt=2)
+        monkeypatch.setattr(backend, "read", unreachable)
+
+    def unreachable(*args: Any) -> Any:
+        raise OperationalError("no route")
+
+    handler.before = lose
+    answer = post()
+    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
+    assert effects() == []
+
+
+def test_a_record_purged_between_the_lost_insert_and_the_read_is_claimed_anew(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post()
+    backend = claims.sql.backend("default")
+    read = backend.read
+
+    def purged_meanwhile(using: str, scope: Any) -> Any:
+        IdempotencyRecord.objects.all().delete()
+        return read(using, scope)
+
+    monkeypatch.setattr(backend, "read", purged_meanwhile)
+    assert post().status_code == 201
+    assert handler.attempts == [1, 1]
+
+
+# A record that can't be read back
+
+
+def test_failure_mode_51_a_damaged_record_is_500_and_never_run_again(
+    post: Post, caplog: pytest.LogCaptureFixture
+) -> None:
+    post()
+    for damage in (
+        {"response_headers": [["Location"]]},
+        {"response_headers": [], "response_status": None},
+        {"response_status": 201, "response_body": json.dumps({"$idempotency-envelope": 7}).replace(": ", ":", 1)},
+    ):
+        IdempotencyRecord.objects.update(**damage)
+        answer = post()
+        assert (answer.status_code, code_of(answer)) == (500, "idempotency_outcome_unreadable")
+    assert (effects(), handler.attempts) == (["one"], [1])
+    assert "race.inside" in caplog.text

@@ -1,0 +1,99 @@
+"""A failure outside of a transaction is recovered as declared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+from django.http import HttpResponse
+
+from idempotency import Completed, claims
+from tests.concurrency.conftest import Post
+from tests.concurrency.racing import abandon, effects, end_lease, record
+from tests.concurrency.trouble.failures import code_of, fail
+from tests.concurrency.urls import handler, reconciler
+
+pytestmark = pytest.mark.urls("tests.concurrency.urls")
+
+
+def test_outside_of_a_transaction_the_outcome_is_recorded_and_replayed(post: Post) -> None:
+    for path in ("/park/", "/again/"):
+        first = post(path, key=path)
+        assert post(path, key=path).content == first.content
+    assert effects() == ["one", "one"]
+
+
+def test_park_never_runs_again_by_itself(post: Post) -> None:
+    handler.after = fail
+    assert post("/park/").status_code == 500
+    assert (record().status, effects()) == ("failed", ["one"])
+    handler.after = lambda request: None
+    for _ in range(2):
+        answer = post("/park/")
+        assert (answer.status_code, code_of(answer)) == (409, "idempotency_outcome_unknown")
+        assert "Retry-After" not in answer.headers
+    assert post("/park/", label="other").status_code == 422
+    assert effects() == ["one"]
+
+
+def test_an_abandoned_claim_of_a_park_operation_is_parked_and_not_run(post: Post) -> None:
+    post("/park/")
+    abandon()
+    end_lease()
+    assert code_of(post("/park/")) == "idempotency_outcome_unknown"
+    assert (record().status, effects(), handler.attempts) == ("failed", [], [1])
+
+
+def test_an_operation_with_a_reconciler_that_failed_keeps_its_claim_until_somebody_can_ask(post: Post) -> None:
+    """Its call may have arrived, or be on its way still: neither a retry nor a parked record is right."""
+    handler.after = fail
+    assert post("/reconciled/").status_code == 500
+    handler.after = lambda request: HttpResponse(status=502)
+    assert record().status == "in_progress"
+    assert post("/reconciled/").status_code == 409
+    end_lease()
+    reconciler.find_out = lambda row: Completed({"found": row.attempt})
+    answer = post("/reconciled/")
+    assert (answer.status_code, answer.json(), handler.attempts) == (200, {"found": 2}, [1])
+
+
+def test_reexecute_outside_of_a_transaction_runs_again(post: Post) -> None:
+    handler.before = lambda request: fail() if handler.attempts == [1] else None
+    assert post("/again/").status_code == 500
+    assert record().status == "recoverable"
+    assert post("/again/").status_code == 201
+    assert effects() == ["one"]
+
+
+def test_an_unrecordable_answer_outside_of_a_transaction_is_given_up_as_declared(post: Post) -> None:
+    handler.after = lambda request: HttpResponse(status=503)
+    assert post("/again/", key="a").status_code == 503
+    assert record("a").status == "recoverable"
+    assert post("/park/", key="p").status_code == 503
+    assert record("p").status == "failed"
+
+
+def test_outside_of_a_transaction_a_lost_lease_is_answered_from_the_winner(post: Post) -> None:
+    def taken_over(request: Any) -> None:
+        if handler.attempts == [1]:
+            end_lease()
+            winner.append(post("/again/"))
+
+    winner: list[Any] = []
+    handler.before = taken_over
+    late = post("/again/")
+    assert late.content == winner[0].content
+    assert late["Idempotency-Replayed"] == "true"
+
+
+def test_outside_of_a_transaction_a_lost_recording_leaves_the_claim_to_recovery(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(claim: Any, outcome: Any) -> None:
+        raise OperationalError("no route")
+
+    monkeypatch.setattr(claims, "complete", unreachable)
+    answer = post("/park/")
+    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
+    assert (record().status, effects()) == ("in_progress", ["one"])

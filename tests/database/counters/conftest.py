@@ -1,0 +1,18 @@
+"""Each test begins with nothing counted, in memory or in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from idempotency.counters import counters
+from idempotency.models import IdempotencyCounter
+
+
+@pytest.fixture(autouse=True)
+def _nothing_counted(db: None) -> Iterator[None]:
+    counters.reset()
+    IdempotencyCounter.objects.all().delete()  # which a worker of an earlier test may have written as it ended
+    yield
+    counters.reset()

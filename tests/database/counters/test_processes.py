@@ -1,0 +1,163 @@
+"""Counts add up over threads, forks and processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+from idempotency.counters import counters
+from tests.database import processes
+from tests.database.counters.counting import CLAIMED, count, operation, written
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def _threads_take_turns() -> Iterator[None]:
+    """Let the interpreter switch between threads wherever it may."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_threads_take_turns")
+def test_no_count_is_lost_between_threads() -> None:
+    together = threading.Barrier(8)
+    receive = counters._receiver("claimed")
+
+    def count_many() -> None:
+        together.wait(60)
+        for _ in range(5000):
+            receive(operation)
+
+    threads = [threading.Thread(target=count_many) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    counters.flush()
+    assert written() == {CLAIMED: 40_000}
+
+
+@pytest.mark.usefixtures("_threads_take_turns")
+def test_no_count_is_lost_or_written_twice_while_others_count() -> None:
+    """Threads count and flush at the same time, as those of a server do."""
+    together = threading.Barrier(4)
+
+    def work() -> None:
+        together.wait(60)
+        for _ in range(20):
+            count(50)
+            counters.flush()
+        connections.close_all()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    counters.flush()
+    assert written() == {CLAIMED: 4000}
+
+
+def test_a_forked_child_counts_from_nothing() -> None:
+    count()
+    reader, writer = os.pipe()
+    with counters._lock, counters._flushing:  # as other threads may hold them at that moment
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)
+            count(2)
+            os.write(writer, str(counters._pending[CLAIMED]).encode())
+            os._exit(0)
+    assert os.read(reader, 10) == b"2"
+    assert os.waitpid(pid, 0)[1] == 0
+    os.close(reader)
+    os.close(writer)
+    assert counters._pending == {CLAIMED: 1}
+
+
+PROCESS = """
+import os, sys, django
+django.setup()
+from idempotency import Operation, signals
+from idempotency.counters import counters
+from idempotency.scope import Scope
+
+operation = Operation("tests.counters")
+scope = Scope("1", operation.name, "k")
+
+def count(times):
+    for _ in range(times):
+        signals.announce(signals.claimed, operation, scope, 1)
+
+"""
+
+
+def tell(process: Any, line: str = "") -> None:
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+def ends_well(process: Any) -> str:
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    return str(output)
+
+
+def test_the_counts_of_processes_add_up_and_a_third_one_shows_them() -> None:
+    running = [
+        processes.start(PROCESS + "print('ready', flush=True); input(); count(int(sys.argv[1]))", times)
+        for times in ("3", "4")
+    ]
+    for process in running:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in running:
+        tell(process)
+    for process in running:
+        ends_well(process)
+    shown = ends_well(
+        processes.start(
+            "from django.core.management import execute_from_command_line as run; import sys; run(sys.argv)",
+            "idempotency_stats",
+            "--json",
+        )
+    )
+    assert json.loads(shown)["claims"] == {"value": 7, "kind": "recent"}
+
+
+def test_a_killed_process_takes_with_it_what_it_had_not_written() -> None:
+    script = "count(2); counters.flush(); count(3); print('counted', flush=True); input()"
+    process = processes.start(PROCESS + script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "counted\n"
+    process.kill()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert written() == {CLAIMED: 2}
+
+
+def test_a_forked_child_does_not_write_what_its_parent_counted() -> None:
+    script = "count(2); pid = os.fork(); count(0 if pid else 5); pid and os.waitpid(pid, 0)"
+    ends_well(processes.start(PROCESS + script))
+    assert written() == {CLAIMED: 7}
+
+
+def test_a_process_that_ends_without_its_database_says_so_once_and_ends_well() -> None:
+    database = (
+        "postgres://nobody@/nothing?host=/nowhere" if connection.vendor == "postgresql" else "sqlite:////no/where"
+    )
+    process = processes.start(PROCESS + "count(2)", env={"DATABASE_URL": database})
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors.count("What was counted could not be written yet") == 1

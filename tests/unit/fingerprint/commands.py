@@ -1,0 +1,53 @@
+"""Commands to take fingerprints of, and a notion of sameness that has nothing of the fingerprint's."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+
+from hypothesis import strategies as st
+
+from idempotency.fingerprint import Payload
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(alphabet=st.characters())  # lone surrogates included
+)
+# Few and colliding values, so that two draws are often nearly the same.
+near = st.sampled_from([None, True, False, 0, 1, 0.0, -0.0, 1.0, "", "0", "1", "n", "s1:a", "a", b"", b"a"])
+names = st.sampled_from(["", "a", "b", "a1", "1:a"])
+
+
+def nested(leaves: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    return st.recursive(
+        leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=8
+    )
+
+
+def of(command: object) -> str:
+    return Payload(command).request_hash
+
+
+def typed(value: object) -> object:
+    """An independent notion of sameness: the value with the type of everything in it."""
+    if isinstance(value, dict):
+        return "object", frozenset((name, typed(item)) for name, item in value.items())
+    if isinstance(value, list):
+        return "list", tuple(typed(item) for item in value)
+    if isinstance(value, float):
+        return "float", value.hex()
+    return type(value).__name__, value
+
+
+class Colour(str, Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Charge:
+    amount: int
+    currency: str = "usd"
+    trace: str = dataclasses.field(default="", compare=False)
