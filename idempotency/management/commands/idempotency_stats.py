@@ -5,15 +5,12 @@ from __future__ import annotations
 from json import dumps
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError, connections
+from django.core.management.base import BaseCommand, CommandParser
 
 from idempotency.claims import alias
+from idempotency.management.running import check_database, refusals_as_errors
 from idempotency.stats import EVENTS, Number, stats
 from idempotency.stats import by_operation as stats_by_operation
-
-EXIT_REFUSED = 1
-EXIT_USAGE = 2
 
 LABELS = {
     "table_bytes": "table and indexes",
@@ -58,17 +55,14 @@ class Command(BaseCommand):
 
     def handle(self, *args: object, json: bool, by_operation: bool, database: str | None, **options: Any) -> None:
         using = alias() if database is None else database
-        if using not in connections:
-            raise CommandError(f"--database: there is no database {using!r} in DATABASES.", returncode=EXIT_USAGE)
-        try:
+        check_database(using)
+        with refusals_as_errors(using):
             if by_operation:
                 events = stats_by_operation(using)
                 text = dumps(events) if json else _table_of_operations(events)
             else:
                 numbers = stats(using)
                 text = dumps(numbers.as_dict()) if json else _table_of_numbers(dict(numbers))
-        except DatabaseError as error:
-            raise CommandError(f"Database {using!r} refused: {str(error).strip()}", returncode=EXIT_REFUSED) from error
         self.stdout.write(text)
 
 
