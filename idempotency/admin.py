@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin
 from django.db.models import Q, QuerySet
@@ -23,16 +23,11 @@ from django.http import HttpRequest, HttpResponse
 
 from . import admin_outbox  # noqa: F401 - registers the outbox
 from .admin_decisions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, Decision
-from .admin_display import NONE, BoundedPaginator, preformatted, time_left, written
+from .admin_display import NONE, ReadOnlyAdmin, StateFilter, preformatted, time_left, written
 from .claims import alias
 from .lifecycle import Status
 from .models import IdempotencyRecord, RecordQuerySet
 from .operation import registry
-
-if TYPE_CHECKING:
-    RecordModelAdmin = admin.ModelAdmin[IdempotencyRecord]
-else:
-    RecordModelAdmin = admin.ModelAdmin
 
 _RESPONSE_FIELDS = ("response_headers", "response_body", "response_reference")
 
@@ -46,16 +41,8 @@ _STATES: dict[str, tuple[str, Callable[[RecordQuerySet], RecordQuerySet]]] = {
 }
 
 
-class StateFilter(admin.SimpleListFilter):
-    title = "state"
-    parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        return [(name, label) for name, (label, _) in _STATES.items()]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        _, choose = _STATES.get(self.value() or "", ("", None))
-        return queryset if choose is None else choose(queryset)
+class RecordStateFilter(StateFilter):
+    states = _STATES
 
 
 class OperationFilter(admin.SimpleListFilter):
@@ -73,19 +60,15 @@ class OperationFilter(admin.SimpleListFilter):
 
 
 @admin.register(IdempotencyRecord)
-class IdempotencyRecordAdmin(RecordModelAdmin):
+class IdempotencyRecordAdmin(ReadOnlyAdmin):
     list_display = ("idempotency_key", "account_id", "operation", "state", "attempt", "age", "lease", "retention")
-    list_filter = (StateFilter, OperationFilter)
+    list_filter = (RecordStateFilter, OperationFilter)
     search_fields = ("idempotency_key", "account_id")  # how they are searched: get_search_results()
     search_help_text = (
         'A key, an account, or "account key", which is the fastest. If there is none like it: the beginning of a key.'
     )
     ordering = ("-id",)
     sortable_by = ("retention",)
-    list_per_page = 100
-    show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER  # each would be a count of the whole table
-    paginator = BoundedPaginator
     actions = ("mark_not_executed", "record_outcome", "release")
 
     @admin.action(description="Mark as not executed", permissions=["resolve"])
@@ -106,15 +89,6 @@ class IdempotencyRecordAdmin(RecordModelAdmin):
     def has_release_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("idempotency.release_idempotencyrecord")
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> bool:
-        return False
-
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
         # By default any column can be filtered on in the URL, and response_body__startswith would tell, one letter at
         # a time, what may not be shown.
@@ -123,7 +97,7 @@ class IdempotencyRecordAdmin(RecordModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyRecord]:
         # From the database that is written to: a replica may show a lease that was renewed as over. Responses, up to a
         # megabyte each, are only loaded where they are shown.
-        records = super().get_queryset(request).using(alias())
+        records: QuerySet[IdempotencyRecord] = super().get_queryset(request).using(alias())
         return records.annotate(database_time=Now()).defer(*_RESPONSE_FIELDS)
 
     def get_search_results(
@@ -155,9 +129,6 @@ class IdempotencyRecordAdmin(RecordModelAdmin):
             ("Times", {"fields": ["created_at", "completed_at", "lease_expires_at", "expires_at"]}),
             ("Response", {"fields": response}),
         ]
-
-    def get_readonly_fields(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> list[str]:
-        return [name for _, options in self.get_fieldsets(request, obj) for name in options["fields"]]
 
     @admin.display(description="state")
     def state(self, record: IdempotencyRecord) -> str:

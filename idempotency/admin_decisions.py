@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django import forms
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db.models import QuerySet
@@ -75,6 +75,17 @@ class OutcomeForm(ReasonForm):
     def response(self) -> HttpResponse:
         data = self.cleaned_data
         return HttpResponse(data["body"].encode(), status=data["status"], content_type=data["content_type"])
+
+
+def page(shown: admin.ModelAdmin[Any], request: HttpRequest, template: str, **context: Any) -> TemplateResponse:
+    """The page that asks before something is decided, by a template that extends ``decision.html``."""
+    common = {
+        **shown.admin_site.each_context(request),
+        "opts": shown.opts,
+        "media": shown.media,
+        "checkbox_name": ACTION_CHECKBOX_NAME,
+    }
+    return TemplateResponse(request, template, {**common, **context})
 
 
 @dataclass(frozen=True)
@@ -195,19 +206,17 @@ class Decision:
 
     def _ask(self, found: list[IdempotencyRecord], form: ReasonForm) -> HttpResponse:
         columns = (self.records.state, lambda record: record.attempt, self.records.age, self.records.lease)
-        context = {
-            **self.records.admin_site.each_context(self.request),
-            "opts": self.records.opts,
-            "media": self.records.media,
-            "title": self.kind.title,
-            "consequence": self.kind.consequence,
-            "action": self.kind.action,
-            "checkbox_name": ACTION_CHECKBOX_NAME,
-            "seen": [Seen(record.pk, record.attempt, Status(record.status)) for record in found],
-            "rows": [
+        return page(
+            self.records,
+            self.request,
+            "admin/idempotency/idempotencyrecord/decide.html",
+            title=self.kind.title,
+            consequence=self.kind.consequence,
+            action=self.kind.action,
+            seen=[Seen(record.pk, record.attempt, Status(record.status)) for record in found],
+            rows=[
                 (record.operation, record.account_id, record.idempotency_key, *(of(record) for of in columns))
                 for record in found
             ],
-            "form": form,
-        }
-        return TemplateResponse(self.request, "admin/idempotency/idempotencyrecord/decide.html", context)
+            form=form,
+        )

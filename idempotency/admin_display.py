@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
+from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 if TYPE_CHECKING:
+    AnyModelAdmin = admin.ModelAdmin[Any]
     AnyPaginator = Paginator[Any]
 else:
+    AnyModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
 
 #: Counting stops here, and so do the pages. Nobody turns a hundred of them; a search or a filter finds the row.
@@ -31,6 +36,44 @@ class BoundedPaginator(AnyPaginator):
     @cached_property
     def count(self) -> int:
         return cast("QuerySet[Any]", self.object_list).order_by()[:MAX_LISTED].count()
+
+
+class ReadOnlyAdmin(AnyModelAdmin):
+    """Of a table that may be huge and in which nothing is edited."""
+
+    list_per_page = 100
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # each would be a count of the whole table
+    paginator = BoundedPaginator
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        fieldsets: Any = self.get_fieldsets(request, obj)
+        return [name for _, options in fieldsets for name in options["fields"]]
+
+
+class StateFilter(admin.SimpleListFilter):
+    """By a state that is not a column alone."""
+
+    title = "state"
+    parameter_name = "state"
+    #: By name in the URL: the label of a state, and how its rows are found.
+    states: ClassVar[Mapping[str, tuple[str, Callable[[Any], Any]]]]
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
+        return [(name, label) for name, (label, _) in self.states.items()]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        _, choose = self.states.get(self.value() or "", ("", None))
+        return queryset if choose is None else choose(queryset)
 
 
 def time_left(row: Any, until: datetime | None) -> timedelta:

@@ -9,32 +9,25 @@ The table holds all that was sent within ``TTL``, so nothing here counts it whol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from django import forms
 from django.contrib import admin
 from django.contrib import messages as notes
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 
-from .admin_decisions import MAX_DECIDED, ReasonForm
-from .admin_display import NONE, BoundedPaginator, preformatted, time_left, written
+from .admin_decisions import MAX_DECIDED, ReasonForm, page
+from .admin_display import NONE, ReadOnlyAdmin, StateFilter, preformatted, time_left, written
 from .messages import requeue
 from .models import MessageState, OutboxMessage
 from .operators import ResolutionRefusedError
 from .outbox import alias
-
-if TYPE_CHECKING:
-    MessageModelAdmin = admin.ModelAdmin[OutboxMessage]
-else:
-    MessageModelAdmin = admin.ModelAdmin
 
 _SECRET_FIELDS = ("payload", "headers")
 
@@ -46,30 +39,18 @@ _STATES: dict[str, tuple[str, Callable[[QuerySet[OutboxMessage]], QuerySet[Outbo
 }
 
 
-class StateFilter(admin.SimpleListFilter):
-    title = "state"
-    parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        return [(name, label) for name, (label, _) in _STATES.items()]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        _, choose = _STATES.get(self.value() or "", ("", None))
-        return queryset if choose is None else choose(queryset)
+class MessageStateFilter(StateFilter):
+    states = _STATES
 
 
 @admin.register(OutboxMessage)
-class OutboxMessageAdmin(MessageModelAdmin):
+class OutboxMessageAdmin(ReadOnlyAdmin):
     list_display = ("message_id", "topic", "account_id", "current_state", "attempts", "age", "next_try", "ordering_key")
-    list_filter = (StateFilter,)
+    list_filter = (MessageStateFilter,)
     search_fields = ("message_id",)  # how they are searched: get_search_results()
     search_help_text = "A message's id, or the key that its consumer claims, which ends in it."
     ordering = ("-id",)
     sortable_by = ()
-    list_per_page = 100
-    show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER  # each would be a count of the whole table
-    paginator = BoundedPaginator
     actions = ("requeue",)
 
     @admin.action(description="Requeue", permissions=["requeue"])
@@ -107,31 +88,19 @@ class OutboxMessageAdmin(MessageModelAdmin):
         return True
 
     def _ask(self, request: HttpRequest, found: list[OutboxMessage], form: forms.Form) -> HttpResponse:
-        context = {
-            **self.admin_site.each_context(request),
-            "opts": self.opts,
-            "media": self.media,
-            "title": "Requeue",
-            "checkbox_name": ACTION_CHECKBOX_NAME,
-            "rows": [
-                (message.pk, message.topic, message.message_id, self.current_state(message), message.error)
-                for message in found
-            ],
-            "form": form,
-        }
-        return TemplateResponse(request, "admin/idempotency/outboxmessage/requeue.html", context)
+        return page(
+            self,
+            request,
+            "admin/idempotency/outboxmessage/requeue.html",
+            title="Requeue",
+            action="requeue",
+            seen=[{"token": str(message.pk), "pk": message.pk} for message in found],
+            rows=[(message.topic, message.message_id, self.current_state(message), message.error) for message in found],
+            form=form,
+        )
 
     def has_requeue_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("idempotency.requeue_outboxmessage")
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: OutboxMessage | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: OutboxMessage | None = None) -> bool:
-        return False
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
         # By default any column can be filtered on in the URL, and payload__contains would tell, one letter at a time,
@@ -140,7 +109,7 @@ class OutboxMessageAdmin(MessageModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[OutboxMessage]:
         # From the database that is written to: a replica may show as waiting what was sent.
-        found = super().get_queryset(request).using(alias())
+        found: QuerySet[OutboxMessage] = super().get_queryset(request).using(alias())
         return found.annotate(database_time=Now()).defer(*_SECRET_FIELDS)
 
     def get_search_results(
@@ -165,9 +134,6 @@ class OutboxMessageAdmin(MessageModelAdmin):
             ("Times", {"fields": ["created_at", "next_try_at", "lease_expires_at", "sent_at"]}),
             ("Message", {"fields": content}),
         ]
-
-    def get_readonly_fields(self, request: HttpRequest, obj: OutboxMessage | None = None) -> list[str]:
-        return [name for _, options in self.get_fieldsets(request, obj) for name in options["fields"]]
 
     @admin.display(description="state")
     def current_state(self, message: OutboxMessage) -> str:

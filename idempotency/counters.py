@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from django.core.signals import request_finished
-from django.db import OperationalError, connections, transaction
+from django.db import connections, transaction
 from django.db.models import F
 from django.dispatch import Signal
 
@@ -213,16 +213,12 @@ def _as_it_was(using: str) -> Iterator[None]:
 
 def _add(using: str, counts: Counts) -> None:
     add = postgresql_counters.add if connections[using].vendor == "postgresql" else _add_portably
-    rounds = 0
-    while True:
-        try:
-            with transaction.atomic(using=using, durable=True):
-                add(using, counts)
-            return
-        except OperationalError as error:
-            rounds += 1
-            if rounds == MAX_ROUNDS or not sql.backend(using).lost_a_race(error):
-                raise
+
+    def transact() -> None:
+        with transaction.atomic(using=using, durable=True):
+            add(using, counts)
+
+    sql.in_rounds(MAX_ROUNDS, using, transact)
 
 
 def _add_portably(using: str, counts: Counts) -> None:

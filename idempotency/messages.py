@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.apps import apps
-from django.contrib.auth import get_user_model
 from django.db import connections, router, transaction
-from django.db.models import DurationField, ExpressionWrapper, F, Model, QuerySet
+from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
 from django.db.models.functions import Now
 
-from . import sql
+from . import audit, sql
 from .conf import settings
 from .models import MessageState, OutboxMessage
 from .operators import ResolutionRefusedError
 from .relay import IDLE_TIMEOUT, STATEMENT_TIMEOUT
 from .retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult
-
-audit = logging.getLogger("idempotency.audit")
 
 #: Counting stops here. More say no more, and a count of millions takes its time.
 MAX_COUNTED: Final = 10_000
@@ -67,8 +62,7 @@ def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
     :param by: who decides, for the audit: a user, or a name (str).
     :raises ResolutionRefusedError: the message is not dead, or not any more.
     """
-    if not isinstance(by, Model) and not (isinstance(by, str) and by):
-        raise TypeError(f"by= names who decides: a user, or a str that is not empty, not {by!r}.")
+    audit.require_name(by)
     using = router.db_for_write(OutboxMessage)
     with transaction.atomic(using=using):
         # Of two people who decide at once one wins: after that it isn't dead any more. A relay that had it and was
@@ -76,28 +70,12 @@ def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
         dead = OutboxMessage.objects.using(using).filter(pk=message.pk, state=MessageState.DEAD)
         if dead.update(state=MessageState.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None) != 1:
             raise ResolutionRefusedError(f"Message {message.message_id} is not dead, or not any more.")
-        if apps.is_installed("django.contrib.admin") and isinstance(by, get_user_model()):
-            _enter(message, f"requeued: {reason}" if reason else "requeued", by)
+        audit.enter(message, f"{message.topic} {message.message_id}", "requeued", by, reason)
         transaction.on_commit(lambda: _note(message, by, reason), using=using, robust=True)
 
 
 def _note(message: OutboxMessage, by: Any, reason: str) -> None:
-    audit.info("Message %s on %s requeued by %s, reason: %r", message.message_id, message.topic, by, reason)
-
-
-def _enter(message: OutboxMessage, text: str, by: Any) -> None:
-    """Leave an entry in the admin's log, which the message's history shows."""
-    from django.contrib.admin.models import CHANGE, LogEntry
-    from django.contrib.contenttypes.models import ContentType
-
-    LogEntry.objects.create(
-        user_id=by.pk,
-        content_type=ContentType.objects.get_for_model(OutboxMessage),
-        object_id=str(message.pk),
-        object_repr=f"{message.topic} {message.message_id}"[:200],
-        action_flag=CHANGE,
-        change_message=text,
-    )
+    audit.logger.info("Message %s on %s requeued by %s, reason: %r", message.message_id, message.topic, by, reason)
 
 
 def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:

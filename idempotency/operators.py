@@ -11,26 +11,21 @@ will not happen any more either: a worker that was frozen may wake, and no fence
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-from django.apps import apps
-from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
-from django.db.models import F, Model, Q
+from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.http.response import HttpResponseBase
 
-from . import claims, signals
+from . import audit, claims, signals
 from .exceptions import IdempotencyError
 from .keys import shorten
 from .lifecycle import Recovery, Status
 from .models import IdempotencyRecord
 from .operation import Operation, registry
 from .outcome import Outcome, outcome_of, outcome_of_result
-
-audit = logging.getLogger("idempotency.audit")
 
 
 class ResolutionRefusedError(IdempotencyError):
@@ -145,8 +140,7 @@ def _resolve(
     free: Q | None = None,
     **changes: Any,
 ) -> None:
-    if not isinstance(by, Model) and not (isinstance(by, str) and by):
-        raise TypeError(f"by= names who decides: a user, or a str that is not empty, not {by!r}.")
+    audit.require_name(by)
     if Status(record.status) not in allowed:
         raise ResolutionRefusedError(f"{_named(record)} is {_state(record)}, which leaves nothing to decide.")
     using = claims.alias()
@@ -171,28 +165,13 @@ def _resolve(
             changeable = seen.filter(pk__in=list(free_rows.values_list("pk", flat=True)))
         if changeable.update(status=status, lease_expires_at=None, **changes) != 1:
             raise _refusal(record, using, may_be_alive=free is None)
-        if apps.is_installed("django.contrib.admin") and isinstance(by, get_user_model()):
-            _enter(record, f"{verb}: {reason}" if reason else verb, by)
+        title = f"{record.operation} of account {record.account_id}, attempt {record.attempt}"
+        audit.enter(record, title, verb, by, reason)
         transaction.on_commit(lambda: _announce(record, status, verb, by, reason), using=using, robust=True)
 
 
-def _enter(record: IdempotencyRecord, message: str, by: Any) -> None:
-    """Leave an entry in the admin's log, which the record's history shows."""
-    from django.contrib.admin.models import CHANGE, LogEntry
-    from django.contrib.contenttypes.models import ContentType
-
-    LogEntry.objects.create(
-        user_id=by.pk,
-        content_type=ContentType.objects.get_for_model(IdempotencyRecord),
-        object_id=str(record.pk),
-        object_repr=f"{record.operation} of account {record.account_id}, attempt {record.attempt}"[:200],
-        action_flag=CHANGE,
-        change_message=message,
-    )
-
-
 def _announce(record: IdempotencyRecord, status: Status, verb: str, by: Any, reason: str) -> None:
-    audit.info("%s, %s to %s: %s by %s, reason: %r", _named(record), _state(record), status, verb, by, reason)
+    audit.logger.info("%s, %s to %s: %s by %s, reason: %r", _named(record), _state(record), status, verb, by, reason)
     scope = record.scope
     signals.announce(signals.recovered, registry.get(record.operation), scope, record.attempt, status=str(status))
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from django.db import OperationalError, connections, router, transaction
+from django.db import connections, router, transaction
 from django.db.models import BooleanField, Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.module_loading import import_string
@@ -158,18 +158,14 @@ class _Batch:
 
 
 def _take(using: str, limit: int, skip: Collection[str]) -> _Batch:
-    rounds = 0
-    while True:
-        try:
-            # Dies before the COMMIT: nothing was taken. Dies after it: the lease runs out. Freezes before it: the rows
-            # are locked, other relays pass them over, and the database ends the session soon.
-            with transaction.atomic(using=using, durable=True):
-                sql.backend(using).bound_transaction(using, idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
-                return _take_in_transaction(using, limit, skip)
-        except OperationalError as error:
-            rounds += 1
-            if rounds == _MAX_ROUNDS or not sql.backend(using).lost_a_race(error):
-                raise
+    def transact() -> _Batch:
+        # Dies before the COMMIT: nothing was taken. Dies after it: the lease runs out. Freezes before it: the rows are
+        # locked, other relays pass them over, and the database ends the session soon.
+        with transaction.atomic(using=using, durable=True):
+            sql.backend(using).bound_transaction(using, idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
+            return _take_in_transaction(using, limit, skip)
+
+    return sql.in_rounds(_MAX_ROUNDS, using, transact)
 
 
 def _take_in_transaction(using: str, limit: int, skip: Collection[str]) -> _Batch:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from django.db import OperationalError, connections, transaction
+from django.db import connections, transaction
 
 from . import sql
 from .claims import alias
@@ -78,21 +78,18 @@ def purge_once(
     using = using or alias()
     statuses = _statuses(include_failed)
     delete = postgresql_purge.delete_due if connections[using].vendor == "postgresql" else _delete_due
-    rounds = 0
-    while True:
-        try:
-            with transaction.atomic(using=using, durable=True):
-                sql.backend(using).bound_transaction(using, idle=_IDLE_TIMEOUT, statement=_STATEMENT_TIMEOUT)
-                result = PurgeResult(*delete(using, statuses, batch_size, after))
-                reach("purge.selected")
-        except OperationalError as error:
-            rounds += 1
-            if rounds == _MAX_ROUNDS or not sql.backend(using).lost_a_race(error):
-                raise
-        else:
-            if result.deleted:
-                purged.send_robust(sender=IdempotencyRecord, count=result.deleted)
-            return result
+
+    def transact() -> PurgeResult:
+        with transaction.atomic(using=using, durable=True):
+            sql.backend(using).bound_transaction(using, idle=_IDLE_TIMEOUT, statement=_STATEMENT_TIMEOUT)
+            result = PurgeResult(*delete(using, statuses, batch_size, after))
+            reach("purge.selected")
+        return result
+
+    result = sql.in_rounds(_MAX_ROUNDS, using, transact)
+    if result.deleted:
+        purged.send_robust(sender=IdempotencyRecord, count=result.deleted)
+    return result
 
 
 def purge_batches(

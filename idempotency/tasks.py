@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -102,24 +103,10 @@ def _resend_lost_messages(
     return {"found": send_lost_again(older_than=timedelta(seconds=older_than), look_back=timedelta(seconds=look_back))}
 
 
+_task = partial(shared_task, acks_late=False, time_limit=TIME_LIMIT)
+
 # Not as decorators: Celery has no types, and what it decorates would have none either.
-recover_expired_leases = shared_task(
-    name="idempotency.tasks.recover_expired_leases",
-    acks_late=False,
-    time_limit=TIME_LIMIT,
-)(_recover_expired_leases)
-purge_expired_records = shared_task(
-    name="idempotency.tasks.purge_expired_records",
-    acks_late=False,
-    time_limit=TIME_LIMIT,
-)(_purge_expired_records)
-resend_lost_messages = shared_task(
-    name="idempotency.tasks.resend_lost_messages",
-    acks_late=False,
-    time_limit=TIME_LIMIT,
-)(_resend_lost_messages)
-relay_outbox = shared_task(
-    name="idempotency.tasks.relay_outbox",
-    acks_late=False,
-    time_limit=TIME_LIMIT,
-)(_relay_outbox)
+recover_expired_leases = _task(name="idempotency.tasks.recover_expired_leases")(_recover_expired_leases)
+purge_expired_records = _task(name="idempotency.tasks.purge_expired_records")(_purge_expired_records)
+resend_lost_messages = _task(name="idempotency.tasks.resend_lost_messages")(_resend_lost_messages)
+relay_outbox = _task(name="idempotency.tasks.relay_outbox")(_relay_outbox)

@@ -5,15 +5,18 @@ Each module offers the same functions. A boolean answer is "one row matched": th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from django.db import OperationalError, connections
 
 from ..lifecycle import Status
 from ..outcome import Outcome
 from ..scope import Scope
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -99,3 +102,14 @@ def backend(using: str) -> Backend:
 
         known = _by_vendor[vendor] = cast("Backend", postgresql if vendor == "postgresql" else portable)
     return known
+
+
+def in_rounds(rounds: int, using: str, transact: Callable[[], _Result]) -> _Result:
+    """What ``transact`` returns, run again if it lost a race, up to so many times in all."""
+    while True:
+        try:
+            return transact()
+        except OperationalError as error:
+            rounds -= 1
+            if not rounds or not backend(using).lost_a_race(error):
+                raise
