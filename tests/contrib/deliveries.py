@@ -22,6 +22,9 @@ from kombu import Connection
 QUEUE = "celery"
 #: Where the tests' tasks put messages aside.
 DEAD = "tests.dead"
+#: The headers of a message that say what it is.
+KEY = "idempotency_key"
+ACCOUNT = "idempotency_account"
 
 
 class Killed(BaseException):

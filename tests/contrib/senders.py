@@ -52,6 +52,9 @@ class Sender:
         headers: dict[str, str] | None = None,
         name: str | None = None,
     ) -> Answer:
+        return self._send(method, url, content, headers or {}, name)
+
+    def _send(self, method: str, url: str, content: Any, headers: dict[str, str], name: str | None) -> Answer:
         raise NotImplementedError
 
 
@@ -60,35 +63,15 @@ class Httpx(Sender):
     transport_errors = httpx.TransportError
     undecodable = httpx.DecodingError
 
-    def send(
-        self,
-        url: str,
-        content: Any = b"{}",
-        *,
-        method: str = "POST",
-        headers: dict[str, str] | None = None,
-        name: str | None = None,
-    ) -> Answer:
+    def _send(self, method: str, url: str, content: Any, headers: dict[str, str], name: str | None) -> Answer:
         transport = with_httpx.IdempotentTransport(policy=self.policy, sleep=self.sleep)
         with httpx.Client(transport=transport, timeout=self.timeout) as client:
             response = client.request(method, url, content=content, headers=headers, extensions=_extensions(name))
         return _answer(response)
 
 
-class AsyncHttpx(Sender):
-    give_up = with_httpx.UnresolvedRequestError
-    transport_errors = httpx.TransportError
-    undecodable = httpx.DecodingError
-
-    def send(
-        self,
-        url: str,
-        content: Any = b"{}",
-        *,
-        method: str = "POST",
-        headers: dict[str, str] | None = None,
-        name: str | None = None,
-    ) -> Answer:
+class AsyncHttpx(Httpx):
+    def _send(self, method: str, url: str, content: Any, headers: dict[str, str], name: str | None) -> Answer:
         async def sleep(seconds: float) -> None:
             self.sleep(seconds)
 
@@ -107,16 +90,8 @@ class Requests(Sender):
     transport_errors = requests.RequestException
     undecodable = requests.exceptions.ContentDecodingError
 
-    def send(
-        self,
-        url: str,
-        content: Any = b"{}",
-        *,
-        method: str = "POST",
-        headers: dict[str, str] | None = None,
-        name: str | None = None,
-    ) -> Answer:
-        sent = {**(headers or {}), **({} if name is None else {with_requests.NAME_HEADER: name})}
+    def _send(self, method: str, url: str, content: Any, headers: dict[str, str], name: str | None) -> Answer:
+        sent = {**headers, **({} if name is None else {with_requests.NAME_HEADER: name})}
         with requests.Session() as session:
             session.trust_env = False
             session.mount("http://", with_requests.IdempotentAdapter(policy=self.policy, sleep=self.sleep))

@@ -24,12 +24,6 @@ def sender(request: pytest.FixtureRequest) -> Sender:
     return SENDERS[request.param]()
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as running:
-        yield running
-
-
 # The key
 
 

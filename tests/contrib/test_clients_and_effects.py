@@ -32,12 +32,12 @@ from idempotency.contrib.retrying import RetryPolicy
 from idempotency.exceptions import LeaseLostError
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.operation import registry
 from idempotency.sql import Row
 from testproject.models import Charge
 from tests.contrib.senders import SENDERS, Sender
-from tests.contrib.servers import Server, answer, cut, pass_on, problem, serving
+from tests.contrib.servers import Server, answer, cut, pass_on, problem
 from tests.factories import TokenFactory, UserFactory
+from tests.operations import forgetting_operations
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -45,12 +45,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture(params=SENDERS)
 def sender(request: pytest.FixtureRequest) -> Sender:
     return SENDERS[request.param]()
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as running:
-        yield running
 
 
 # From outside
@@ -119,11 +113,8 @@ OPERATION = {"account_id": "1", "transaction": False, "recovery": REEXECUTE}
 
 @pytest.fixture(autouse=True)
 def _forget_operations() -> Iterator[None]:
-    before = {operation.name for operation in registry}
-    yield
-    for operation in registry:
-        if operation.name not in before:
-            registry.discard(operation.name)
+    with forgetting_operations():
+        yield
 
 
 class CutOffError(Exception):

@@ -25,20 +25,14 @@ import httpx
 from idempotency.contrib.httpx import IdempotentTransport
 from idempotency.contrib.retrying import RetryPolicy
 from idempotency.models import IdempotencyRecord
-from idempotency.operation import registry
-from tests.contrib.servers import Server, answer, cut, serving
+from tests.contrib.servers import Server, answer, cut
 from tests.factories import UserFactory
+from tests.operations import forgetting_operations
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 if not DOCS.exists():
     # Never in a checkout. The run on the built wheel copies the tests and not the documentation that these are about.
     pytest.skip("the tests stand outside of the checkout, without its documentation", allow_module_level=True)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as running:
-        yield running
 
 
 @pytest.fixture
@@ -53,7 +47,6 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.fixture
 def names(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, Any]]]:
     """Runs the Python of a page, and gives what it has defined."""
-    declared = {operation.name for operation in registry}
     clients: list[httpx.Client] = []
 
     def run(page: str) -> dict[str, Any]:
@@ -67,12 +60,10 @@ def names(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         clients.extend(client for client in defined.values() if isinstance(client, httpx.Client))
         return defined
 
-    yield run
+    with forgetting_operations():
+        yield run
     for client in clients:
         client.close()
-    for operation in registry:
-        if operation.name not in declared:
-            registry.discard(operation.name)
 
 
 def test_the_clients_send_one_key_until_they_know(names: Any, server: Server, waits: list[float]) -> None:

@@ -18,12 +18,12 @@ import pytest
 from idempotency.contrib.celery import checks, idempotent_task
 from idempotency.contrib.celery.deliveries import PATIENCE, REASON_HEADER
 from idempotency.contrib.celery.policy import policy_of
-from idempotency.operation import registry
 from testproject import models
 from testproject.celery import app
 from testproject.models import Charge, Notification, Transfer
 from tests.contrib.deliveries import Inbox
 from tests.factories import UserFactory
+from tests.operations import forgetting_operations
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "consuming.md"
 if not PAGE.exists():
@@ -43,19 +43,17 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     monkeypatch.setitem(sys.modules, "shop", ModuleType("shop"))
     monkeypatch.setitem(sys.modules, "shop.models", models)
     app.set_current()
-    declared, known = {operation.name for operation in registry}, set(app.tasks)
+    known = set(app.tasks)
     app.tasks.pop("shop.tasks.send_receipt", None)  # of the test that runs every page
     defined: dict[str, Any] = {}
-    for source in re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
-        file = re.match(r"# (\S+)\.py\n", source)
-        defined["__name__"] = file[1].replace("/", ".") if file else "example"
-        exec(compile(source, PAGE.name, "exec"), defined)
-    yield defined
+    with forgetting_operations():
+        for source in re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
+            file = re.match(r"# (\S+)\.py\n", source)
+            defined["__name__"] = file[1].replace("/", ".") if file else "example"
+            exec(compile(source, PAGE.name, "exec"), defined)
+        yield defined
     for name in set(app.tasks) - known:
         app.tasks.pop(name)
-    for operation in list(registry):
-        if operation.name not in declared:
-            registry.discard(operation.name)
 
 
 def charge() -> Charge:

@@ -29,12 +29,6 @@ from tests.contrib.servers import Server, answer, cut, cut_in_the_middle, servin
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as running:
-        yield running
-
-
-@pytest.fixture
 def waits() -> list[float]:
     return []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -35,20 +34,10 @@ from tests.contrib.consumers import (
     send,
     succeed,
 )
-from tests.contrib.deliveries import DEAD, Delivered, Inbox
+from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, Inbox
 from tests.records import HOUR
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-KEY = "idempotency_key"
-ACCOUNT = "idempotency_account"
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    yield
-    acts.clear()
-    faults.armed.clear()
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("nothing_arranged")]
 
 
 # One effect

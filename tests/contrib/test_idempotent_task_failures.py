@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,19 +33,9 @@ from tests.contrib.consumers import (
     send,
     succeed,
 )
-from tests.contrib.deliveries import DEAD, Delivered, Inbox
+from tests.contrib.deliveries import DEAD, KEY, Delivered, Inbox
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-KEY = "idempotency_key"
-ACCOUNT = "idempotency_account"
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    yield
-    acts.clear()
-    faults.armed.clear()
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("nothing_arranged")]
 
 
 # Runs that are cut off

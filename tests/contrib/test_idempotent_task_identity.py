@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 from celery import chain
 from django.db import transaction
 
-from idempotency import claim, faults
+from idempotency import claim
 from idempotency.exceptions import OuterTransactionError
 from idempotency.models import IdempotencyRecord
 from idempotency.scope import Scope
@@ -23,19 +22,9 @@ from tests.contrib.consumers import (
     send,
     succeed,
 )
-from tests.contrib.deliveries import Inbox
+from tests.contrib.deliveries import ACCOUNT, KEY, Inbox
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-KEY = "idempotency_key"
-ACCOUNT = "idempotency_account"
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    yield
-    acts.clear()
-    faults.armed.clear()
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("nothing_arranged")]
 
 
 # Identity carried on

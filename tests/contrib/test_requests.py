@@ -20,15 +20,9 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Timeout
 
 from idempotency.contrib.requests import NAME_HEADER, IdempotentAdapter, RetryPolicy, UnresolvedRequestError
-from tests.contrib.servers import Server, answer, cut, cut_in_the_middle, hang, serving
+from tests.contrib.servers import Server, answer, cut, cut_in_the_middle, hang
 
 PATIENCE = 30
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as running:
-        yield running
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
@@ -49,6 +49,11 @@ def wait_until(condition: Callable[[], Any], what: str, limit: float = PATIENCE)
     raise ImpossibleError(f"{what}: not within {limit:g} s")
 
 
+def wait_until_stopped(pid: int) -> None:
+    stat = Path(f"/proc/{pid}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "a process stops")
+
+
 class Worker:
     """The cell's end of one worker process."""
 
@@ -75,10 +80,7 @@ class Worker:
         self.channel.tell(event="go")
 
     def wait_until_stopped(self) -> None:
-        wait_until(lambda: self._state() == "T", "a worker stops")
-
-    def _state(self) -> str:
-        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        wait_until_stopped(self.pid)
 
     def end(self) -> None:
         """Let go of the worker: if it is still held at a place it dies, frozen or not."""
@@ -92,35 +94,61 @@ class Worker:
         os.kill(self.pid, number)
 
 
-class Zygote:
-    """The cells' end of the zygote. Safe to use from several threads."""
+Forked = TypeVar("Forked")
 
-    def __init__(self, url: str) -> None:
+
+class Zygote(Generic[Forked]):
+    """The harness's end of a zygote. Safe to use from several threads.
+
+    :param module: what its forks run.
+    :param end: makes the harness's end of a fork, of its process id and its channel.
+    :param log: takes what they write; by default that goes where the harness's own output goes.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        environment: Mapping[str, str],
+        end: Callable[[int, Channel], Forked],
+        log: Path | None = None,
+    ) -> None:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with there:
+        with there, contextlib.nullcontext() if log is None else log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "tests.crash.zygote", str(there.fileno())],
+                [sys.executable, "-W", "ignore", "-m", "tests.crash.zygote", str(there.fileno()), module],
                 cwd=ROOT,
-                env={**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.crash.settings"},
+                env=environment,
                 pass_fds=(there.fileno(),),
                 stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
             )
+        self._end = end
         here.settimeout(PATIENCE)
         self._control = here
         self._lock = threading.Lock()
         if here.recv(16) != b"ready":
             raise ImpossibleError("the zygote did not start")
 
-    def fork(self, **spec: Any) -> Worker:
+    def fork(self, **spec: Any) -> Forked:
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             socket.send_fds(self._control, [json.dumps(spec).encode()], [theirs.fileno()])
             pid = int(self._control.recv(16))
-        return Worker(pid, Channel(ours))
+        return self._end(pid, Channel(ours))
 
     def close(self) -> None:
         self._control.close()
         self._process.wait(PATIENCE)
+
+
+def environment(url: str) -> dict[str, str]:
+    """What the processes of this harness see."""
+    return {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.crash.settings"}
+
+
+def zygote_of_workers(url: str) -> Zygote[Worker]:
+    return Zygote("tests.crash.worker", environment(url), Worker)
 
 
 class Observer:
@@ -220,7 +248,9 @@ class Observer:
 
 
 class Arena:
-    def __init__(self, url: str, zygote: Zygote, template: Path | None, ledgers: dict[bool, tuple[Path, str]]) -> None:
+    def __init__(
+        self, url: str, zygote: Zygote[Worker], template: Path | None, ledgers: dict[bool, tuple[Path, str]]
+    ) -> None:
         self.url = url
         self.zygote = zygote
         self.template = template
@@ -278,7 +308,7 @@ def arena(database: str, url: str | None = None) -> Iterator[Arena]:
                 ledger,
                 stack.enter_context(running_provider(ledger, deduplicate=deduplicate)),
             )
-        zygote = Zygote(own)
+        zygote = zygote_of_workers(own)
         stack.callback(zygote.close)
         yield Arena(own, zygote, template, ledgers)
 
@@ -313,6 +343,6 @@ def migrate(url: str) -> None:
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PREPARE],
         cwd=ROOT,
-        env={**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.crash.settings"},
+        env=environment(url),
         check=True,
     )

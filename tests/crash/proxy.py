@@ -10,14 +10,14 @@ import struct
 import tempfile
 import threading
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 
+from tests.crash.listener import CHUNK, Listener
+
 SOCKET_NAME = ".s.PGSQL.5432"
-CHUNK = 65_536
 
 
-class Proxy:
+class Proxy(Listener):
     """Listens on a Unix socket, so that what passes is neither encrypted nor negotiated about.
 
     Of the COMMITs that end a completing update it swallows the answers of half, until ``count`` were swallowed. Now and
@@ -32,9 +32,10 @@ class Proxy:
         self.swallowed = 0
         self.kept_back = 0
         self._directory = tempfile.TemporaryDirectory(prefix="crash-proxy-")
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._threads: list[threading.Thread] = []
-        self._closed, self._closing = socket.socketpair()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(Path(self._directory.name, SOCKET_NAME)))
+        listener.listen(128)
+        super().__init__(listener)
 
     @property
     def url(self) -> str:
@@ -42,31 +43,9 @@ class Proxy:
         credentials, _, _ = self._parts.netloc.rpartition("@")
         return urlunsplit(self._parts._replace(netloc=f"{credentials}@", query=f"host={host}"))
 
-    def __enter__(self) -> Proxy:  # noqa: PYI034 - Self is of Python 3.11
-        self._listener.bind(str(Path(self._directory.name, SOCKET_NAME)))
-        self._listener.listen(128)
-        self._start(self._accept)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._closing.close()
-        for thread in self._threads:
-            thread.join()
-        self._closed.close()
-        self._listener.close()
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         self._directory.cleanup()
-
-    def _start(self, target: object, *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments)  # type: ignore[arg-type]
-        thread.start()
-        self._threads.append(thread)
-
-    def _accept(self) -> None:
-        while self._closed not in select.select([self._listener, self._closed], [], [])[0]:
-            client, _ = self._listener.accept()
-            self._start(self._serve, client)
 
     def _connect(self) -> socket.socket:
         host = parse_qs(self._parts.query).get("host", [None])[0]

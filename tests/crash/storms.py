@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from testproject import embedded
 from testproject.embedded import embedded_postgres
-from tests.crash.arena import ImpossibleError, Worker, Zygote, migrate
+from tests.crash.arena import ImpossibleError, Worker, Zygote, migrate, zygote_of_workers
 from tests.crash.channel import PATIENCE
 from tests.crash.proxy import Proxy
 
@@ -54,7 +54,7 @@ class Tally:
 class Storm:
     """Clients under way, each in a process of its own, and a tally that grows while they report."""
 
-    def __init__(self, zygote: Zygote, clients: int = CLIENTS) -> None:
+    def __init__(self, zygote: Zygote[Worker], clients: int = CLIENTS) -> None:
         self.tally = Tally()
         self.name = f"storm-{uuid4().hex[:8]}"  # the database may hold the effects of others
         self._changed = threading.Condition()
@@ -156,7 +156,7 @@ class Server:
 
 @contextmanager
 def storm_on(url: str) -> Iterator[Storm]:
-    zygote = Zygote(url)
+    zygote = zygote_of_workers(url)
     try:
         yield Storm(zygote)
     finally:

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from django.db import OperationalError, close_old_connections, connections, transaction
 from django.http import HttpRequest, JsonResponse
 from django.test import Client
+from django.urls import get_resolver
 
 from idempotency import (
     PARK,
@@ -44,6 +45,16 @@ from tests.crash.channel import PATIENCE, Channel
 from tests.crash.mutations import MUTATIONS
 
 AMOUNT = 100
+
+
+def load() -> None:
+    """In the zygote: what every fork would load by itself."""
+    get_resolver().url_patterns  # noqa: B018 - loads the URLconf
+
+
+def run(spec: dict[str, Any], channel: Channel) -> None:
+    """In its fork."""
+    Worker(channel, spec).run()
 
 
 class InjectedError(Exception):
@@ -126,19 +137,8 @@ class Worker:
     def _arm_commit(self, fault: str) -> None:
         """Strike when the first COMMIT after a completing update is on its way, and has not been answered."""
         connection = connections["default"]
-        commit = connection._commit
-        due = False
 
-        def completing() -> None:
-            nonlocal due
-            due = True
-
-        def send_and_strike() -> None:
-            nonlocal due
-            if not due:
-                commit()
-                return
-            due = False
+        def send_and_strike(commit: Callable[[], None]) -> None:
             if connection.vendor != "postgresql":
                 commit()  # one call of a library: there is no moment between sending it and its end
                 self._strike("commit.sent", fault)
@@ -163,8 +163,28 @@ class Worker:
             if refused:
                 raise OperationalError(refused.decode(errors="replace"))
 
+        self._commit_outcomes_by(send_and_strike)
+
+    def _commit_outcomes_by(self, way: Callable[[Callable[[], None]], None]) -> None:
+        """Have COMMITs that follow a completing update done by ``way``, which is given what a COMMIT does otherwise."""
+        connection = connections["default"]
+        commit = connection._commit
+        due = False
+
+        def completing() -> None:
+            nonlocal due
+            due = True
+
+        def commit_as_due() -> None:
+            nonlocal due
+            is_due, due = due, False
+            if is_due:
+                way(commit)
+            else:
+                commit()
+
         faults.armed["complete.sent"] = completing
-        connection._commit = send_and_strike
+        connection._commit = commit_as_due
 
     # The operation
 
@@ -292,26 +312,15 @@ class Worker:
 
     def _watch_commits(self, unconfirmed: list[str]) -> None:
         """Note every COMMIT of an outcome whose answer did not come."""
-        connection = connections["default"]
-        commit = connection._commit
-        due = False
 
-        def completing() -> None:
-            nonlocal due
-            due = True
-
-        def watched() -> None:
-            nonlocal due
-            watching, due = due, False
+        def watched(commit: Callable[[], None]) -> None:
             try:
                 commit()
             except Exception:
-                if watching:
-                    unconfirmed.append(self.spec["key"])
+                unconfirmed.append(self.spec["key"])
                 raise
 
-        faults.armed["complete.sent"] = completing
-        connection._commit = watched
+        self._commit_outcomes_by(watched)
 
     def sweep(self) -> dict[str, Any]:
         return {"swept": recovery.describe(recovery.recover_once())}

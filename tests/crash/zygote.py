@@ -1,9 +1,11 @@
-"""The process that every worker is a fork of: ``python -m tests.crash.zygote FD``.
+"""The process that others are forks of: ``python -m tests.crash.zygote FD MODULE``.
 
-Django takes most of a second to load and a fork takes milliseconds, so it is loaded once, here, where no connection is
-ever opened. For each message on the socket FD, a worker's specification with the worker's end of its channel, one
-child is forked and its process id is sent back. Children are reaped by the system; they die with this process, and
-this process ends when the other end of the socket is closed.
+To load Django, and Celery more so, takes about a second, and a fork takes milliseconds. So what MODULE needs is loaded
+once, here, where no connection is ever opened: ``MODULE.load()`` loads what its imports have not. For each message on
+the socket FD, a process's specification with its end of a channel, one child is forked, which does
+``MODULE.run(specification, channel)``, and its process id is sent back. Children lead a session of their own, so that
+each can be killed as one with what it has started. They are reaped by the system; they die with this process, and this
+process ends when the other end of the socket is closed.
 """
 
 from __future__ import annotations
@@ -16,22 +18,20 @@ import signal
 import socket
 import sys
 import traceback
+from importlib import import_module
 
 MAX_MESSAGE = 65_536
 PR_SET_PDEATHSIG = 1
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, name: str) -> None:
     import django
 
     django.setup()
-    from django.test import Client  # noqa: F401 - loaded once, not by every child
-    from django.urls import get_resolver
-
     from tests.crash.channel import Channel
-    from tests.crash.worker import Worker
 
-    get_resolver().url_patterns  # noqa: B018 - loads the URLconf
+    module = import_module(name)
+    module.load()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
     libc = ctypes.CDLL(None)
@@ -49,14 +49,15 @@ def main(descriptor: int) -> None:
             control.send(str(pid).encode())
             continue
         try:
-            # A frozen worker that nobody wakes must not outlive the harness.
+            os.setsid()
+            # What is frozen and never woken must not outlive the harness.
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             control.close()
             if os.getppid() == zygote:
-                Worker(Channel(socket.socket(fileno=descriptors[0])), json.loads(message)).run()
+                module.run(json.loads(message), Channel(socket.socket(fileno=descriptors[0])))
         except (EOFError, BrokenPipeError):
-            pass  # the cell has gone, so nobody wants to know
+            pass  # the harness has let go of it, so nobody wants to know
         except BaseException:  # noqa: BLE001 - there is nobody above a fork that it could be passed to
             traceback.print_exc()
         finally:
@@ -64,4 +65,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -19,9 +19,9 @@ from django.test import RequestFactory
 from idempotency import outbox, relay
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.models import MessageState, OutboxMessage
-from idempotency.operation import registry
 from idempotency.relay import relay_once
 from testproject.models import Charge
+from tests.operations import forgetting_operations
 from tests.outbox import SENDER, broker, make_messages
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "publishing.md"
@@ -41,17 +41,12 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Any:
     vars(models)["Charge"] = Charge
     for name, module in {"shop": ModuleType("shop"), "shop.models": models}.items():
         monkeypatch.setitem(sys.modules, name, module)
-    declared = {operation.name for operation in registry}
     broker.reset()
     defined: dict[str, Any] = {}
-    try:
+    with forgetting_operations():
         for source in re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
             exec(compile(source, PAGE.name, "exec"), defined)
         yield SimpleNamespace(**defined)
-    finally:
-        for operation in list(registry):
-            if operation.name not in declared:
-                registry.discard(operation.name)
 
 
 def deliveries() -> list[tuple[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import signal
 import sys
 import threading
@@ -27,6 +26,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.operation import Operation
 from idempotency.outcome import Outcome
 from idempotency.sql import Scope
+from tests.commands import Terminal, run_command
 from tests.records import HOUR, make_records, remaining
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -36,18 +36,8 @@ purged_under_load = Operation("tests.purged_under_load")
 
 def purge(**options: Any) -> tuple[int, list[str]]:
     """Run the command: its exit code and the lines of its output."""
-    output = io.StringIO()
-    code = 0
-    try:
-        call_command("purge_idempotency", stdout=output, **options)
-    except SystemExit as exited:
-        code = int(str(exited.code))
-    return code, output.getvalue().splitlines()
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+    code, lines, _ = run_command("purge_idempotency", **options)
+    return code, lines
 
 
 @contextmanager

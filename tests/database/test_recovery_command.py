@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import signal
 import sys
 import time
@@ -12,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.db import OperationalError, connection
 from django.db.models import F
 
@@ -24,6 +23,7 @@ from idempotency.management.commands import recover_idempotency
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import PARK
 from idempotency.recovery import abandoned, recover_batches, recover_once
+from tests.commands import Terminal, run_command
 from tests.database import processes
 from tests.database.plans import fill, most_rows_read
 from tests.records import HOUR, make_records
@@ -50,19 +50,7 @@ def states() -> Counter[str]:
 
 
 def recover(**options: Any) -> tuple[int, list[str], list[str]]:
-    """Run the command: its exit code, the lines of its output, and those of its errors."""
-    output, errors = io.StringIO(), io.StringIO()
-    code = 0
-    try:
-        call_command("recover_idempotency", stdout=output, **{"stderr": errors, **options})
-    except SystemExit as exited:
-        code = int(str(exited.code))
-    return code, output.getvalue().splitlines(), errors.getvalue().splitlines()
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+    return run_command("recover_idempotency", **options)
 
 
 @pytest.fixture

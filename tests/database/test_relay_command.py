@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import signal
 import sys
 import time
@@ -12,13 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.db import OperationalError, connection
 
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.faults import armed
 from idempotency.management.commands import relay_outbox
 from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from tests.commands import Terminal, run_command
 from tests.outbox import OTHER_SENDER, broker, make_due, make_messages, other_broker, states
 from tests.records import HOUR, make_records
 
@@ -35,19 +35,7 @@ def _empty_brokers() -> None:
 
 
 def run(command: str = "relay_outbox", **options: Any) -> tuple[int, list[str], list[str]]:
-    """Run the command: its exit code, the lines of its output, and those of its errors."""
-    output, errors = io.StringIO(), io.StringIO()
-    code = 0
-    try:
-        call_command(command, stdout=output, **{"stderr": errors, **options})
-    except SystemExit as exited:
-        code = int(str(exited.code))
-    return code, output.getvalue().splitlines(), errors.getvalue().splitlines()
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+    return run_command(command, **options)
 
 
 @pytest.fixture

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.contrib.brokers import BrokerMissingError, RabbitNode, RedisServer
+from tests.contrib.brokers import RabbitNode, skip_without_redis
 from tests.delivery.stage import BROKERS, Stage, stage
 
 #: Redis comes with the test environment. RabbitMQ is asked for by an environment that knows it to be installed.
@@ -20,11 +19,9 @@ collect_ignore = [] if BROKER == "rabbitmq" else ["test_rabbitmq_script.py"]
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Stage]:
     assert BROKER in BROKERS, f"DELIVERY_BROKER is one of {BROKERS}, and not {BROKER!r}"
-    try:
-        (RedisServer if BROKER == "redis" else RabbitNode).program()
-    except BrokerMissingError as error:
-        if BROKER == "redis" and sys.version_info >= (3, 13):
-            pytest.skip(str(error))  # there is no wheel for it
-        raise
+    if BROKER == "redis":
+        skip_without_redis()
+    else:
+        RabbitNode.program()
     with stage(BROKER, os.environ["DATABASE_URL"]) as made:
         yield made

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-from tests.crash.arena import ROOT, ImpossibleError, wait_until
+from tests.crash.arena import ImpossibleError, Zygote, wait_until_stopped
 from tests.crash.channel import PATIENCE, Channel
 
 
@@ -44,10 +41,7 @@ class Process:
             raise ImpossibleError(f"process {self.pid} does not end")
 
     def wait_until_stopped(self) -> None:
-        wait_until(lambda: self._state() == "T", "a process stops")
-
-    def _state(self) -> str:
-        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        wait_until_stopped(self.pid)
 
     def go_on(self) -> None:
         """Wake it from SIGSTOP."""
@@ -77,46 +71,17 @@ class Process:
             self._descriptor = None
 
 
-class Zygote:
-    """Where processes are forked. Safe to use from several threads."""
-
-    def __init__(self, url: str, log: Path) -> None:
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with there, log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "tests.delivery.zygote", str(there.fileno())],
-                cwd=ROOT,
-                env=environment(url),
-                pass_fds=(there.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-        here.settimeout(PATIENCE)
-        self._control = here
-        self._lock = threading.Lock()
-        if here.recv(16) != b"ready":
-            raise ImpossibleError("the zygote did not start")
-
-    def fork(self, spec: dict[str, Any]) -> Process:
-        ours, theirs = socket.socketpair()
-        with theirs, self._lock:
-            socket.send_fds(self._control, [json.dumps(spec).encode()], [theirs.fileno()])
-            pid = int(self._control.recv(16))
-        return Process(pid, Channel(ours))
-
-    def close(self) -> None:
-        self._control.close()
-        self._process.wait(PATIENCE)
+def zygote_of_processes(url: str, log: Path) -> Zygote[Process]:
+    return Zygote("tests.delivery.roles", environment(url), Process, log)
 
 
 class Keeper:
     """Starts a worker again when it has died, as a process manager does."""
 
-    def __init__(self, zygote: Zygote, specs: list[dict[str, Any]]) -> None:
+    def __init__(self, zygote: Zygote[Process], specs: list[dict[str, Any]]) -> None:
         self._zygote = zygote
         self._specs = specs
-        self._running = [zygote.fork(spec) for spec in specs]
+        self._running = [zygote.fork(**spec) for spec in specs]
         self._gone: list[Process] = []
         self.restarts = 0
         self._ended, self._ending = socket.socketpair()
@@ -128,7 +93,7 @@ class Keeper:
             for place, process in enumerate(self._running):
                 if not process.alive:
                     self._gone.append(process)
-                    self._running[place] = self._zygote.fork(self._specs[place])
+                    self._running[place] = self._zygote.fork(**self._specs[place])
                     self.restarts += 1
 
     def end(self) -> None:

@@ -7,11 +7,10 @@ import select
 import socket
 import struct
 import threading
-from types import TracebackType
 from typing import Protocol
 from urllib.parse import urlsplit
 
-CHUNK = 65_536
+from tests.crash.listener import CHUNK, Listener
 
 
 class Dialect(Protocol):
@@ -63,37 +62,22 @@ class Resp:
         return said.startswith(b":")
 
 
-class Proxy:
+class Proxy(Listener):
     """Swallows the confirm of every ``every``-th publish; 0 swallows none."""
 
     def __init__(self, url: str, every: int = 0) -> None:
+        super().__init__(socket.create_server(("127.0.0.1", 0)))
         self._url = url
         self._parts = urlsplit(url)
         self._every = every
         self._lock = threading.Lock()
         self._published = 0
         self.swallowed = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
-        self._closed, self._closing = socket.socketpair()
 
     @property
     def url(self) -> str:
         return self._url.replace(f":{self._parts.port}/", f":{self._listener.getsockname()[1]}/")
-
-    def __enter__(self) -> Proxy:  # noqa: PYI034 - Self is of Python 3.11
-        self._start(self._accept)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._closing.close()
-        for thread in self._threads:
-            thread.join()
-        self._closed.close()
-        self._listener.close()
 
     def cut(self) -> int:
         """Cut every connection there is now, and say how many there were."""
@@ -103,16 +87,6 @@ class Proxy:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
         return len(cut)
-
-    def _start(self, target: object, *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments)  # type: ignore[arg-type]
-        thread.start()
-        self._threads.append(thread)
-
-    def _accept(self) -> None:
-        while self._closed not in select.select([self._listener, self._closed], [], [])[0]:
-            client, _ = self._listener.accept()
-            self._start(self._serve, client)
 
     def _serve(self, client: socket.socket) -> None:
         place = (self._parts.hostname or "", self._parts.port or 0)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,25 @@ ACCOUNT = "7"
 ORDER = "delivery.order"
 #: Seconds between two looks of a relay that found nothing due.
 PAUSE = 0.02
+#: What every process would load by itself.
+LOADED_ONCE = (
+    "celery.apps.worker",
+    "celery.concurrency.prefork",
+    "celery.worker.consumer",
+    "kombu.transport.pyamqp",
+    "kombu.transport.redis",
+)
+
+
+def load() -> None:
+    """In the zygote."""
+    for module in LOADED_ONCE:
+        import_module(module)
+
+
+def run(spec: Spec, channel: Channel) -> None:
+    """In its fork."""
+    ROLES[spec["role"]](spec, channel)
 
 
 def prepare(spec: Spec) -> None:

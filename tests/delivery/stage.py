@@ -18,9 +18,9 @@ from uuid import uuid4
 
 from testproject.provider import read_ledger, running_provider
 from tests.contrib.brokers import Broker, RabbitNode, RedisServer
-from tests.crash.arena import LONG_AGO, ImpossibleError, migrate, own_database
+from tests.crash.arena import LONG_AGO, ImpossibleError, Zygote, migrate, own_database
 from tests.delivery import names
-from tests.delivery.processes import Keeper, Process, Zygote
+from tests.delivery.processes import Keeper, Process, zygote_of_processes
 from tests.delivery.strikes import Marks
 
 BROKERS = ("redis", "rabbitmq")
@@ -32,7 +32,9 @@ VISIBILITY = 600.0
 class Stage:
     """One broker and one database, on which one script runs after the other."""
 
-    def __init__(self, broker: Broker, url: str, zygote: Zygote, providers: dict[bool, tuple[Path, str]], log: Path):
+    def __init__(
+        self, broker: Broker, url: str, zygote: Zygote[Process], providers: dict[bool, tuple[Path, str]], log: Path
+    ):
         import psycopg
 
         self.broker = broker
@@ -110,7 +112,7 @@ class Scene:
         }
 
     def start(self, role: str, **more: Any) -> Process:
-        process = self.stage.zygote.fork(self.spec(role, **more))
+        process = self.stage.zygote.fork(**self.spec(role, **more))
         self._processes.append(process)
         return process
 
@@ -354,7 +356,7 @@ def stage(broker_name: str, url: str | None = None) -> Iterator[Stage]:
             ledger = directory / f"ledger-{'once' if deduplicate else 'always'}.jsonl"
             providers[deduplicate] = (ledger, stack.enter_context(running_provider(ledger, deduplicate=deduplicate)))
         log = directory / "processes.log"
-        zygote = Zygote(own, log)
+        zygote = zygote_of_processes(own, log)
         stack.callback(zygote.close)
         made = Stage(broker, own, zygote, providers, log)
         stack.callback(made.close)

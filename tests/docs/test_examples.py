@@ -24,12 +24,12 @@ import idempotency
 from idempotency import checks
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, OutboxMessage
-from idempotency.operation import registry
 from idempotency.recovery import recover_once
 from idempotency.stats import counters
 from testproject.models import Charge, Export, Notification, Transfer
 from tests.docs.pages import PAGES, blocks, each_page
 from tests.factories import RecordFactory, UserFactory
+from tests.operations import forgetting_operations
 from tests.records import from_now
 
 Page = Callable[[str], dict[str, Any]]
@@ -112,11 +112,8 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider) -> Any:
     install("shop.serializers", ChargeSerializer=ShopChargeSerializer)
     install("shop.provider", **provider.names())
     install("shop.reports", make_report=lambda request: "7", open_report=lambda report_id: io.BytesIO(b"a,b\n1,2\n"))
-    declared = {operation.name for operation in registry}
-    yield run
-    for operation in registry:
-        if operation.name not in declared:
-            registry.discard(operation.name)
+    with forgetting_operations():
+        yield run
 
 
 def post(view: Any, payload: object, *, key: str = "k", user: Any = None) -> HttpResponse:

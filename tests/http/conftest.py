@@ -13,11 +13,11 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework.decorators import api_view
 
 from idempotency import idempotent
-from idempotency.operation import registry
 from testproject.authentication import token_required
 from tests.factories import UserFactory
 from tests.http.callers import Caller, Serve
 from tests.http.views import drf_answer, plain_answer
+from tests.operations import forgetting_operations
 
 
 @pytest.fixture(params=["wsgi", "asgi"])
@@ -45,11 +45,8 @@ def anonymous(db: None) -> Caller:
 @pytest.fixture(autouse=True)
 def _forget_operations() -> Iterator[None]:
     """Forget what a test declares, so that the next one may use the name. The views' modules keep theirs."""
-    before = {operation.name for operation in registry}
-    yield
-    for operation in registry:
-        if operation.name not in before:
-            registry.discard(operation.name)
+    with forgetting_operations():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ ROOT = Path(idempotency.__file__).parent
 
 #: From the bottom up. A module imports from layers below its own, or from its own.
 LAYERS = [
-    {"exceptions", "faults", "lifecycle"},
+    {"audit", "exceptions", "faults", "lifecycle"},
     {"conf", "keys", "fingerprint", "scope"},
     {"operation", "problems"},
     {"signals"},

@@ -14,15 +14,13 @@ from django.test import override_settings
 from idempotency import ACCEPTED, CONFLICT, PARK, REEXECUTE, Operation, Wait, idempotent
 from idempotency.conf import is_recordable
 from idempotency.operation import operation_for, registry
+from tests.operations import forgetting_operations
 
 
 @pytest.fixture(autouse=True)
 def _own_registry() -> Iterator[None]:
-    before = {operation.name for operation in registry}
-    yield
-    for operation in registry:
-        if operation.name not in before:
-            registry.discard(operation.name)
+    with forgetting_operations():
+        yield
 
 
 def test_an_operation_follows_the_settings_at_the_time_it_is_asked() -> None:

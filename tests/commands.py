@@ -1,0 +1,24 @@
+"""Management commands, called as tests call them: what they write and how they end, in front of a terminal or not."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from django.core.management import call_command
+
+
+def run_command(name: str, **options: Any) -> tuple[int, list[str], list[str]]:
+    """Run a command: its exit code, the lines of its output, and those of its errors."""
+    output, errors = io.StringIO(), io.StringIO()
+    code = 0
+    try:
+        call_command(name, stdout=output, **{"stderr": errors, **options})
+    except SystemExit as exited:
+        code = int(str(exited.code))
+    return code, output.getvalue().splitlines(), errors.getvalue().splitlines()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
