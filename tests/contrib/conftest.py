@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from idempotency import faults
+from idempotency.contrib.celery import send
 from testproject.celery import app
 from tests.contrib.brokers import RedisServer, skip_without_redis
 from tests.contrib.deliveries import Inbox
@@ -37,6 +38,7 @@ def inbox(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setenv("CELERY_BROKER_URL", redis_server.url)
     monkeypatch.setattr(app, "_pool", None)  # connected elsewhere, if a test before this one has published anything
     monkeypatch.setattr(app.amqp, "_producer_pool", None)
+    monkeypatch.setattr(send, "_quiet_until", float("-inf"))  # and if that one had no broker
     app.set_current()
     with app.connection_for_write() as connection:
         connection.default_channel.client.flushall()
