@@ -1,16 +1,19 @@
-"""The ``IDEMPOTENCY`` setting: one typed property an entry, read from ``django.conf.settings`` at every access.
+"""The ``IDEMPOTENCY`` setting: one typed property an entry, read from ``django.conf.settings`` when it is first used.
 
-Nothing is cached and nothing is written back, so ``override_settings`` works and a test sees what it set. The system
-checks in ``checks.py`` validate the values; here a missing entry is its default, and an explicit one is taken as it is.
+A value is kept, since a request looks at a dozen of them, until Django signals that the setting has changed: so
+``override_settings`` works and a test sees what it set. The system checks in ``checks.py`` validate the values; here a
+missing entry is its default, and an explicit one is taken as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 #: Longer than the longest source of retries: a dead-letter queue replayed on Monday holds Friday's requests.
@@ -72,61 +75,67 @@ class Settings:
         entries: Mapping[str, Any] = getattr(django_settings, SETTING, {})
         return entries
 
-    @property
+    @cached_property
     def ttl(self) -> timedelta:
         value: timedelta = self._entries.get("TTL", DEFAULT_TTL)
         return value
 
-    @property
+    @cached_property
     def lease(self) -> timedelta:
         value: timedelta = self._entries.get("LEASE", DEFAULT_LEASE)
         return value
 
-    @property
+    @cached_property
     def in_progress(self) -> Any:
         from .operation import CONFLICT
 
         return self._entries.get("IN_PROGRESS", CONFLICT)
 
-    @property
+    @cached_property
     def required(self) -> bool:
         value: bool = self._entries.get("REQUIRED", True)
         return value
 
-    @property
+    @cached_property
     def methods(self) -> Collection[str]:
         value: Collection[str] = self._entries.get("METHODS", DEFAULT_METHODS)
         return value
 
-    @property
+    @cached_property
     def account(self) -> Callable[[Any], str | None]:
         value: Callable[[Any], str | None] = resolve(self._entries.get("ACCOUNT", authenticated_user))
         return value
 
-    @property
+    @cached_property
     def recordable(self) -> Callable[[int], bool]:
         value: Callable[[int], bool] = resolve(self._entries.get("RECORDABLE", is_recordable))
         return value
 
-    @property
+    @cached_property
     def recorded_headers(self) -> Collection[str]:
         value: Collection[str] = self._entries.get("RECORDED_HEADERS", DEFAULT_RECORDED_HEADERS)
         return value
 
-    @property
+    @cached_property
     def max_body(self) -> int:
         value: int = self._entries.get("MAX_BODY", DEFAULT_MAX_BODY)
         return value
 
-    @property
+    @cached_property
     def error_response(self) -> Callable[[Any, Any], Any] | None:
         value: Callable[[Any, Any], Any] | None = resolve(self._entries.get("ERROR_RESPONSE"))
         return value
 
-    @property
+    @cached_property
     def max_retry_after(self) -> timedelta:
         value: timedelta = self._entries.get("MAX_RETRY_AFTER", DEFAULT_MAX_RETRY_AFTER)
         return value
 
+    def reset(self, *, setting: str, **arguments: Any) -> None:
+        """Read anew what has changed. Receives Django's ``setting_changed``."""
+        if setting == SETTING:
+            vars(self).clear()
+
 
 settings = Settings()
+setting_changed.connect(settings.reset)

@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.exceptions import BadRequest, PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.core.handlers.exception import response_for_exception
-from django.http import Http404, RawPostDataException
+from django.http import Http404, HttpRequest, RawPostDataException
 from django.utils.datastructures import MultiValueDict
 
 from . import claims, keys
@@ -56,7 +56,9 @@ class Exchange:
     ) -> None:
         self.operation = operation
         self.request = request
-        self.meta: dict[str, Any] = getattr(request, "_request", request).META
+        #: Django's own request, of which DRF's looks up nearly everything by failing first.
+        self.http: HttpRequest = getattr(request, "_request", request)
+        self.meta: dict[str, Any] = self.http.META
         self.handler = handler
         self.route = route
         self.scope: Scope
@@ -87,7 +89,7 @@ class Exchange:
 
     def _has_parts(self) -> bool:
         """Whether Django parses the parts: of a POST only, and only if it is told how long they are."""
-        return self.request.method == "POST" and self.content_length() > 0
+        return self.http.method == "POST" and self.content_length() > 0
 
     def _parts(self) -> MultiValueDict[str, object]:
         self.keep_body_readable()
@@ -109,7 +111,7 @@ class Exchange:
         if not self.body_is_gone:
             # Read already, as by the check of a CSRF token: then the form is parsed, and its stream is gone anyway.
             with suppress(RawPostDataException):
-                self.request.body  # noqa: B018 - reading it is what buffers it
+                self.http.body  # noqa: B018 - reading it is what buffers it
 
     def rendered(self, response: Any) -> Any:
         """``response`` with its final status, headers and content."""
@@ -123,7 +125,7 @@ class Exchange:
             # Unprotected, the handler would have been the first to read a body above the limit, and been told this.
             error = RequestDataTooBig("Request body exceeded settings.DATA_UPLOAD_MAX_MEMORY_SIZE.")
         if isinstance(error, DETERMINISTIC_FAILURES):
-            return response_for_exception(getattr(self.request, "_request", self.request), error)
+            return response_for_exception(self.http, error)
         return None
 
     def response_to_error(self, error: IdempotencyError) -> Any:
@@ -171,7 +173,7 @@ class Exchange:
             command = self.command()
             payload = Payload(
                 command,
-                method=self.request.method or "",
+                method=self.http.method or "",
                 route=self.route,
                 query=self.meta.get("QUERY_STRING", ""),
             )

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .conf import settings
+from .conf import resolve, settings
 from .lifecycle import Recovery
 
 MAX_NAME_LENGTH = 255
@@ -309,11 +309,13 @@ class Operation:
 
     @property
     def account(self) -> Callable[[Any], str | None]:
-        return _callable(self._value("account"))
+        value: Callable[[Any], str | None] = resolve(self._value("account"))
+        return value
 
     @property
     def recordable(self) -> Callable[[int], bool]:
-        return _callable(self._value("recordable"))
+        value: Callable[[int], bool] = resolve(self._value("recordable"))
+        return value
 
     @property
     def headers(self) -> Collection[str]:
@@ -329,13 +331,6 @@ class Operation:
     def rebuild(self) -> Callable[[str, Any], Any] | None:
         value: Callable[[str, Any], Any] | None = self.declared["rebuild"]
         return value
-
-
-def _callable(value: Any) -> Callable[..., Any]:
-    from .conf import resolve
-
-    resolved: Callable[..., Any] = resolve(value)
-    return resolved
 
 
 class Registry:

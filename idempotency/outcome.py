@@ -7,6 +7,7 @@ or that could be mistaken for an envelope, is kept in an envelope: a JSON object
 from __future__ import annotations
 
 import base64
+import functools
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -115,8 +116,13 @@ def response_of(outcome: Outcome) -> HttpResponse:
 
 
 def _recorded_headers(response: HttpResponseBase, allowed: Collection[str]) -> tuple[tuple[str, str], ...]:
-    kept = ({name.lower() for name in allowed} | {"content-type"}) - NEVER_RECORDED_HEADERS
+    kept = _kept(tuple(allowed))
     return tuple((name, value) for name, value in response.items() if name.lower() in kept)
+
+
+@functools.lru_cache
+def _kept(allowed: tuple[str, ...]) -> frozenset[str]:
+    return frozenset({*map(str.lower, allowed), "content-type"} - NEVER_RECORDED_HEADERS)
 
 
 def encode_body(content: bytes, content_type: str) -> str:

@@ -34,16 +34,17 @@ if TYPE_CHECKING:
     from .operation import Operation
     from .scope import Scope
 
-claimed = Signal()
-taken_over = Signal()
-completed = Signal()
-replayed = Signal()
-conflicted = Signal()
-mismatched = Signal()
-released = Signal()
-parked = Signal()
-recovered = Signal()
-lease_lost = Signal()
+# Their receivers are looked up once for each operation, not for each request.
+claimed = Signal(use_caching=True)
+taken_over = Signal(use_caching=True)
+completed = Signal(use_caching=True)
+replayed = Signal(use_caching=True)
+conflicted = Signal(use_caching=True)
+mismatched = Signal(use_caching=True)
+released = Signal(use_caching=True)
+parked = Signal(use_caching=True)
+lease_lost = Signal(use_caching=True)
+recovered = Signal()  # its sender may be None
 purged = Signal()
 relayed = Signal()
 message_dead = Signal()
