@@ -19,6 +19,7 @@ from idempotency.messages import Backlog, backlog, purge_sent_batches, purge_sen
 from idempotency.models import MessageState, OutboxMessage
 from idempotency.operators import ResolutionRefusedError
 from idempotency.retention import MAX_BATCH_SIZE
+from tests.database.statements import explaining
 from tests.outbox import make_messages, states
 from tests.records import HOUR
 
@@ -192,15 +193,7 @@ def test_a_purge_reads_the_index_of_what_was_sent() -> None:
     make_messages(10, MessageState.SENT, sent=-4 * DAY)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE idempotency_outbox")
-    plans: list[str] = []
 
-    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if "SKIP LOCKED" in sql:
-            with connection.cursor() as cursor:
-                cursor.cursor.execute(f"EXPLAIN {sql}", params)
-                plans.append("\n".join(line for (line,) in cursor.fetchall()))
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(wrapper):
+    with explaining("SKIP LOCKED") as plans:
         assert purge_sent_once(batch_size=5).deleted == 5
     assert "Index Scan using idempotency_outbox_sent" in plans[0]

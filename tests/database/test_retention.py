@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from threading import Barrier
-from typing import Any, TypeVar
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
@@ -17,37 +14,10 @@ from idempotency import retention
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.retention import MAX_BATCH_SIZE, PurgeResult, due, purge_batches, purge_once
+from tests.database.statements import before_statement, explaining, in_thread
 from tests.records import HOUR, make_records, remaining
 
-T = TypeVar("T")
-
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def in_thread(call: Callable[[], T]) -> T:
-    """Run ``call`` on a connection of its own, in the middle of what this one does."""
-
-    def closing() -> T:
-        try:
-            return call()
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(closing).result()
-
-
-@contextmanager
-def before_statement(containing: str, call: Callable[[], object]) -> Iterator[None]:
-    """Call ``call`` each time that this connection is about to execute a statement that contains ``containing``."""
-
-    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if containing in sql:
-            call()
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(wrapper):
-        yield
 
 
 def test_what_is_past_retention_goes_and_the_rest_stays() -> None:
@@ -208,16 +178,6 @@ def test_the_portable_batch_passes_over_what_is_locked_where_the_database_can() 
     assert remaining() == {claimed}
 
 
-@pytest.fixture
-def repeatable_read() -> Iterator[None]:
-    set_level = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL "
-    with connection.cursor() as cursor:
-        cursor.execute(set_level + "REPEATABLE READ")
-    yield
-    with connection.cursor() as cursor:
-        cursor.execute(set_level + "READ COMMITTED")
-
-
 @pytest.mark.postgres
 @pytest.mark.usefixtures("repeatable_read")
 def test_a_batch_refused_because_of_a_claim_is_repeated() -> None:
@@ -262,16 +222,8 @@ def test_a_batch_walks_the_index_on_expires_at() -> None:
     make_records(10)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE idempotency_record")
-    plans: list[str] = []
 
-    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if "DELETE FROM" in sql:
-            with connection.cursor() as cursor:
-                cursor.cursor.execute(f"EXPLAIN {sql}", params)
-                plans.append("\n".join(line for (line,) in cursor.fetchall()))
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(wrapper):
+    with explaining("DELETE FROM") as plans:
         purge_once(batch_size=5)
     assert "Index Scan using idempotency_record_expires_at" in plans[0]
     assert "LockRows" in plans[0]
