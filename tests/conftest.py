@@ -38,7 +38,11 @@ def _delete_rows(case: TransactionTestCase) -> None:
         present = connections[using].introspection.django_table_names(only_existing=True)
         tables = sorted(set(present) - FILLED_BY_MIGRATE)
         names = [connections[using].ops.quote_name(table) for table in tables]
-        with transaction.atomic(using=using, durable=True), connections[using].cursor() as cursor:
+        with (
+            connections[using].constraint_checks_disabled(),  # MySQL looks after each statement
+            transaction.atomic(using=using, durable=True),
+            connections[using].cursor() as cursor,
+        ):
             if connections[using].vendor == "postgresql":
                 # A process that the test has killed may have sent a COMMIT that is still under way.
                 cursor.execute(f"LOCK TABLE {', '.join(names)} IN SHARE ROW EXCLUSIVE MODE")
