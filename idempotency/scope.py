@@ -43,7 +43,8 @@ class Scope:
         """
         digest = bytearray(self._digest(name)[:16])
         digest[6] = 0x80 | digest[6] & 0x0F
-        digest[8] = 0x80 | digest[8] & 0x3F
+        # Never 0x80 itself: MariaDB's column type for UUIDs takes that for bytes in another order, and refuses them.
+        digest[8] = 0x80 | (digest[8] & 0x3F or 1)
         return UUID(bytes=bytes(digest))
 
     def derive_text(self, name: str, length: int = 32) -> str:

@@ -140,13 +140,13 @@ def test_fm_58_a_message_that_kills_its_worker_each_time_is_put_aside_and_its_re
 
 def test_a_task_that_is_retried_by_celery_has_one_effect(inbox: Inbox, line: Line) -> None:
     task_id = inbox.publish(auto, "a", 3)
-    assert [line.ended(task_id) for _ in range(3)] == ["RETRY", "RETRY", "SUCCESS"]
+    assert sorted(line.ended(task_id) for _ in range(3)) == ["RETRY", "RETRY", "SUCCESS"]  # of two processes
     assert (line.runs("a"), effects()) == (3, {"a": 1})
 
 
 def test_a_task_that_fails_for_good_is_put_aside(inbox: Inbox, line: Line) -> None:
     task_id = inbox.publish(auto, "a", 4)
-    assert [line.ended(task_id) for _ in range(3)] == ["RETRY", "RETRY", "FAILURE"]
+    assert sorted(line.ended(task_id) for _ in range(3)) == ["FAILURE", "RETRY", "RETRY"]
     [dead] = inbox.messages(DEAD)
     assert (dead["idempotency_dead_letter_reason"], effects()) == ("failed: RuntimeError", {})
 

@@ -19,8 +19,11 @@ def environment() -> dict[str, str]:
         url = f"sqlite:///{database['NAME']}"
     else:
         user, password, name = (quote(str(database[part]), safe="") for part in ("USER", "PASSWORD", "NAME"))
-        host, port = quote(database["HOST"], safe=""), database["PORT"] or 5432
-        url = f"postgres://{user}:{password}@/{name}?host={host}&port={port}"
+        host, port = quote(database["HOST"], safe=""), database["PORT"]
+        if connection.vendor == "mysql":
+            url = f"mysql://{user}:{password}@{host}:{port or 3306}/{name}"
+        else:
+            url = f"postgres://{user}:{password}@/{name}?host={host}&port={port or 5432}"
     return {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": os.environ["DJANGO_SETTINGS_MODULE"]}
 
 

@@ -69,11 +69,13 @@ def test_a_claim_that_can_not_be_released_is_left_to_its_lease(
 
 
 def test_failure_mode_29_a_read_only_store_is_503_and_nothing_runs(post: Post) -> None:
+    read_only = {
+        "postgresql": "SET default_transaction_read_only = on",
+        "sqlite": "PRAGMA query_only = ON",
+        "mysql": "SET SESSION TRANSACTION READ ONLY",
+    }
     with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            cursor.execute("SET default_transaction_read_only = on")
-        else:
-            cursor.execute("PRAGMA query_only = ON")
+        cursor.execute(read_only[connection.vendor])
     try:
         answer = post()
     finally:

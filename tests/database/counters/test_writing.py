@@ -79,8 +79,9 @@ def test_a_connection_is_left_open_or_closed_as_it_was() -> None:
 
 
 def test_no_count_is_lost_between_many_that_write_the_same_counters_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In any order, and for the first time: none of them may be refused, not even once."""
-    monkeypatch.setattr(counters_module, "MAX_ROUNDS", 1)
+    """In any order, and for the first time: none of them may be refused, not even once, but by InnoDB."""
+    if connection.vendor != "mysql":
+        monkeypatch.setattr(counters_module, "MAX_ROUNDS", 1)
     keys = [(f"tests.{number:02}", "claimed") for number in range(20)]
     together = threading.Barrier(4)
     errors: list[Exception] = []
