@@ -162,7 +162,7 @@ def check_databases(
     if connection.vendor not in {"postgresql", "sqlite"}:
         messages.append(
             checks.Warning(
-                f"Database {alias!r} is {connection.display_name}. This release is tested on PostgreSQL and SQLite.",
+                f"Database {alias!r} is a {connection.vendor} one. This release is tested on PostgreSQL and SQLite.",
                 hint="Keep the records on PostgreSQL.",
                 id="idempotency.W003",
             )
