@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 # One effect
 
 
-def test_scenario_7_a_message_that_is_delivered_twice_has_one_effect_and_one_result(inbox: Inbox) -> None:
+def test_scenario_07_a_message_that_is_delivered_twice_has_one_effect_and_one_result(inbox: Inbox) -> None:
     inbox.publish(send, "a")
     inbox.twice()
     first, second = inbox.drain()

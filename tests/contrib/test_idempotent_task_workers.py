@@ -79,7 +79,7 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_scenario_7_a_message_that_is_delivered_twice_has_one_effect_and_the_control_has_two(
+def test_scenario_07_a_message_that_is_delivered_twice_has_one_effect_and_the_control_has_two(
     inbox: Inbox, line: Line
 ) -> None:
     for task in (gated, gated_unprotected):

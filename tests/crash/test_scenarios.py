@@ -161,7 +161,7 @@ def test_scenario_26_two_recoveries_at_once_settle_each_claim_once(run: Run) -> 
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-def test_limit_a_call_that_a_frozen_process_makes_late_is_stopped_by_a_deadline_or_by_nothing(
+def test_failure_mode_03_a_call_that_a_frozen_process_makes_late_is_stopped_by_a_deadline_or_by_nothing(
     shared: Arena, guarded: bool
 ) -> None:
     """The documented limit. No fence can reach a call to the outside world; a deadline that the provider keeps can."""

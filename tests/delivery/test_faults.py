@@ -31,25 +31,25 @@ def strike(shared: Stage, name: str) -> Verdict:
 
 
 @pytest.mark.parametrize("name", ["child-killed", "main-killed", "group-killed", "after-commit"])
-def test_scenario_7_fm_53_a_worker_that_is_killed_leaves_one_effect_of_each_message(shared: Stage, name: str) -> None:
+def test_scenario_07_fm_53_a_worker_that_is_killed_leaves_one_effect_of_each_message(shared: Stage, name: str) -> None:
     assert strike(shared, name).plain.doubled > 0
 
 
-def test_scenario_7_fm_53_a_message_delivered_again_while_its_task_runs_has_one_effect(shared: Stage) -> None:
+def test_scenario_07_fm_53_a_message_delivered_again_while_its_task_runs_has_one_effect(shared: Stage) -> None:
     """Redis: the visibility timeout is shorter than the task. RabbitMQ: the connection is lost."""
     assert strike(shared, "redelivered").plain.doubled > 0
 
 
-def test_scenario_7_fm_53_a_message_published_twice_has_one_effect(shared: Stage) -> None:
+def test_scenario_07_fm_53_a_message_published_twice_has_one_effect(shared: Stage) -> None:
     assert strike(shared, "published-twice").plain.doubled == MESSAGES
 
 
-def test_scenario_7_fm_53_a_lost_confirm_doubles_and_loses_nothing(shared: Stage) -> None:
+def test_scenario_07_fm_53_a_lost_confirm_doubles_and_loses_nothing(shared: Stage) -> None:
     assert strike(shared, "confirm-lost").plain.doubled > 0
 
 
 @pytest.mark.parametrize("name", ["relay-killed", "relay-frozen"])
-def test_scenario_7_a_relay_that_dies_or_comes_late_doubles_and_loses_nothing(shared: Stage, name: str) -> None:
+def test_scenario_07_a_relay_that_dies_or_comes_late_doubles_and_loses_nothing(shared: Stage, name: str) -> None:
     assert strike(shared, name).plain.doubled > 0
 
 
@@ -63,7 +63,7 @@ def test_fm_54_fm_55_what_is_rolled_back_is_not_published_and_what_commits_late_
     assert strike(shared, "rolled-back").plain.ghosts > 0
 
 
-def test_scenario_7_a_broker_killed_in_mid_load_doubles_nothing(shared: Stage) -> None:
+def test_scenario_07_a_broker_killed_in_mid_load_doubles_nothing(shared: Stage) -> None:
     assert strike(shared, "broker-restarted").plain.doubled > 0
 
 

@@ -71,7 +71,7 @@ def same(alice: Caller) -> Same:
     return Same(alice)
 
 
-def test_scenario_16_the_order_of_names_and_white_space_do_not_count(
+def test_scenario_16_and_failure_mode_44_the_order_of_names_and_white_space_do_not_count(
     same: Same, serve_parsing: Callable[[], None]
 ) -> None:
     serve_parsing()

@@ -204,7 +204,7 @@ def test_a_page_that_asks_escapes_what_a_client_sent(operator: Client) -> None:
     assert "&lt;script&gt;alert" in source
 
 
-def test_no_body_is_shown_to_who_resolves_without_the_permission(operator: Client) -> None:
+def test_failure_mode_52_no_body_is_shown_to_who_resolves_without_the_permission(operator: Client) -> None:
     pk = secret_record(expires=HOUR, operation=charges.name)
     IdempotencyRecord.objects.update(status=Status.FAILED)
     for action in ACTIONS:
