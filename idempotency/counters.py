@@ -121,8 +121,7 @@ class Counters:
             return
         try:
             self._flush()
-        # Nobody who calls this, a server after its response or an interpreter at its end, has use for any error of it.
-        except Exception:
+        except Exception:  # of no use to who calls this: a server after its response, an interpreter at its end
             if not self._failing:
                 logger.warning("What was counted could not be written yet", exc_info=True)
             self._failing = True

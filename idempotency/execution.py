@@ -59,7 +59,9 @@ def obtain(operation: Operation, scope: Scope, payload: Payload) -> Claim | Outc
             if left <= 0:
                 signals.announce(signals.conflicted, operation, scope, 0)
                 raise
-            time.sleep(min(pause, left))  # no transaction and no lock is held meanwhile
+            # The attempt is another process's, and databases have no common way to tell of its end. No transaction and
+            # no lock is held meanwhile.
+            time.sleep(min(pause, left))  # between two looks for another process's outcome
             pause = min(pause * 2, SLOWEST_POLL)
 
 
@@ -167,8 +169,7 @@ def _explained(claim: Claim, slot: Slot, error: Exception) -> bool:
     slot.outcome = None
     try:
         explained = not isinstance(error, IdempotencyError) and slot.explain(error)
-    # Raised on: only the claim is given up first, whatever it was that the explanation failed with.
-    except Exception:
+    except Exception:  # raised on: only the claim is given up first, whatever the project's handler failed with
         give_up(claim)
         raise
     if not explained:

@@ -100,8 +100,7 @@ def _ask(claim: Claim) -> Completed | NotExecuted | Unknown:
     found = IdempotencyRecord.objects.using(claim.using).filter(account_id=claim.scope.account_id, pk=claim.record_id)
     try:
         finding: object = operation.reconcile.find_out(found.get())
-    # A reconciler is the project's code and may raise anything; whatever it is, it has said nothing of the outcome.
-    except Exception:
+    except Exception:  # the project's code may raise anything, and then it has said nothing of the outcome
         logger.exception("The reconciler of operation %r failed; its outcome stays unknown", operation.name)
         return Unknown()
     if not isinstance(finding, (Completed, NotExecuted, Unknown)):

@@ -55,8 +55,9 @@ class Stop:
         """Sleep, unless a signal came or comes. Whether to go on."""
         end = time.monotonic() + seconds
         while self.signum is None and (left := end - time.monotonic()) > 0:
-            # The pause that was asked for, in slices, so that a signal is seen soon.
-            time.sleep(min(left, SLICE))
+            # In slices and not on an Event: Python resumes a sleep after a signal was handled, and a handler that sets
+            # an Event can meet its lock held by the very wait that it interrupts.
+            time.sleep(min(left, SLICE))  # the pause that the caller asked for
         return self.signum is None
 
 

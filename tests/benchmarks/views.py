@@ -118,8 +118,7 @@ class HandwrittenView(BareView):
                 body = JSONRenderer().render(self.work(request))
                 with connection.cursor() as cursor:
                     cursor.execute(COMPLETE, (body.decode(), claimed))
-        # Raised on, as a careful author would write it.
-        except Exception:
+        except Exception:  # raised on: whatever it was, a careful author frees the claim first
             with connection.cursor() as cursor:
                 cursor.execute(RELEASE, (claimed,))
             raise

@@ -167,13 +167,15 @@ def wait_until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it never came about")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", [UnavailableError, MemoryError])  # it goes on after the one, and dies of the other
 def test_failure_mode_04_a_heartbeat_that_fails_stops_the_work_before_its_next_effect(
-    post: Post, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException], post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreachable(held: Any) -> bool:
-        raise UnavailableError
+    def fail(held: Any) -> bool:
+        raise error
 
-    monkeypatch.setattr(heartbeat.claims, "renew", unreachable)
+    monkeypatch.setattr(heartbeat.claims, "renew", fail)
 
     def wait_for_the_end(request: Any) -> None:
         wait_until(lambda: mine().lost)
@@ -218,24 +220,6 @@ def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(po
     assert post("/beating-inside/").json()["attempt"] == 1
     assert seen == [0 if connection.vendor == "sqlite" else 1]
     assert effects() == ["one"]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_failure_mode_04_a_heartbeat_that_dies_of_anything_else_stops_the_work_too(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(held: Any) -> bool:
-        raise MemoryError
-
-    monkeypatch.setattr(heartbeat.claims, "renew", broken)
-
-    def wait_for_the_end(request: Any) -> None:
-        wait_until(lambda: mine().lost)
-        mine().derive_key("provider.charge")
-
-    handler.before = wait_for_the_end
-    assert post("/beating/").status_code == 409
-    assert effects() == []
 
 
 # What a frozen worker can hold

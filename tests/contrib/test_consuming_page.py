@@ -22,14 +22,11 @@ from testproject import models
 from testproject.celery import app
 from testproject.models import Charge, Notification, Transfer
 from tests.contrib.deliveries import Inbox
+from tests.docs.pages import DOCS, blocks
 from tests.factories import UserFactory
 from tests.operations import forgetting_operations
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "consuming.md"
-if not PAGE.exists():
-    # Never in a checkout. The run on the built wheel copies the tests and not the documentation that these are about.
-    pytest.skip("the tests stand outside of the checkout, without its documentation", allow_module_level=True)
-
+PAGE = DOCS / "consuming.md"
 TEXT = PAGE.read_text()
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -47,7 +44,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     app.tasks.pop("shop.tasks.send_receipt", None)  # of the test that runs every page
     defined: dict[str, Any] = {}
     with forgetting_operations():
-        for source in re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
+        for source in blocks(PAGE, "python"):
             file = re.match(r"# (\S+)\.py\n", source)
             defined["__name__"] = file[1].replace("/", ".") if file else "example"
             exec(compile(source, PAGE.name, "exec"), defined)

@@ -6,7 +6,6 @@ import http.client
 import json
 import re
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,12 +20,11 @@ from idempotency.exceptions import BrokerUnavailableError
 from idempotency.models import MessageState, OutboxMessage
 from idempotency.relay import relay_once
 from testproject.models import Charge
+from tests.docs.pages import DOCS, blocks
 from tests.operations import forgetting_operations
 from tests.outbox import SENDER, broker, make_messages
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "publishing.md"
-if not PAGE.exists():
-    pytest.skip("the tests stand outside of the checkout, without its documentation", allow_module_level=True)
+PAGE = DOCS / "publishing.md"
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -44,7 +42,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Any:
     broker.reset()
     defined: dict[str, Any] = {}
     with forgetting_operations():
-        for source in re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
+        for source in blocks(PAGE, "python"):
             exec(compile(source, PAGE.name, "exec"), defined)
         yield SimpleNamespace(**defined)
 

@@ -23,7 +23,7 @@ from idempotency.management.commands import recover_idempotency
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import PARK
 from idempotency.recovery import abandoned, recover_batches, recover_once
-from tests.commands import Terminal, run_command
+from tests.commands import Terminal, run_command, wrong_arguments
 from tests.database import processes
 from tests.database.plans import fill, most_rows_read
 from tests.records import HOUR, make_records
@@ -199,20 +199,7 @@ def test_without_rich_a_terminal_sees_lines(monkeypatch: pytest.MonkeyPatch) -> 
     assert terminal.getvalue() == ""
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "--batch-size must be between 1 and 10000"),
-        ({"batch_size": 10_001}, "--batch-size must be between 1 and 10000"),
-        ({"max_batches": 0}, "--max-batches must be 1 or more"),
-        ({"watch": 0.0}, "--watch must be above 0"),
-        ({"watch": float("nan")}, "--watch must be above 0"),
-        ({"watch": 3601.0}, "--watch must be above 0 and up to 3600 seconds"),
-        ({"watch": 1.0, "dry_run": True}, "--watch and --dry-run exclude each other"),
-        ({"database": "nowhere"}, "--database: there is no database 'nowhere'"),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
-)
+@wrong_arguments(largest_batch=10_000)
 def test_a_wrong_argument_is_named_and_nothing_is_done(options: dict[str, Any], message: str) -> None:
     abandon()
     with pytest.raises(CommandError, match=message) as refused:

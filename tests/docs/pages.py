@@ -10,9 +10,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 if not README.exists():
+    # Never in a checkout. The run on the built wheel copies the tests and not the documentation that these are about.
     pytest.skip("the tests stand outside of the checkout, without its documentation", allow_module_level=True)
 
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -26,7 +28,7 @@ def blocks(path: Path, *languages: str) -> list[str]:
 
 def section(page: str, heading: str) -> str:
     """What stands below a heading of the second level."""
-    _, found, rest = (ROOT / "docs" / page).read_text().partition(f"\n## {heading}\n")
+    _, found, rest = (DOCS / page).read_text().partition(f"\n## {heading}\n")
     assert found, heading
     return rest.partition("\n## ")[0]
 

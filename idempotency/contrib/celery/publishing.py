@@ -158,8 +158,7 @@ class CelerySender:
             return
         try:
             publish(current_app, relay_outbox.name, ignore_result=True, expires=NUDGE_EXPIRES)
-        # Whatever it is: the transaction has committed, and its messages are sent all the same, a little later.
-        except Exception:
+        except Exception:  # whatever it is: the caller has committed, and the schedule's relay sends its messages
             self._quiet_until = time.monotonic() + QUIET
             logger.warning(
                 "No worker could be asked to relay the outbox, and none is for the next %g s: the schedule's relay "
