@@ -10,9 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .decorators import idempotent
-    from .execution import current_claim
-    from .function import claim
+    from .http.decorators import idempotent
     from .operation import (
         ACCEPTED,
         CONFLICT,
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
         Unknown,
         Wait,
     )
+    from .protocol.block import claim
+    from .protocol.execution import current_claim
 
 __version__ = "0.1.0"
 
@@ -41,9 +41,9 @@ _HOMES = {
     "Reconcile": "operation",
     "Unknown": "operation",
     "Wait": "operation",
-    "claim": "function",
-    "current_claim": "execution",
-    "idempotent": "decorators",
+    "claim": "protocol.block",
+    "current_claim": "protocol.execution",
+    "idempotent": "http.decorators",
 }
 
 __all__ = [

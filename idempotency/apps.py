@@ -16,7 +16,7 @@ class IdempotencyConfig(AppConfig):
 
     def ready(self) -> None:
         import_module("idempotency.checks")
-        import_module("idempotency.counters")  # counts from now on
+        import_module("idempotency.upkeep.counters")  # counts from now on
         if "celery" in sys.modules:  # a project with a Celery app: its tasks carry on the identity of their publisher
             import_module("idempotency.contrib.celery")
         autodiscover_modules("operations")

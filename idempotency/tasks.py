@@ -15,15 +15,15 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from . import relay
-from .counters import counters
-from .messages import purge_sent_batches
-from .recovery import DEFAULT_BATCH_SIZE as RECOVERY_BATCH_SIZE
-from .recovery import RecoveryResult, describe, recover_batches
-from .relay import DEFAULT_BATCH_SIZE as RELAY_BATCH_SIZE
-from .relay import RelayResult, relay_batches
-from .retention import DEFAULT_BATCH_SIZE as PURGE_BATCH_SIZE
-from .retention import purge_batches
+from .outbox import relay
+from .outbox.backlog import purge_sent_batches
+from .outbox.relay import DEFAULT_BATCH_SIZE as RELAY_BATCH_SIZE
+from .outbox.relay import RelayResult, relay_batches
+from .upkeep.counters import counters
+from .upkeep.retention import DEFAULT_BATCH_SIZE as PURGE_BATCH_SIZE
+from .upkeep.retention import purge_batches
+from .upkeep.sweep import DEFAULT_BATCH_SIZE as RECOVERY_BATCH_SIZE
+from .upkeep.sweep import RecoveryResult, describe, recover_batches
 
 try:
     from celery import shared_task

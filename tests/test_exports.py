@@ -20,7 +20,7 @@ from django.test import Client
 from idempotency.contrib.celery import send
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
-from idempotency.relay import relay_once
+from idempotency.outbox.relay import relay_once
 from testproject.exports import TASK
 from testproject.models import Charge, Export
 from testproject.tasks import run_export

@@ -17,8 +17,8 @@ from django.test import Client
 from rest_framework.authtoken.models import Token
 
 from idempotency.models import IdempotencyRecord
-from idempotency.recovery import recover_once
 from idempotency.scope import Scope
+from idempotency.upkeep.sweep import recover_once
 from testproject import payouts
 from testproject.models import Payout, UnprotectedPayout
 from testproject.provider import Effect, read_ledger, running_provider

@@ -26,12 +26,12 @@ except ImportError as error:  # pragma: no cover - the base environment has no D
 from django.db import connections, transaction
 
 from .. import keys
-from ..claims import alias
-from ..decorators import Protected, exempt_from_atomic_requests
 from ..exceptions import IdempotencyError
-from ..exchange import Exchange
+from ..http.decorators import Protected, exempt_from_atomic_requests
+from ..http.exchange import Exchange
+from ..http.problems import CONTENT_TYPE, problem
 from ..operation import Operation, operation_for
-from ..problems import CONTENT_TYPE, problem
+from ..protocol.claims import alias
 
 
 class IdempotentMixin:

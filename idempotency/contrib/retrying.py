@@ -32,7 +32,7 @@ except ImportError as error:
 from ..keys import HEADER, shorten
 
 if TYPE_CHECKING:
-    from ..claims import Claim
+    from ..protocol.claims import Claim
 
 logger = logging.getLogger("idempotency")
 
@@ -253,7 +253,7 @@ def bounded(timeout: float | None, left: float) -> float:
 def _claim() -> Claim | None:
     # Not imported, because that would ask every client for a Django project. Where nothing has imported it, nothing
     # is protected, and there is no claim.
-    execution = sys.modules.get("idempotency.execution")
+    execution = sys.modules.get("idempotency.protocol.execution")
     claim: Claim | None = None if execution is None else execution.current_claim()
     return claim
 

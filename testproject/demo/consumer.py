@@ -84,7 +84,9 @@ def main() -> None:
     role = sys.argv[1]
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
     django.setup()
-    from idempotency import faults, relay, signals
+    from idempotency import signals
+    from idempotency.outbox import relay
+    from idempotency.protocol import faults
     from testproject import tasks
     from testproject.celery import app
 

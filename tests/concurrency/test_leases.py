@@ -11,10 +11,11 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.test import TestCase
 
-from idempotency import claim, claims, current_claim, heartbeat
+from idempotency import claim, current_claim
 from idempotency.exceptions import LeaseLostError, UnavailableError
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import registry
+from idempotency.protocol import claims, heartbeat
 from tests.concurrency.racing import PATIENCE, Gate, abandon, effects, end_lease, in_background, record
 from tests.concurrency.urls import handler
 

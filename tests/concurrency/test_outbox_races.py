@@ -18,7 +18,7 @@ from idempotency.exceptions import LeaseLostError
 from idempotency.lifecycle import Recovery
 from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
 from idempotency.outbox import publish
-from idempotency.relay import RelayResult, relay_batches, relay_once
+from idempotency.outbox.relay import RelayResult, relay_batches, relay_once
 from tests.concurrency.racing import Gate, in_background, race
 from tests.database import processes
 from tests.outbox import FILE_SENDER, SENDER, broker, make_due, make_messages, states
@@ -152,8 +152,8 @@ RELAY = """
 import os, signal, sys
 import django
 django.setup()
-from idempotency.faults import armed
-from idempotency.relay import relay_batches
+from idempotency.protocol.faults import armed
+from idempotency.outbox.relay import relay_batches
 reached = 0
 def published():
     global reached

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
-from idempotency import exchange
+from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
 from tests.concurrency.racing import (
     PATIENCE,

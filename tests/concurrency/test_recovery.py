@@ -11,11 +11,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 
-from idempotency import Completed, NotExecuted, Reconcile, Unknown, Wait, claims, exchange
+from idempotency import Completed, NotExecuted, Reconcile, Unknown, Wait
 from idempotency.exceptions import InProgressError
+from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import MAX_WAIT, registry
-from idempotency.recovery import RecoveryResult, abandoned, describe, recover_once
+from idempotency.protocol import claims
+from idempotency.upkeep.sweep import RecoveryResult, abandoned, describe, recover_once
 from tests.concurrency.racing import PATIENCE, Gate, abandon, effects, end_lease, in_background, race, record
 from tests.concurrency.urls import handler, reconciler
 

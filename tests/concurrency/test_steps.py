@@ -11,9 +11,9 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError
 
-from idempotency import claims
 from idempotency.exceptions import LeaseLostError
 from idempotency.models import IdempotencyRecord, IdempotencyStep
+from idempotency.protocol import claims
 from tests.concurrency.racing import effects
 from tests.concurrency.test_leases import mine
 from tests.concurrency.urls import handler
@@ -190,7 +190,7 @@ def test_calls_are_named_alike_by_each_attempt_and_those_of_a_step_by_themselves
 def test_a_step_whose_store_is_out_of_reach_stops_the_work(
     post: Post, statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from idempotency import steps
+    from idempotency.protocol import steps
 
     def unreachable(*args: Any) -> Any:
         raise OperationalError("no route")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from idempotency import faults
 from idempotency.contrib.celery import send
+from idempotency.protocol import faults
 from testproject.celery import app
 from tests.contrib.brokers import RedisServer, skip_without_redis
 from tests.contrib.deliveries import Inbox

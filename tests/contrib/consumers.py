@@ -11,11 +11,11 @@ from celery import shared_task
 from celery.exceptions import Ignore, Reject
 
 from idempotency import PARK, REEXECUTE, current_claim
-from idempotency.claims import acquire
 from idempotency.contrib.celery import idempotent_task
 from idempotency.contrib.celery.policy import policy_of
 from idempotency.fingerprint import Payload
 from idempotency.models import IdempotencyRecord
+from idempotency.protocol.claims import acquire
 from idempotency.scope import Scope
 from testproject.models import Receipt
 from tests.contrib.deliveries import DEAD, Killed

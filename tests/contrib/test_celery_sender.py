@@ -12,13 +12,14 @@ from amqp.exceptions import AccessRefused, NotAllowed
 from celery.exceptions import Ignore
 from django.db import transaction
 
-from idempotency import claim, faults
+from idempotency import claim
 from idempotency.contrib import celery as contrib
 from idempotency.contrib.celery import CelerySender, publishing
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
 from idempotency.outbox import CELERY, publish
-from idempotency.relay import relay_once
+from idempotency.outbox.relay import relay_once
+from idempotency.protocol import faults
 from testproject.celery import app
 from testproject.models import Receipt
 from tests.contrib.brokers import free_port

@@ -26,12 +26,12 @@ pytest.importorskip("requests", reason="the clients' library, which this environ
 import httpx
 
 from idempotency import REEXECUTE, Operation, claim, current_claim, idempotent
-from idempotency.claims import retry_after
 from idempotency.contrib.httpx import AsyncIdempotentTransport, IdempotentTransport, new_key
 from idempotency.contrib.retrying import RetryPolicy
 from idempotency.exceptions import LeaseLostError
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
+from idempotency.protocol.claims import retry_after
 from idempotency.sql import Row
 from testproject.models import Charge
 from tests.contrib.senders import SENDERS, Sender

@@ -18,12 +18,7 @@ pytest.importorskip("httpx", reason="the client's library, which this environmen
 
 import httpx
 
-from idempotency.contrib.httpx import (
-    AsyncIdempotentTransport,
-    IdempotentTransport,
-    RetryPolicy,
-    UnresolvedRequestError,
-)
+from idempotency.contrib.httpx import AsyncIdempotentTransport, IdempotentTransport, RetryPolicy, UnresolvedRequestError
 from tests.contrib.certificate import CERTIFICATE, PRIVATE_KEY
 from tests.contrib.servers import Server, answer, cut, cut_in_the_middle, serving
 

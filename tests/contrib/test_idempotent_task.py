@@ -10,12 +10,13 @@ from celery.exceptions import Ignore
 from django.db import OperationalError
 from django.db.models import F
 
-from idempotency import Operation, faults
+from idempotency import Operation
 from idempotency.contrib.celery import bring_back
 from idempotency.contrib.celery.deliveries import PATIENCE, MessageRefused, patience
 from idempotency.contrib.celery.policy import policy_of
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import registry
+from idempotency.protocol import faults
 from testproject.models import Receipt
 from tests.contrib.brokers import free_port
 from tests.contrib.consumers import (

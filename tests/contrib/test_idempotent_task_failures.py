@@ -11,11 +11,11 @@ from celery.exceptions import Ignore, Reject, Retry
 from django.db import OperationalError
 from django.db.models import F
 
-from idempotency import faults
 from idempotency.contrib.celery import bring_back
 from idempotency.contrib.celery.deliveries import MAX_REASON_LENGTH
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.models import IdempotencyRecord
+from idempotency.protocol import faults
 from tests.contrib import consumers
 from tests.contrib.brokers import free_port
 from tests.contrib.consumers import (

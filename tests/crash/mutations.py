@@ -13,8 +13,9 @@ from typing import Any
 
 from django.db import transaction
 
-from idempotency import claims, execution, lifecycle, recovery, steps
+from idempotency import lifecycle
 from idempotency.lifecycle import Decision, Recovery, Status
+from idempotency.protocol import claims, execution, recovery, steps
 from idempotency.sql import postgresql
 
 FENCED = ("COMPLETE", "RELEASE", "SET_LEASE", "PARK")

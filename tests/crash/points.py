@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: Places in the order in which an operation meets them. Those that ``idempotency.faults`` doesn't name are the
+#: Places in the order in which an operation meets them. Those that ``idempotency.protocol.faults`` doesn't name are the
 #: harness's own: in its handler, in its call to the provider, in its reconciler, and around COMMIT.
 POINTS = {
     "claim.before": "before the claim",

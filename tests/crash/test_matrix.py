@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from idempotency import faults
+from idempotency.protocol import faults
 from tests.crash.arena import Arena
 from tests.crash.matrix import run_matrix
 from tests.crash.points import DATABASES, DECLARATIONS, EXCLUSIONS, FAULTS, POINTS, cells, excluded

@@ -25,20 +25,10 @@ from django.http import HttpRequest, JsonResponse
 from django.test import Client
 from django.urls import get_resolver
 
-from idempotency import (
-    PARK,
-    REEXECUTE,
-    Completed,
-    NotExecuted,
-    Operation,
-    Reconcile,
-    current_claim,
-    faults,
-    idempotent,
-    recovery,
-    retention,
-)
+from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, current_claim, idempotent
 from idempotency.operation import registry
+from idempotency.protocol import faults, recovery
+from idempotency.upkeep import retention
 from testproject.models import Transfer
 from tests.crash import urls
 from tests.crash.channel import PATIENCE, Channel
@@ -323,7 +313,7 @@ class Worker:
         self._commit_outcomes_by(watched)
 
     def sweep(self) -> dict[str, Any]:
-        return {"swept": recovery.describe(recovery.recover_once())}
+        return {"swept": sweep.describe(sweep.recover_once())}
 
     def purge(self) -> dict[str, Any]:
         return {"purged": retention.purge_once(include_failed=False).deleted}

@@ -9,17 +9,18 @@ from django.db import transaction
 from django.test import override_settings
 from django.utils.connection import ConnectionDoesNotExist
 
-from idempotency import Operation, claims
-from idempotency.claims import Claim
+from idempotency import Operation
 from idempotency.exceptions import InProgressError, LeaseLostError
 from idempotency.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outcome import Outcome
-from idempotency.recovery import recover_once
-from idempotency.retention import purge_once
+from idempotency.protocol import claims
+from idempotency.protocol.claims import Claim
 from idempotency.scope import Scope
-from idempotency.stats import stats
+from idempotency.upkeep.retention import purge_once
+from idempotency.upkeep.stats import stats
+from idempotency.upkeep.sweep import recover_once
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -15,16 +15,18 @@ from django.db import transaction
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template.response import SimpleTemplateResponse
 
-from idempotency import Operation, Reconcile, claims, operators
-from idempotency.claims import Claim
+from idempotency import Operation, Reconcile
 from idempotency.exceptions import LeaseLostError, OutcomeUnknownError, UnrecordableResponseError
 from idempotency.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import PARK, REEXECUTE, Unknown
-from idempotency.operators import ResolutionRefusedError, mark_not_executed, record_outcome, release
 from idempotency.outcome import Outcome, response_of
+from idempotency.protocol import claims
+from idempotency.protocol.claims import Claim
 from idempotency.scope import Scope
+from idempotency.upkeep import resolutions
+from idempotency.upkeep.resolutions import ResolutionRefusedError, mark_not_executed, record_outcome, release
 from tests.concurrency.racing import race
 from tests.records import HOUR, make_records
 
@@ -296,7 +298,7 @@ def test_scenario_28_a_decision_leaves_an_audit_entry(decision: str, caplog: pyt
     caplog.set_level(logging.INFO, "idempotency.audit")
     user = User.objects.create(username="olga")
     seen = record(idempotency_key="a-rather-long-key", account_id="42")
-    function = getattr(operators, decision)
+    function = getattr(resolutions, decision)
     arguments = [{"secret": "s"}] if decision == "record_outcome" else []
     function(seen, *arguments, by=user, reason="asked the bank\nforged line")
 

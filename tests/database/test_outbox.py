@@ -17,7 +17,7 @@ from idempotency.exceptions import LeaseLostError, MessageReusedError, NoTransac
 from idempotency.lifecycle import Recovery
 from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
 from idempotency.outbox import publish
-from idempotency.relay import relay_once
+from idempotency.outbox.relay import relay_once
 from testproject.models import Transfer
 from tests.outbox import OTHER_SENDER, PLAIN_SENDER, SENDER, broker, other_broker
 from tests.records import HOUR, from_now

@@ -15,10 +15,10 @@ from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
 from django.test import RequestFactory
 
-from idempotency import outbox, relay
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.models import MessageState, OutboxMessage
-from idempotency.relay import relay_once
+from idempotency.outbox import publish, relay
+from idempotency.outbox.relay import relay_once
 from testproject.models import Charge
 from tests.docs.pages import DOCS, blocks
 from tests.operations import forgetting_operations
@@ -34,7 +34,7 @@ TEXT = PAGE.read_text()
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> Any:
     """All that the examples define, in a project with an app named ``shop``, whose messages this test's broker gets."""
-    monkeypatch.setitem(outbox.publish.__kwdefaults__, "sender", SENDER)
+    monkeypatch.setitem(publish.__kwdefaults__, "sender", SENDER)
     models = ModuleType("shop.models")
     vars(models)["Charge"] = Charge
     for name, module in {"shop": ModuleType("shop"), "shop.models": models}.items():
@@ -159,7 +159,7 @@ def options(command: BaseCommand) -> set[str]:
 
 
 def test_every_argument_and_every_option_is_listed() -> None:
-    assert cells("`publish`") == [*outbox.publish.__annotations__][:-1]
+    assert cells("`publish`") == [*publish.__annotations__][:-1]
     own = options(load_command_class("idempotency", "relay_outbox")) - options(BaseCommand())
     assert {cell.split()[0] for cell in cells("The relay")} == own
     parser = load_command_class("idempotency", "relay_outbox").create_parser("manage.py", "relay_outbox")

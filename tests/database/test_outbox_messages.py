@@ -15,11 +15,11 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from idempotency import messages
-from idempotency.messages import Backlog, backlog, purge_sent_batches, purge_sent_once, requeue
 from idempotency.models import MessageState, OutboxMessage
-from idempotency.operators import ResolutionRefusedError
-from idempotency.retention import MAX_BATCH_SIZE
+from idempotency.outbox import backlog as messages
+from idempotency.outbox.backlog import Backlog, backlog, purge_sent_batches, purge_sent_once, requeue
+from idempotency.upkeep.resolutions import ResolutionRefusedError
+from idempotency.upkeep.retention import MAX_BATCH_SIZE
 from tests.database.statements import explaining
 from tests.outbox import make_messages, states
 from tests.records import HOUR

@@ -16,8 +16,6 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
-from idempotency import claims
-from idempotency.claims import Claim
 from idempotency.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.management import running
@@ -25,6 +23,8 @@ from idempotency.management.commands import purge_idempotency
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import Operation
 from idempotency.outcome import Outcome
+from idempotency.protocol import claims
+from idempotency.protocol.claims import Claim
 from idempotency.sql import Scope
 from tests.commands import Terminal, run_command
 from tests.records import HOUR, make_records, remaining

@@ -16,13 +16,13 @@ from django.db import OperationalError, connection
 from django.db.models import F
 
 from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown
-from idempotency.faults import armed
 from idempotency.lifecycle import Status
 from idempotency.management import running
 from idempotency.management.commands import recover_idempotency
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import PARK
-from idempotency.recovery import abandoned, recover_batches, recover_once
+from idempotency.protocol.faults import armed
+from idempotency.upkeep.sweep import abandoned, recover_batches, recover_once
 from tests.commands import Terminal, run_command, wrong_arguments
 from tests.database import processes
 from tests.database.plans import fill, most_rows_read
@@ -324,8 +324,8 @@ import os, signal, sys
 import django
 django.setup()
 from idempotency import Operation
-from idempotency.faults import armed
-from idempotency.recovery import recover_batches
+from idempotency.protocol.faults import armed
+from idempotency.upkeep.sweep import recover_batches
 Operation("tests.recover.reexecute")
 reached = 0
 def selected():

@@ -15,9 +15,9 @@ from django.core.management import CommandError
 from django.db import OperationalError, connection
 
 from idempotency.exceptions import BrokerUnavailableError
-from idempotency.faults import armed
 from idempotency.management.commands import relay_outbox
 from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.protocol.faults import armed
 from tests.commands import Terminal, run_command, wrong_arguments
 from tests.outbox import OTHER_SENDER, broker, make_due, make_messages, other_broker, states
 from tests.records import HOUR, make_records

@@ -10,10 +10,10 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 from django.utils import timezone
 
-from idempotency import retention
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.retention import MAX_BATCH_SIZE, PurgeResult, due, purge_batches, purge_once
+from idempotency.upkeep import retention
+from idempotency.upkeep.retention import MAX_BATCH_SIZE, PurgeResult, due, purge_batches, purge_once
 from tests.database.statements import before_statement, explaining, in_thread
 from tests.records import HOUR, make_records, remaining
 

@@ -11,17 +11,19 @@ import pytest
 from django.db import connection
 from django.dispatch import Signal
 
-from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown, claim, claims, operators, signals
+from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown, claim, signals
 from idempotency.exceptions import InProgressError, KeyReusedError, LeaseLostError, OutcomeUnknownError
-from idempotency.execution import obtain, run_under
 from idempotency.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import PARK, registry
 from idempotency.outcome import Outcome
-from idempotency.recovery import recover_once
-from idempotency.retention import purge_once
+from idempotency.protocol import claims
+from idempotency.protocol.execution import obtain, run_under
 from idempotency.scope import Scope
+from idempotency.upkeep import resolutions
+from idempotency.upkeep.retention import purge_once
+from idempotency.upkeep.sweep import recover_once
 from tests.concurrency.racing import end_lease
 from tests.records import HOUR, make_records
 
@@ -215,11 +217,11 @@ def test_a_retry_that_finds_the_outcome_tells_the_same(receiver: Receiver) -> No
 
 def test_an_operator_settles_a_record(receiver: Receiver) -> None:
     make_records(1, Status.FAILED, expires=HOUR, operation=parks.name, idempotency_key="k")
-    operators.mark_not_executed(IdempotencyRecord.objects.get(), by="ops")
+    resolutions.mark_not_executed(IdempotencyRecord.objects.get(), by="ops")
     IdempotencyRecord.objects.update(status=Status.FAILED)
-    operators.record_outcome(IdempotencyRecord.objects.get(), {}, by="ops")
+    resolutions.record_outcome(IdempotencyRecord.objects.get(), {}, by="ops")
     IdempotencyRecord.objects.update(status=Status.FAILED, operation="tests.signals.unknown")
-    operators.release(IdempotencyRecord.objects.get(), by="ops")
+    resolutions.release(IdempotencyRecord.objects.get(), by="ops")
     assert registry.get("tests.signals.unknown") is None
     assert receiver.sent == [
         sent("recovered", parks, status="recoverable"),

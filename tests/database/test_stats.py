@@ -12,13 +12,14 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection
 
-from idempotency import Operation, signals, stats
-from idempotency.counters import Counters, counters
+from idempotency import Operation, signals
 from idempotency.lifecycle import Status
 from idempotency.management.commands import idempotency_stats
 from idempotency.models import IdempotencyCounter
 from idempotency.scope import Scope
-from idempotency.stats import Kind, Number
+from idempotency.upkeep import stats
+from idempotency.upkeep.counters import Counters, counters
+from idempotency.upkeep.stats import Kind, Number
 from tests.database.plans import fill, most_rows_read
 from tests.records import HOUR, from_now, make_records
 

@@ -16,11 +16,12 @@ from typing import Any
 from django.conf import settings
 from django.db import connections, transaction
 
-from idempotency import claim, faults
+from idempotency import claim
 from idempotency.contrib.celery import send_lost_again
 from idempotency.outbox import publish
-from idempotency.relay import relay_batches
-from idempotency.retention import purge_batches
+from idempotency.outbox.relay import relay_batches
+from idempotency.protocol import faults
+from idempotency.upkeep.retention import purge_batches
 from testproject.celery import app
 from tests.crash.channel import Channel
 from tests.delivery import names, tasks

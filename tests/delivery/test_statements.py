@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from idempotency.models import OutboxMessage
 from idempotency.outbox import publish
-from idempotency.relay import relay_once
+from idempotency.outbox.relay import relay_once
 from testproject.models import Receipt, UnprotectedReceipt
 from testproject.tasks import send_receipt, send_receipt_unprotected
 

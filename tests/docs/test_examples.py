@@ -24,8 +24,8 @@ import idempotency
 from idempotency import checks
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, OutboxMessage
-from idempotency.recovery import recover_once
-from idempotency.stats import counters
+from idempotency.upkeep.stats import counters
+from idempotency.upkeep.sweep import recover_once
 from testproject.models import Charge, Export, Notification, Transfer
 from tests.docs.pages import PAGES, blocks, each_page
 from tests.factories import RecordFactory, UserFactory

@@ -13,30 +13,14 @@ ROOT = Path(idempotency.__file__).parent
 
 #: From the bottom up. A module imports from layers below its own, or from its own.
 LAYERS = [
-    {"audit", "exceptions", "faults", "lifecycle"},
-    {"conf", "keys", "fingerprint", "scope"},
-    {"operation", "problems"},
-    {"signals"},
-    {"models", "outcome"},
+    {"conf", "exceptions", "lifecycle"},
+    {"fingerprint", "keys", "operation", "scope"},
+    {"models", "outcome", "signals"},
     {"sql"},
-    {"steps"},
-    {"claims", "retention"},
-    {"counters", "heartbeat", "messages", "operators", "recovery", "relay"},
-    {"stats"},
-    {"execution"},
-    {"exchange", "function", "log", "outbox"},
-    {"decorators"},
-    {
-        "admin",
-        "admin_decisions",
-        "admin_display",
-        "admin_outbox",
-        "checks",
-        "contrib",
-        "management",
-        "migrations",
-        "tasks",
-    },
+    {"protocol"},
+    {"http", "upkeep", "log"},
+    {"outbox"},
+    {"admin", "checks", "contrib", "management", "migrations", "tasks"},
     {"apps"},
 ]
 HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in layer}
@@ -44,7 +28,7 @@ HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in la
 FILES = sorted(ROOT.rglob("*.py"))
 
 #: An import inside a function, for a reason given where it stands, or for a type.
-DEFERRED = {("conf", "operation"), ("exchange", "contrib"), ("steps", "claims")}
+DEFERRED = {("conf", "operation"), ("http", "contrib")}
 
 
 def imported_by(file: Path) -> set[str]:

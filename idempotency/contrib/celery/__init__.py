@@ -18,7 +18,7 @@ except ImportError as error:
 
 from django.core.checks import register
 
-from ...counters import counters
+from ...upkeep.counters import counters
 from .checks import check_tasks
 from .consuming import idempotent_task
 from .dead_letters import bring_back

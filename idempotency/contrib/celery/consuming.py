@@ -13,8 +13,7 @@ from celery.local import Proxy
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError
 
-from ... import claims, signals
-from ...claims import Claim
+from ... import signals
 from ...exceptions import (
     AccountRequiredError,
     InProgressError,
@@ -25,11 +24,13 @@ from ...exceptions import (
     RequestError,
     UnavailableError,
 )
-from ...execution import obtain, run_under
 from ...fingerprint import Payload
-from ...function import result_of
 from ...operation import Operation, operation_for
 from ...outcome import Outcome, outcome_of_result
+from ...protocol import claims
+from ...protocol.block import result_of
+from ...protocol.claims import Claim
+from ...protocol.execution import obtain, run_under
 from ...scope import scope_of
 from .deliveries import Delivery
 from .policy import ATTRIBUTE, TaskPolicy, policy_of

@@ -7,10 +7,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from idempotency.claims import alias
-from idempotency.management.running import check_database, refusals_as_errors
-from idempotency.stats import EVENTS, Number, stats
-from idempotency.stats import by_operation as stats_by_operation
+from ...protocol.claims import alias
+from ...upkeep.stats import EVENTS, Number, stats
+from ...upkeep.stats import by_operation as stats_by_operation
+from ..running import check_database, refusals_as_errors
 
 LABELS = {
     "table_bytes": "table and indexes",

@@ -10,10 +10,13 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db.models import Count, QuerySet
 
-from idempotency.claims import alias
-from idempotency.lifecycle import Status
-from idempotency.management.progress import REPORT_EVERY, progress
-from idempotency.management.running import (
+from ...lifecycle import Status
+from ...models import IdempotencyRecord
+from ...outbox.backlog import purge_sent_batches, sent_past_retention
+from ...protocol.claims import alias
+from ...upkeep.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult, due, purge_batches
+from ..progress import REPORT_EVERY, progress
+from ..running import (
     EXIT_REFUSED,
     EXIT_SIGNAL,
     EXIT_USAGE,
@@ -26,9 +29,6 @@ from idempotency.management.running import (
     refusals_as_errors,
     stop_between_batches,
 )
-from idempotency.messages import purge_sent_batches, sent_past_retention
-from idempotency.models import IdempotencyRecord
-from idempotency.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult, due, purge_batches
 
 EPILOG = f"""exit codes:
   0    everything that was due is purged

@@ -10,10 +10,19 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from idempotency.claims import alias
-from idempotency.counters import counters
-from idempotency.management.progress import REPORT_EVERY, Report, progress
-from idempotency.management.running import (
+from ...operation import registry
+from ...protocol.claims import alias
+from ...upkeep.counters import counters
+from ...upkeep.sweep import (
+    DEFAULT_BATCH_SIZE,
+    MAX_BATCH_SIZE,
+    MAX_LISTED,
+    RecoveryResult,
+    abandoned,
+    recover_batches,
+)
+from ..progress import REPORT_EVERY, Report, progress
+from ..running import (
     EXIT_REFUSED,
     EXIT_SIGNAL,
     EXIT_UNKNOWN_OPERATIONS,
@@ -26,16 +35,7 @@ from idempotency.management.running import (
     check_database,
     refusals_as_errors,
 )
-from idempotency.management.watching import Run, add_watch, check_watch
-from idempotency.operation import registry
-from idempotency.recovery import (
-    DEFAULT_BATCH_SIZE,
-    MAX_BATCH_SIZE,
-    MAX_LISTED,
-    RecoveryResult,
-    abandoned,
-    recover_batches,
-)
+from ..watching import Run, add_watch, check_watch
 
 EPILOG = f"""exit codes:
   0    every abandoned claim of a known operation is settled, or will be asked for again

@@ -9,8 +9,11 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from idempotency.management.progress import REPORT_EVERY, Report, progress
-from idempotency.management.running import (
+from ...outbox import alias
+from ...outbox.backlog import MAX_COUNTED, backlog
+from ...outbox.relay import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, RelayResult, due, relay_batches
+from ..progress import REPORT_EVERY, Report, progress
+from ..running import (
     EXIT_REFUSED,
     EXIT_SIGNAL,
     EXIT_USAGE,
@@ -21,10 +24,7 @@ from idempotency.management.running import (
     check_database,
     refusals_as_errors,
 )
-from idempotency.management.watching import Run, add_watch, check_watch
-from idempotency.messages import MAX_COUNTED, backlog
-from idempotency.outbox import alias
-from idempotency.relay import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, RelayResult, due, relay_batches
+from ..watching import Run, add_watch, check_watch
 
 EXIT_UNREACHABLE = 5
 

@@ -9,7 +9,7 @@ import pytest
 from django.db import DataError, IntegrityError, connection, transaction
 from django.http import HttpResponse
 
-from idempotency import execution
+from idempotency.protocol import execution
 from tests.concurrency.conftest import Post
 from tests.concurrency.racing import effects, record
 from tests.concurrency.trouble.failures import code_of

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 
-from idempotency import claims, signals
+from idempotency import signals
 from idempotency.models import IdempotencyRecord
+from idempotency.protocol import claims
 from tests.concurrency.conftest import Post
 from tests.concurrency.racing import abandon, effects, end_lease, record
 from tests.concurrency.trouble.failures import code_of, fail

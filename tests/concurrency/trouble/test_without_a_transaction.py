@@ -8,7 +8,8 @@ import pytest
 from django.db import OperationalError
 from django.http import HttpResponse
 
-from idempotency import Completed, claims
+from idempotency import Completed
+from idempotency.protocol import claims
 from tests.concurrency.conftest import Post
 from tests.concurrency.racing import abandon, effects, end_lease, record
 from tests.concurrency.trouble.failures import code_of, fail

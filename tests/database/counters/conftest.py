@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from idempotency.counters import counters
 from idempotency.models import IdempotencyCounter
+from idempotency.upkeep.counters import counters
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
-from idempotency.counters import counters
+from idempotency.upkeep.counters import counters
 from tests.database import processes
 from tests.database.counters.counting import CLAIMED, count, operation, written
 
@@ -90,7 +90,7 @@ PROCESS = """
 import os, sys, django
 django.setup()
 from idempotency import Operation, signals
-from idempotency.counters import counters
+from idempotency.upkeep.counters import counters
 from idempotency.scope import Scope
 
 operation = Operation("tests.counters")

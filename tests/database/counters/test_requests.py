@@ -20,10 +20,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
-from idempotency import counters as counters_module
 from idempotency import idempotent
-from idempotency.counters import counters
-from idempotency.stats import stats
+from idempotency.upkeep import counters as counters_module
+from idempotency.upkeep.counters import counters
+from idempotency.upkeep.stats import stats
 from tests.database.counters.counting import refusing, unreachable, written
 
 pytestmark = pytest.mark.django_db(transaction=True)

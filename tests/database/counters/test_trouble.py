@@ -8,10 +8,10 @@ import threading
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 
-from idempotency import counters as counters_module
-from idempotency.counters import counters
 from idempotency.models import IdempotencyCounter
-from idempotency.stats import stats
+from idempotency.upkeep import counters as counters_module
+from idempotency.upkeep.counters import counters
+from idempotency.upkeep.stats import stats
 from tests.database.counters.counting import CLAIMED, count, refusing, unreachable, written
 
 pytestmark = pytest.mark.django_db(transaction=True)

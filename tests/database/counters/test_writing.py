@@ -9,11 +9,12 @@ import pytest
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from idempotency import claims, signals
-from idempotency import counters as counters_module
-from idempotency.counters import counters
+from idempotency import signals
 from idempotency.models import IdempotencyCounter
-from idempotency.stats import stats
+from idempotency.protocol import claims
+from idempotency.upkeep import counters as counters_module
+from idempotency.upkeep.counters import counters
+from idempotency.upkeep.stats import stats
 from tests.database.counters.counting import CLAIMED, SCOPE, count, operation, written
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from idempotency import faults
+from idempotency.protocol import faults
 from tests.outbox import broker, other_broker
 
 

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 from django.db.models import F
 
-from idempotency import faults, relay
 from idempotency.models import MessageState, OutboxMessage
-from idempotency.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
+from idempotency.outbox import relay
+from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
+from idempotency.protocol import faults
 from tests.database.relay.trouble import BROKEN, UNREACHABLE, Killed, kill, message, relay_killed
 from tests.outbox import broker, make_due, make_messages, states
 from tests.records import MINUTE, from_now

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from idempotency import faults
-from idempotency.messages import requeue
 from idempotency.models import MessageState, OutboxMessage
-from idempotency.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
+from idempotency.outbox.backlog import requeue
+from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
+from idempotency.protocol import faults
 from tests.database.relay.trouble import BROKEN, UNREACHABLE, kill, message, relay_killed
 from tests.outbox import OTHER_SENDER, SENDER, broker, make_due, make_messages, other_broker, states
 from tests.records import HOUR, MINUTE

@@ -7,10 +7,10 @@ import logging
 import pytest
 from django.utils import timezone
 
-from idempotency import relay
-from idempotency.messages import requeue
 from idempotency.models import OutboxMessage
-from idempotency.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
+from idempotency.outbox import relay
+from idempotency.outbox.backlog import requeue
+from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
 from tests.database.relay.trouble import BROKEN, UNREACHABLE, message
 from tests.outbox import OTHER_SENDER, broker, make_due, make_messages, other_broker, states
 from tests.records import HOUR

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from idempotency import relay, signals
+from idempotency import signals
 from idempotency.models import OutboxMessage
-from idempotency.relay import MAX_ATTEMPTS, RelayResult, relay_once
+from idempotency.outbox import relay
+from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_once
 from tests.database.relay.trouble import BROKEN, message
 from tests.outbox import broker, make_messages
 from tests.records import MINUTE

@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from idempotency.models import MessageState, OutboxMessage
-from idempotency.relay import RelayResult, relay_batches, relay_once
+from idempotency.outbox.relay import RelayResult, relay_batches, relay_once
 from tests.database.relay.trouble import BROKEN
 from tests.outbox import broker, make_messages
 from tests.records import HOUR, MINUTE

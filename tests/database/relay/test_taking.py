@@ -6,7 +6,7 @@ import pytest
 from django.db import OperationalError, connection
 
 from idempotency.models import MessageState, OutboxMessage
-from idempotency.relay import relay_once
+from idempotency.outbox.relay import relay_once
 from tests.database.statements import before_statement, explaining, in_thread
 from tests.outbox import make_messages
 from tests.records import HOUR, MINUTE, from_now

@@ -6,7 +6,7 @@ import pytest
 
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.models import OutboxMessage
-from idempotency.relay import relay_once
+from idempotency.outbox.relay import relay_once
 
 BROKEN = ConnectionError("no route")
 UNREACHABLE = BrokerUnavailableError("no route")

@@ -11,7 +11,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from idempotency import admin_decisions
+from idempotency.admin import decisions
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outcome import Outcome, response_of
@@ -175,7 +175,7 @@ def test_a_live_claim_is_released_by_force_alone(operator: Client) -> None:
 
 
 def test_no_more_are_decided_at_once_than_fit_a_page(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_decisions, "MAX_DECIDED", 2)
+    monkeypatch.setattr(decisions, "MAX_DECIDED", 2)
     pks = [parked() for _ in range(3)]
     page = operator.post(LIST, {"action": "release", "_selected_action": pks}, follow=True)
     assert "Release: select up to 2 at a time." in text(page)

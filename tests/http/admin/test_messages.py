@@ -14,7 +14,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from idempotency import admin_display, admin_outbox
+from idempotency.admin import display, messages
 from idempotency.models import MessageState, OutboxMessage
 from tests.http.admin.pages import SECRET, log_in, text
 from tests.outbox import make_messages, states
@@ -148,7 +148,7 @@ def test_each_state_is_told_in_words(viewer: Client) -> None:
     make_messages(1, DEAD)
     make_messages(1, SENT, sent=-minute)
     rows = list(reversed(viewer.get(LIST).context["cl"].result_list))
-    shown = admin_outbox.OutboxMessageAdmin(OutboxMessage, admin_outbox.admin.site)
+    shown = messages.OutboxMessageAdmin(OutboxMessage, messages.admin.site)
     assert [shown.current_state(row) for row in rows] == [
         "pending, due",
         "pending, not due yet",
@@ -160,7 +160,7 @@ def test_each_state_is_told_in_words(viewer: Client) -> None:
     tries = [shown.next_try(row) for row in rows]
     assert tries[0] == "due for 1 min 30 s"
     assert tries[1] in {"in 1 min 30 s", "in 1 min 29 s"}
-    assert tries[4:] == [admin_display.NONE] * 2
+    assert tries[4:] == [display.NONE] * 2
     assert {shown.age(row) for row in rows} <= {"0 s", "1 s", "2 s"}
     assert "pending, due" in text(viewer.get(LIST))
 
@@ -169,7 +169,7 @@ def test_the_reason_is_shown(viewer: Client) -> None:
     (pk,) = make_messages(1, DEAD, error="ValueError: no such queue", attempts=16)
     assert "ValueError: no such queue" in text(viewer.get(detail(pk)))
     (fine,) = make_messages(1)
-    assert f"Last error: {admin_display.NONE}" in text(viewer.get(detail(fine)))
+    assert f"Last error: {display.NONE}" in text(viewer.get(detail(fine)))
 
 
 # Requeueing
@@ -227,7 +227,7 @@ def test_what_has_become_of_a_message_meanwhile_is_said(operator: Client) -> Non
 
 
 def test_no_more_are_requeued_at_once_than_fit_a_page(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_outbox, "MAX_DECIDED", 2)
+    monkeypatch.setattr(messages, "MAX_DECIDED", 2)
     pks = make_messages(3, DEAD)
     page = operator.post(LIST, {"action": "requeue", "_selected_action": pks}, follow=True)
     assert "Requeue: select up to 2 at a time." in text(page)

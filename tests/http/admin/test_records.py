@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from idempotency import admin, admin_display
+from idempotency.admin import display, records
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from tests.http.admin.pages import SECRET, log_in, text
@@ -97,11 +97,11 @@ def test_scenario_28_the_permitted_read_the_response(reader: Client) -> None:
 
 def test_a_record_without_a_response_is_shown(reader: Client) -> None:
     (pk,) = make_records(1, Status.IN_PROGRESS, lease=HOUR)
-    assert f"body: {admin_display.NONE}" in text(reader.get(detail(pk))).lower()
+    assert f"body: {display.NONE}" in text(reader.get(detail(pk))).lower()
 
 
 def test_a_long_body_is_shown_in_part(reader: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_display, "MAX_SHOWN", 5)
+    monkeypatch.setattr(display, "MAX_SHOWN", 5)
     (pk,) = make_records(1, response_body='"0123456789"')
     assert '"0123… (7 more characters)' in text(reader.get(detail(pk)))
 
@@ -216,17 +216,17 @@ def test_each_state_is_told_in_words(viewer: Client) -> None:
     make_records(1, Status.FAILED)
     make_records(1, response_status=402)
     rows = viewer.get(LIST).context["cl"].result_list
-    shown = admin.IdempotencyRecordAdmin(IdempotencyRecord, admin.admin.site)
+    shown = records.IdempotencyRecordAdmin(IdempotencyRecord, records.admin.site)
     states = [shown.state(row) for row in rows]
     assert states == ["completed, 402", "failed: outcome unknown", "recoverable", *["in progress, lease over"] * 2]
-    assert [shown.lease(row) for row in rows][:4] == [admin_display.NONE] * 4
+    assert [shown.lease(row) for row in rows][:4] == [display.NONE] * 4
     assert re.fullmatch(r"over for 1 min 3\d s", shown.lease(rows[4]))
     assert shown.retention(rows[4]) == "over for 1 d"
     assert shown.age(rows[0]).endswith(" s")
 
 
 def test_a_huge_table_is_not_counted_whole(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_display, "MAX_LISTED", 3)
+    monkeypatch.setattr(display, "MAX_LISTED", 3)
     make_records(5)
     with CaptureQueriesContext(connection) as statements:
         page = viewer.get(LIST)
@@ -254,7 +254,7 @@ def test_a_list_is_sorted_by_an_index_only(viewer: Client) -> None:
     make_records(1, idempotency_key="late", expires=2 * HOUR)
     make_records(1, idempotency_key="soon", expires=HOUR)
     assert listed(viewer) == ["soon", "late"]
-    column = admin.IdempotencyRecordAdmin.list_display.index("retention")
+    column = records.IdempotencyRecordAdmin.list_display.index("retention")
     assert listed(viewer, o=f"-{column}") == ["late", "soon"]
     make_records(1, idempotency_key="last", expires=3 * HOUR)
     assert listed(viewer, o=f"{column}") == ["soon", "late", "last"]
@@ -275,4 +275,4 @@ def test_a_list_is_sorted_by_an_index_only(viewer: Client) -> None:
     ],
 )
 def test_a_duration_is_written_in_its_two_largest_units(duration: timedelta, written: str) -> None:
-    assert admin_display.written(duration) == written
+    assert display.written(duration) == written

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError, transaction
 
-from . import sql
-from .exceptions import LeaseLostError, UnavailableError
+from .. import sql
+from ..exceptions import LeaseLostError, UnavailableError
+from ..models import IdempotencyStep
+from ..scope import Scope
 from .faults import reach
-from .models import IdempotencyStep
-from .scope import Scope
 
 if TYPE_CHECKING:
     from .claims import Claim

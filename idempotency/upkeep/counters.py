@@ -28,10 +28,11 @@ from django.db import connections, transaction
 from django.db.models import F
 from django.dispatch import Signal
 
-from . import claims, signals, sql
-from .models import IdempotencyCounter
-from .operation import Operation
-from .sql import postgresql_counters
+from .. import signals, sql
+from ..models import IdempotencyCounter
+from ..operation import Operation
+from ..protocol import claims
+from ..sql import postgresql_counters
 
 logger = logging.getLogger("idempotency")
 

@@ -17,11 +17,11 @@ from django.db import connections
 from django.db.models import Max, Min, QuerySet
 from django.db.models.functions import Now
 
-from . import claims
+from ..lifecycle import Status
+from ..models import IdempotencyRecord, RecordQuerySet
+from ..protocol import claims
+from ..sql import postgresql_size
 from .counters import counters
-from .lifecycle import Status
-from .models import IdempotencyRecord, RecordQuerySet
-from .sql import postgresql_size
 
 #: Counting stops here. Ten thousand index entries take milliseconds, and more parked records say nothing more.
 MAX_COUNTED = 10_000

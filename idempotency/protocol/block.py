@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import keys
+from .. import keys
+from ..exceptions import OutcomeUnreadableError
+from ..fingerprint import Payload
+from ..operation import Operation, operation_for
+from ..outcome import Outcome, outcome_of_result
+from ..scope import scope_of
 from .claims import Claim
-from .exceptions import OutcomeUnreadableError
 from .execution import obtain, run_under
-from .fingerprint import Payload
-from .operation import Operation, operation_for
-from .outcome import Outcome, outcome_of_result
-from .scope import scope_of
 
 
 class Run:

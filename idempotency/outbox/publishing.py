@@ -21,11 +21,11 @@ from django.db.models import Subquery
 from django.db.models.functions import Now
 from django.utils.module_loading import import_string
 
-from .exceptions import MessageReusedError, NoTransactionError
-from .execution import current_claim
-from .models import IdempotencyRecord, MessageState, OutboxMessage, RecordQuerySet
-from .scope import Scope
-from .sql import postgresql_outbox
+from ..exceptions import MessageReusedError, NoTransactionError
+from ..models import IdempotencyRecord, MessageState, OutboxMessage, RecordQuerySet
+from ..protocol.execution import current_claim
+from ..scope import Scope
+from ..sql import postgresql_outbox
 
 CELERY = "idempotency.contrib.celery.send"
 

@@ -1,8 +1,7 @@
-"""Recovery: what is done about a claim whose process has disappeared, as its operation declares.
+"""The sweep: settle the abandoned claims that nobody retries, one bounded batch at a time, as their operations declare.
 
-A retry that meets such a claim settles it on the spot (``execution.obtain``); a sweep settles those that nobody
-retries. Both come through ``settle``. Everything here may be killed anywhere and simply run again: what it has changed
-is fenced, and what it has not is found again.
+Everything here may be killed anywhere and simply run again: what it has changed is fenced, and what it has not is
+found again.
 """
 
 from __future__ import annotations
@@ -14,24 +13,18 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError, connections, transaction
-from django.http.response import HttpResponseBase
+from django.db import connections, transaction
 
-from . import claims, signals, sql
-from .claims import Claim
-from .conf import settings
-from .exceptions import IdempotencyError, InProgressError, LeaseLostError, OutcomeUnknownError, UnavailableError
-from .faults import reach
-from .lifecycle import Recovery, Status
-from .models import IdempotencyRecord, RecordQuerySet
-from .operation import Completed, NotExecuted, Operation, Unknown, registry
-from .outcome import Outcome, outcome_of, outcome_of_result
+from .. import signals, sql
+from ..exceptions import IdempotencyError, InProgressError, OutcomeUnknownError
+from ..lifecycle import Recovery, Status
+from ..models import IdempotencyRecord, RecordQuerySet
+from ..operation import Operation, registry
+from ..protocol import claims
+from ..protocol.faults import reach
+from ..protocol.recovery import announce_recovery, settle
 
 logger = logging.getLogger("idempotency")
-
-#: An unknown outcome is asked for again after 2, 4, 8 … seconds: soon enough for a provider that is a little late, and
-#: at a pace that a provider in trouble can bear.
-LONGEST_BACKOFF = 256
 
 #: Reconcilers ask one after the other, so a batch of them takes its time; where nobody has to be asked, a batch of a
 #: hundred takes milliseconds.
@@ -45,87 +38,6 @@ IDLE_TIMEOUT = timedelta(seconds=5)
 STATEMENT_TIMEOUT = timedelta(seconds=60)
 
 _SETTLED_AS = {Recovery.REEXECUTE: Status.RECOVERABLE, Recovery.PARK: Status.FAILED}
-
-
-def settle(claim: Claim) -> Outcome | None:
-    """Ask the operation's reconciler what became of the attempts before this one.
-
-    :returns: the outcome, now recorded; or None: it was not executed, and this claim may run it.
-    :raises InProgressError: nobody can say yet, or another reconciler took over from a slow one.
-    :raises OutcomeUnknownError: nobody could say often enough, and the record is parked.
-    :raises UnavailableError: the finding could not be recorded. It is asked for again when the lease is over.
-    """
-    reconcile = claim.operation.reconcile
-    # Dies in here, or before its finding is recorded: the lease runs out, and the next one asks again. Sleeps in here
-    # until another one took over: what it records is fenced on its attempt.
-    reach("reconcile.before")
-    finding = _ask(claim)
-    reach("reconcile.found")
-    if isinstance(finding, NotExecuted):
-        # True of the moment it was found. If the reconciler took longer than its lease, another one may have asked
-        # since, and run the operation; what runs now must own the record, and has a whole lease for it.
-        if not claims.renew(claim):
-            raise InProgressError(retry_after=1)
-        claim.abandoned = False
-        return None
-    if isinstance(finding, Completed):
-        outcome = _outcome_found(finding, claim)
-        if outcome is not None:
-            _record(claim, outcome)
-            _recovered(claim, Status.COMPLETED)
-            return outcome
-    try:
-        if claim.attempt >= reconcile.max_attempts:
-            if not claims.park(claim):
-                raise InProgressError(retry_after=1)  # this reconciler was slow, and another one took over
-            signals.announce(signals.parked, claim.operation, claim.scope, claim.attempt)
-            _recovered(claim, Status.FAILED)
-            raise OutcomeUnknownError
-        backoff = min(2**claim.attempt, LONGEST_BACKOFF)
-        claims.postpone(claim, timedelta(seconds=backoff))
-    except (DatabaseError, InterfaceError) as error:
-        raise UnavailableError(retry_after=1) from error
-    raise InProgressError(retry_after=min(backoff, int(settings.max_retry_after.total_seconds()) or 1))
-
-
-def _record(claim: Claim, outcome: Outcome) -> None:
-    try:
-        claims.record(claim, outcome)
-    except LeaseLostError as error:
-        raise InProgressError(retry_after=1) from error
-
-
-def _ask(claim: Claim) -> Completed | NotExecuted | Unknown:
-    operation = claim.operation
-    found = IdempotencyRecord.objects.using(claim.using).filter(account_id=claim.scope.account_id, pk=claim.record_id)
-    try:
-        finding: object = operation.reconcile.find_out(found.get())
-    except Exception:  # the project's code may raise anything, and then it has said nothing of the outcome
-        logger.exception("The reconciler of operation %r failed; its outcome stays unknown", operation.name)
-        return Unknown()
-    if not isinstance(finding, (Completed, NotExecuted, Unknown)):
-        logger.error(
-            "The reconciler of operation %r must return Completed(response), NotExecuted() or Unknown(), not %r",
-            operation.name,
-            finding,
-        )
-        return Unknown()
-    return finding
-
-
-def _outcome_found(finding: Completed, claim: Claim) -> Outcome | None:
-    """None where what the reconciler found can't be recorded: an outcome that can't be replayed is not known."""
-    try:
-        if isinstance(finding.response, HttpResponseBase):
-            return outcome_of(finding.response, claim.operation)
-        return outcome_of_result(finding.response, claim.operation)
-    except (IdempotencyError, TypeError):
-        logger.exception("The reconciler of operation %r found what can't be recorded", claim.operation.name)
-        return None
-
-
-def _recovered(claim: Claim, status: Status) -> None:
-    signals.announce(signals.recovered, claim.operation, claim.scope, claim.attempt, status=str(status))
 
 
 @dataclass
@@ -252,7 +164,7 @@ def _reconcile(using: str, operation: Operation, row: IdempotencyRecord, result:
             result.completed += 1
         elif claims.release(claim):
             result.recoverable += 1
-            _recovered(claim, Status.RECOVERABLE)
+            announce_recovery(claim, Status.RECOVERABLE)
     except OutcomeUnknownError:
         result.parked += 1
     except InProgressError:

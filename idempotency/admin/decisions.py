@@ -1,4 +1,4 @@
-"""The admin's actions on records that are stuck: a page that says what it means, a form, and then ``operators``."""
+"""The admin's actions on stuck records: a page that says what it means, a form, and then ``upkeep.resolutions``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
-from . import operators
-from .exceptions import IdempotencyError
-from .lifecycle import Status
-from .models import IdempotencyRecord
+from ..exceptions import IdempotencyError
+from ..lifecycle import Status
+from ..models import IdempotencyRecord
+from ..upkeep import resolutions
 
 if TYPE_CHECKING:
-    from .admin import IdempotencyRecordAdmin
+    from .records import IdempotencyRecordAdmin
 
-#: As many as a person can look at on one page. For more there are the functions in ``operators``.
+#: As many as a person can look at on one page. For more there are the functions in ``upkeep.resolutions``.
 MAX_DECIDED = 100
 
 
@@ -107,7 +107,7 @@ MARK_NOT_EXECUTED = Kind(
     "You know that these operations did not take effect, and that no late call will still arrive. The next retry of "
     "each runs it. If you are wrong, it takes effect twice.",
     ReasonForm,
-    lambda record, form, by: operators.mark_not_executed(record, by=by, reason=form.cleaned_data["reason"]),
+    lambda record, form, by: resolutions.mark_not_executed(record, by=by, reason=form.cleaned_data["reason"]),
 )
 RECORD_OUTCOME = Kind(
     "record_outcome",
@@ -115,7 +115,7 @@ RECORD_OUTCOME = Kind(
     "You know that this operation took effect, and how it ended. Every retry is answered with what you enter here, as "
     "if the operation had answered so. It never runs again.",
     OutcomeForm,
-    lambda record, form, by: operators.record_outcome(
+    lambda record, form, by: resolutions.record_outcome(
         record, form.response(), by=by, reason=form.cleaned_data["reason"]
     ),
     single=True,
@@ -126,7 +126,7 @@ RELEASE = Kind(
     "The next retry of each of these operations runs it at once, whatever it declares about recovery. If one has taken "
     "effect or still will, and is not safe to run again, it takes effect twice.",
     ReleaseForm,
-    lambda record, form, by: operators.release(
+    lambda record, form, by: resolutions.release(
         record, by=by, reason=form.cleaned_data["reason"], force=form.cleaned_data["force"]
     ),
 )

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from django.http import HttpResponse
 
-from .exceptions import InProgressError
+from ..exceptions import InProgressError
 
 if TYPE_CHECKING:
-    from .exceptions import IdempotencyError
+    from ..exceptions import IdempotencyError
 
 CONTENT_TYPE = "application/problem+json"
 

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 
 from django.db import connections
 
+from ..exceptions import UnavailableError
 from . import claims
 from .claims import Claim
-from .exceptions import UnavailableError
 from .faults import reach
 
 logger = logging.getLogger("idempotency")

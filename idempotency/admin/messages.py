@@ -22,12 +22,12 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 
-from .admin_decisions import MAX_DECIDED, ReasonForm, page
-from .admin_display import NONE, ReadOnlyAdmin, StateFilter, preformatted, time_left, written
-from .messages import requeue
-from .models import MessageState, OutboxMessage
-from .operators import ResolutionRefusedError
-from .outbox import alias
+from ..models import MessageState, OutboxMessage
+from ..outbox import alias
+from ..outbox.backlog import requeue
+from ..upkeep.resolutions import ResolutionRefusedError
+from .decisions import MAX_DECIDED, ReasonForm, page
+from .display import NONE, ReadOnlyAdmin, StateFilter, preformatted, time_left, written
 
 _SECRET_FIELDS = ("payload", "headers")
 

@@ -23,10 +23,10 @@ from django.db.models import BooleanField, Exists, ExpressionWrapper, F, OuterRe
 from django.db.models.functions import Now
 from django.utils.module_loading import import_string
 
-from . import signals, sql
-from .exceptions import BrokerUnavailableError
-from .faults import reach
-from .models import MessageState, OutboxMessage
+from .. import signals, sql
+from ..exceptions import BrokerUnavailableError
+from ..models import MessageState, OutboxMessage
+from ..protocol.faults import reach
 
 logger = logging.getLogger("idempotency")
 

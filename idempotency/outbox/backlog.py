@@ -11,12 +11,13 @@ from django.db import connections, router, transaction
 from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
 from django.db.models.functions import Now
 
-from . import audit, sql
-from .conf import settings
-from .models import MessageState, OutboxMessage
-from .operators import ResolutionRefusedError
+from .. import sql
+from ..conf import settings
+from ..models import MessageState, OutboxMessage
+from ..upkeep import audit
+from ..upkeep.resolutions import ResolutionRefusedError
+from ..upkeep.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult
 from .relay import IDLE_TIMEOUT, STATEMENT_TIMEOUT
-from .retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult
 
 #: Counting stops here. More say no more, and a count of millions takes its time.
 MAX_COUNTED: Final = 10_000

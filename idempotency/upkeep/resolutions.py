@@ -19,13 +19,15 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.http.response import HttpResponseBase
 
-from . import audit, claims, signals
-from .exceptions import IdempotencyError
-from .keys import shorten
-from .lifecycle import Recovery, Status
-from .models import IdempotencyRecord
-from .operation import Operation, registry
-from .outcome import Outcome, outcome_of, outcome_of_result
+from .. import signals
+from ..exceptions import IdempotencyError
+from ..keys import shorten
+from ..lifecycle import Recovery, Status
+from ..models import IdempotencyRecord
+from ..operation import Operation, registry
+from ..outcome import Outcome, outcome_of, outcome_of_result
+from ..protocol import claims
+from . import audit
 
 
 class ResolutionRefusedError(IdempotencyError):

@@ -12,17 +12,18 @@ from typing import TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
 
-from . import claims, signals, sql
+from .. import signals, sql
+from ..exceptions import IdempotencyError, InProgressError, LeaseLostError, TransactionBrokenError, UnavailableError
+from ..fingerprint import Payload
+from ..lifecycle import Recovery
+from ..operation import Operation, Wait
+from ..outcome import Outcome
+from ..scope import Scope
+from . import claims
 from .claims import Claim
-from .exceptions import IdempotencyError, InProgressError, LeaseLostError, TransactionBrokenError, UnavailableError
 from .faults import reach
-from .fingerprint import Payload
 from .heartbeat import beating
-from .lifecycle import Recovery
-from .operation import Operation, Wait
-from .outcome import Outcome
 from .recovery import settle
-from .scope import Scope
 
 T = TypeVar("T")
 

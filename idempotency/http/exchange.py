@@ -16,10 +16,9 @@ from django.core.handlers.exception import response_for_exception
 from django.http import Http404, HttpRequest, RawPostDataException
 from django.utils.datastructures import MultiValueDict
 
-from . import claims, keys
-from .claims import Claim
-from .conf import settings
-from .exceptions import (
+from .. import keys
+from ..conf import settings
+from ..exceptions import (
     IdempotencyError,
     InProgressError,
     KeyMissingError,
@@ -29,13 +28,15 @@ from .exceptions import (
     PayloadInvalidError,
     UnavailableError,
 )
-from .execution import Slot, as_atomic_request, obtain, run_under
-from .faults import reach
-from .fingerprint import Payload, parse_json, sorted_pairs
-from .operation import ACCEPTED, Attach, Operation
-from .outcome import REPLAYED_HEADER, Outcome, outcome_of, response_of
+from ..fingerprint import Payload, parse_json, sorted_pairs
+from ..operation import ACCEPTED, Attach, Operation
+from ..outcome import REPLAYED_HEADER, Outcome, outcome_of, response_of
+from ..protocol import claims
+from ..protocol.claims import Claim
+from ..protocol.execution import Slot, as_atomic_request, obtain, run_under
+from ..protocol.faults import reach
+from ..scope import Scope, scope_of
 from .problems import accepted_response, problem_response
-from .scope import Scope, scope_of
 
 logger = logging.getLogger("idempotency")
 
@@ -264,7 +265,7 @@ def exchange_for(operation: Operation, request: Any, handler: Callable[[], Any],
     if getattr(request, "parser_context", None) is None:
         return Exchange(operation, request, handler, route)
     # DRF's own request, so DRF is there. Imported here, because the core runs without it.
-    from .contrib.rest_framework import RestFrameworkExchange
+    from ..contrib.rest_framework import RestFrameworkExchange
 
     return RestFrameworkExchange(operation, request, handler, route)
 

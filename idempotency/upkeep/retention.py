@@ -16,13 +16,13 @@ from typing import Final
 
 from django.db import connections, transaction
 
-from . import sql
-from .claims import alias
-from .faults import reach
-from .lifecycle import Status
-from .models import IdempotencyRecord, IdempotencyStep, RecordQuerySet
-from .signals import purged
-from .sql import postgresql_purge
+from .. import sql
+from ..lifecycle import Status
+from ..models import IdempotencyRecord, IdempotencyStep, RecordQuerySet
+from ..protocol.claims import alias
+from ..protocol.faults import reach
+from ..signals import purged
+from ..sql import postgresql_purge
 
 # A batch is one transaction, and so the most that a claim can come to wait for, that a standby has to replay at once,
 # and that is lost when the process is killed. A thousand rows take PostgreSQL 5 to 10 ms.

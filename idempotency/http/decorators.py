@@ -16,10 +16,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Model
 from django.http import HttpRequest
 
-from .claims import alias
+from ..operation import Operation, operation_for
+from ..protocol.claims import alias
+from ..protocol.execution import as_atomic_request
 from .exchange import exchange_for, is_running
-from .execution import as_atomic_request
-from .operation import Operation, operation_for
 
 
 def idempotent(operation: str | Operation, **policy: Any) -> Callable[[Callable[..., Any]], Any]:

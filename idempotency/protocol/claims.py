@@ -24,9 +24,9 @@ from uuid import UUID
 from django.db import DatabaseError, IntegrityError, InterfaceError, OperationalError, connections, router, transaction
 from django.dispatch import Signal
 
-from . import signals, sql, steps
-from .conf import settings
-from .exceptions import (
+from .. import signals, sql
+from ..conf import settings
+from ..exceptions import (
     InProgressError,
     KeyReusedError,
     LeaseLostError,
@@ -34,14 +34,15 @@ from .exceptions import (
     OuterTransactionError,
     UnavailableError,
 )
+from ..fingerprint import Payload
+from ..lifecycle import Decision, Recovery, Status, decide
+from ..models import IdempotencyRecord
+from ..operation import Operation
+from ..outcome import Outcome
+from ..scope import Scope
+from ..sql import Fence, Row
+from . import steps
 from .faults import reach
-from .fingerprint import Payload
-from .lifecycle import Decision, Recovery, Status, decide
-from .models import IdempotencyRecord
-from .operation import Operation
-from .outcome import Outcome
-from .scope import Scope
-from .sql import Fence, Row
 
 #: A claim starts again when the record changed under it: purged after the insert met it, taken over by another, or
 #: (REPEATABLE READ, InnoDB) refused as a serialization failure or a deadlock. Each round needs another process to have

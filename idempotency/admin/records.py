@@ -1,7 +1,7 @@
 """The admin: find a record by key or account, see at a glance what has become of it, and resolve one that is stuck.
 
-Nothing is edited. What a person decides about a record goes through ``operators``, after a page that shows what it
-means, and with a permission of its own: ``idempotency.resolve_idempotencyrecord`` or
+Nothing is edited. What a person decides about a record goes through ``upkeep.resolutions``, after a page that shows
+what it means, and with a permission of its own: ``idempotency.resolve_idempotencyrecord`` or
 ``idempotency.release_idempotencyrecord``.
 
 Recorded responses may hold secrets. They are shown, and can be filtered on, by nobody without the permission
@@ -21,13 +21,13 @@ from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 
-from . import admin_outbox  # noqa: F401 - registers the outbox
-from .admin_decisions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, Decision
-from .admin_display import NONE, ReadOnlyAdmin, StateFilter, preformatted, time_left, written
-from .claims import alias
-from .lifecycle import Status
-from .models import IdempotencyRecord, RecordQuerySet
-from .operation import registry
+from ..lifecycle import Status
+from ..models import IdempotencyRecord, RecordQuerySet
+from ..operation import registry
+from ..protocol.claims import alias
+from . import messages  # noqa: F401 - registers the outbox
+from .decisions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, Decision
+from .display import NONE, ReadOnlyAdmin, StateFilter, preformatted, time_left, written
 
 _RESPONSE_FIELDS = ("response_headers", "response_body", "response_reference")
 
