@@ -50,7 +50,7 @@ relayed = Signal()
 message_dead = Signal()
 
 
-def announce(signal: Signal, operation: Operation | None, scope: Scope, attempt: int, **more: Any) -> None:
+def send(signal: Signal, operation: Operation | None, scope: Scope, attempt: int, **more: Any) -> None:
     signal.send_robust(
         sender=operation,
         account_id=scope.account_id,

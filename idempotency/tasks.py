@@ -32,7 +32,7 @@ except ImportError as error:
         "idempotency.tasks needs Celery. Install it with\n    python -m pip install 'django-idempotency[celery]'"
     ) from error
 
-from .contrib.celery.lost import LOOK_BACK, OLDER_THAN, send_lost_again
+from .contrib.celery import lost
 
 #: What one run does at most: ten thousand abandoned claims, a hundred thousand records and as many messages to purge,
 #: ten thousand messages to send. More than that is the next run's, so that a run stays within its time limit and leaves
@@ -92,15 +92,19 @@ def _relay_outbox(batch_size: int = RELAY_BATCH_SIZE, max_batches: int = MAX_BAT
 
 
 def _resend_lost_messages(
-    older_than: float = OLDER_THAN.total_seconds(), look_back: float = LOOK_BACK.total_seconds()
+    older_than: float = lost.OLDER_THAN.total_seconds(), look_back: float = lost.LOOK_BACK.total_seconds()
 ) -> dict[str, Any]:
-    """Have messages sent again that a broker has confirmed and lost: see ``contrib.celery.send_lost_again``.
+    """Have messages sent again that a broker has confirmed and lost: see ``contrib.celery.resend_lost_messages``.
 
     :param older_than: seconds since a message was sent that is taken for lost.
     :param look_back: seconds since a message was sent that is not looked at any more.
     :returns: ``found``, a count of messages.
     """
-    return {"found": send_lost_again(older_than=timedelta(seconds=older_than), look_back=timedelta(seconds=look_back))}
+    return {
+        "found": lost.resend_lost_messages(
+            older_than=timedelta(seconds=older_than), look_back=timedelta(seconds=look_back)
+        )
+    }
 
 
 _task = partial(shared_task, acks_late=False, time_limit=TIME_LIMIT)

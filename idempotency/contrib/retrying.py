@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("idempotency")
 
 #: Answers that say nothing of the outcome. 500 is not among them: it is most often a fault that a retry meets again.
-UNDECIDED = frozenset({408, 425, 429, 502, 503, 504})
+RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 
 #: An attempt that begins when the time is all but over still gets this many seconds. With less it could only fail.
 LEAST_TIMEOUT = 1.0
@@ -72,7 +72,7 @@ class RetryPolicy:
     total: float = 120.0
     first_wait: float = 0.5
     longest_wait: float = 30.0
-    statuses: Collection[int] = UNDECIDED
+    statuses: Collection[int] = RETRYABLE_STATUSES
 
     def __post_init__(self) -> None:
         for name in ("attempts", "total", "first_wait", "longest_wait"):

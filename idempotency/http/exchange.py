@@ -33,8 +33,8 @@ from ..operation import ACCEPTED, Attach, Operation
 from ..outcome import REPLAYED_HEADER, Outcome, outcome_of, response_of
 from ..protocol import claims
 from ..protocol.claims import Claim
-from ..protocol.execution import Slot, as_atomic_request, obtain, run_under
-from ..protocol.faults import reach
+from ..protocol.execution import Slot, acquire_or_wait, as_atomic_request, run_under
+from ..protocol.faults import fault_point
 from ..scope import Scope, scope_of
 from .problems import accepted_response, problem_response
 
@@ -152,14 +152,14 @@ class Exchange:
     def _respond_to(self, key: str) -> Any:
         self.scope = scope_of(self.operation.name, self.operation.account(self.request), key)
         payload = self._payload()
-        held = obtain(self.operation, self.scope, payload)
+        held = acquire_or_wait(self.operation, self.scope, payload)
         if isinstance(held, Outcome):
             return self._replay(held)
         try:
             return self._run(held)
         except LeaseLostError:
             logger.warning("Operation %r: attempt %d lost its lease", self.operation.name, held.attempt)
-            return self._replay(claims.peek(held, payload))
+            return self._replay(claims.read_winner(held, payload))
 
     def _key(self) -> str | None:
         value = self.meta.get(keys.META_NAME)
@@ -192,9 +192,9 @@ class Exchange:
 
         def record_response(answer: Any, slot: Slot) -> None:
             nonlocal response
-            reach("render.before")
+            fault_point("render.before")
             response = self.rendered(answer)
-            reach("render.after")
+            fault_point("render.after")
             if self._is_running(response):
                 claim.reference = claim.reference or response["Location"]
             if self.operation.recordable(response.status_code):

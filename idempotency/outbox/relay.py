@@ -26,7 +26,7 @@ from django.utils.module_loading import import_string
 from .. import signals, sql
 from ..exceptions import BrokerUnavailableError
 from ..models import MessageState, OutboxMessage
-from ..protocol.faults import reach
+from ..protocol.faults import fault_point
 
 logger = logging.getLogger("idempotency")
 
@@ -122,7 +122,7 @@ def relay_once(
     using = using or router.db_for_write(OutboxMessage)
     until = time.monotonic() + LEASE.total_seconds() / 2  # from before the lease, which can only begin later
     batch = _take(using, batch_size, skip)
-    reach("relay.claimed")
+    fault_point("relay.claimed")
     result = RelayResult(exhausted=batch.exhausted)
     for messages in (batch.messages, batch.suspects):
         if messages:
@@ -165,7 +165,7 @@ def _take(using: str, limit: int, skip: Collection[str]) -> _Batch:
             sql.backend(using).bound_transaction(using, idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
             return _take_in_transaction(using, limit, skip)
 
-    return sql.in_rounds(_MAX_ROUNDS, using, transact)
+    return sql.retry_lost_races(_MAX_ROUNDS, using, transact)
 
 
 def _take_in_transaction(using: str, limit: int, skip: Collection[str]) -> _Batch:
@@ -250,7 +250,7 @@ def _send(messages: list[OutboxMessage], until: float, result: RelayResult) -> _
                 logger.exception("Message %s on %s was not sent", message.message_id, message.topic)
                 outcomes.failed.append((message, _text_of(error)))
             else:
-                reach("relay.published")
+                fault_point("relay.published")
                 outcomes.confirmed.append(message)
                 continue
         if message.ordering_key:
@@ -266,7 +266,7 @@ def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:
         sent = confirmed.exclude(state=MessageState.SENT).update(
             state=MessageState.SENT, sent_at=Now(), lease_expires_at=None, error=""
         )
-        reach("relay.marked")
+        fault_point("relay.marked")
         result.sent += sent
         signals.relayed.send_robust(sender=OutboxMessage, count=sent)
     # Everything else is fenced on the attempt: another relay may have the message by now, or may have sent it.

@@ -17,7 +17,7 @@ from ..operation import Operation, operation_for
 from ..outcome import Outcome, outcome_of_result
 from ..scope import scope_of
 from .claims import Claim
-from .execution import obtain, run_under
+from .execution import acquire_or_wait, run_under
 
 
 class Run:
@@ -62,7 +62,7 @@ def claim(
     """
     declared = operation_for(operation, policy)
     scope = scope_of(declared.name, account_id, keys.validate_key(key))
-    held = obtain(declared, scope, Payload(payload))
+    held = acquire_or_wait(declared, scope, Payload(payload))
     if isinstance(held, Outcome):
         yield Run(None, result_of(held))
         return

@@ -42,7 +42,7 @@ from ..outcome import Outcome
 from ..scope import Scope
 from ..sql import Fence, Row
 from . import steps
-from .faults import reach
+from .faults import fault_point
 
 #: A claim starts again when the record changed under it: purged after the insert met it, taken over by another, or
 #: (REPEATABLE READ, InnoDB) refused as a serialization failure or a deadlock. Each round needs another process to have
@@ -190,7 +190,7 @@ def acquire(operation: Operation, scope: Scope, payload: Payload) -> Claim | Out
 def _one_round(operation: Operation, scope: Scope, payload: Payload, using: str) -> Claim | Outcome | None:
     """Try the insert, then whatever the record found calls for. None: it changed meanwhile, look again."""
     backend = sql.backend(using)
-    reach("claim.before")
+    fault_point("claim.before")
     try:
         # Committed before anything runs, so that every other process sees it; one winner by the unique constraint.
         # Dies before the COMMIT: nothing was claimed. Dies after it: the lease runs out and the claim is recovered.
@@ -207,11 +207,11 @@ def _one_round(operation: Operation, scope: Scope, payload: Payload, using: str)
                 ttl=operation.ttl,
                 wait_for_disk=not (operation.transaction and operation.recovery is Recovery.REEXECUTE),
             )
-            reach("claim.sent")
+            fault_point("claim.sent")
     except IntegrityError:
         record_id = None  # the portable insert's way of losing
     if record_id is not None:
-        reach("claim.committed")
+        fault_point("claim.committed")
         return _announced(Claim(operation, scope, record_id, 1, payload.request_hash, using), signals.claimed)
 
     row = backend.read(using, scope)
@@ -225,8 +225,8 @@ def _one_round(operation: Operation, scope: Scope, payload: Payload, using: str)
         recovery=operation.recovery,
     )
     if decision is Decision.REPLAY:
-        reach("replay.read")
-        signals.announce(signals.replayed, operation, scope, row.attempt)
+        fault_point("replay.read")
+        signals.send(signals.replayed, operation, scope, row.attempt)
         return row.outcome
     if decision in {Decision.TAKE_OVER, Decision.RECONCILE}:
         # Fenced on the attempt just read, so of many who saw the same abandoned claim one wins; and the lease is judged
@@ -234,7 +234,7 @@ def _one_round(operation: Operation, scope: Scope, payload: Payload, using: str)
         # Waits for the disk: unlike a first claim, a take-over that a crash forgets could be handed out twice.
         with transaction.atomic(using=using, durable=True):
             won = backend.take_over(using, scope, row, operation.lease)
-            reach("takeover.sent")
+            fault_point("takeover.sent")
         claim = Claim(operation, scope, row.id, row.attempt + 1, row.request_hash, using)
         claim.abandoned = decision is Decision.RECONCILE
         was_released = row.status is Status.RECOVERABLE
@@ -252,19 +252,19 @@ def _one_round(operation: Operation, scope: Scope, payload: Payload, using: str)
         with transaction.atomic(using=using, durable=True):
             won = backend.park_abandoned(using, scope, row)
         if won:
-            signals.announce(signals.parked, operation, scope, row.attempt)
+            signals.send(signals.parked, operation, scope, row.attempt)
         return None  # parked by this caller or another, or settled by its owner after all: look again
     if decision is Decision.WAIT:
         raise InProgressError(retry_after=retry_after(row, operation))
     if decision is Decision.REFUSE_REUSE:
-        signals.announce(signals.mismatched, operation, scope, row.attempt)
+        signals.send(signals.mismatched, operation, scope, row.attempt)
         raise KeyReusedError
     raise OutcomeUnknownError
 
 
 def _announced(claim: Claim, signal: Signal) -> Claim:
     claim.shares_connection = connections[claim.using].in_atomic_block  # only a TestCase's gets here
-    signals.announce(signal, claim.operation, claim.scope, claim.attempt)
+    signals.send(signal, claim.operation, claim.scope, claim.attempt)
     return claim
 
 
@@ -279,7 +279,7 @@ def complete(claim: Claim, outcome: Outcome) -> None:
     if not sql.backend(claim.using).complete(claim.using, claim.fence, outcome):
         claim.lost = True
         raise _lost(claim)
-    reach("complete.sent")
+    fault_point("complete.sent")
 
 
 def record(claim: Claim, outcome: Outcome) -> None:
@@ -300,10 +300,10 @@ def release(claim: Claim) -> bool:
 
     False where another attempt owns the record by now: its claim is not this one's to free.
     """
-    reach("release.before")
+    fault_point("release.before")
     with transaction.atomic(using=claim.using, durable=True):
         released = sql.backend(claim.using).release(claim.using, claim.fence)
-        reach("release.sent")
+        fault_point("release.sent")
     return released
 
 
@@ -313,7 +313,7 @@ def park(claim: Claim) -> bool:
         return sql.backend(claim.using).park(claim.using, claim.fence)
 
 
-def peek(claim: Claim, payload: Payload) -> Outcome:
+def read_winner(claim: Claim, payload: Payload) -> Outcome:
     """What a claimant that lost its lease answers with: the winner's outcome.
 
     :raises InProgressError: there is none yet.

@@ -21,8 +21,8 @@ from ..outcome import Outcome
 from ..scope import Scope
 from . import claims
 from .claims import Claim
-from .faults import reach
-from .heartbeat import beating
+from .faults import fault_point
+from .heartbeat import heartbeat
 from .recovery import settle
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def current_claim() -> Claim | None:
     return _current.get()
 
 
-def obtain(operation: Operation, scope: Scope, payload: Payload) -> Claim | Outcome:
+def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Claim | Outcome:
     """Own the scope or learn the outcome, after whatever waiting and recovery the operation declares.
 
     Raises what ``claims.acquire`` raises.
@@ -58,7 +58,7 @@ def obtain(operation: Operation, scope: Scope, payload: Payload) -> Claim | Outc
         except InProgressError:
             left = deadline - time.monotonic()
             if left <= 0:
-                signals.announce(signals.conflicted, operation, scope, 0)
+                signals.send(signals.conflicted, operation, scope, 0)
                 raise
             # The attempt is another process's, and databases have no common way to tell of its end. No transaction and
             # no lock is held meanwhile.
@@ -92,17 +92,17 @@ def run_under(claim: Claim) -> Iterator[Slot]:
     """
     token = _current.set(claim)
     try:
-        with beating(claim), _in_transaction(claim) if claim.operation.transaction else _in_autocommit(claim) as slot:
-            reach("handler.before")
+        with heartbeat(claim), _in_transaction(claim) if claim.operation.transaction else _in_autocommit(claim) as slot:
+            fault_point("handler.before")
             yield slot
     except LeaseLostError:
-        signals.announce(signals.lease_lost, claim.operation, claim.scope, claim.attempt)
+        signals.send(signals.lease_lost, claim.operation, claim.scope, claim.attempt)
         raise
     finally:
         _current.reset(token)
     if slot.outcome is not None:
-        reach("complete.committed")
-        signals.announce(signals.completed, claim.operation, claim.scope, claim.attempt)
+        fault_point("complete.committed")
+        signals.send(signals.completed, claim.operation, claim.scope, claim.attempt)
 
 
 @contextmanager
@@ -139,13 +139,13 @@ def _in_transaction(claim: Claim) -> Iterator[Slot]:
                 retry_after=1,
             ) from error
         if not begun and isinstance(error, (DatabaseError, InterfaceError)):
-            give_up(claim)
+            release_or_park(claim)
             raise UnavailableError(retry_after=1) from error  # the store is gone or busy, and nothing has run
         if not _explained(claim, slot, error):
             raise
         undone = True
     if slot.outcome is None:
-        give_up(claim)
+        release_or_park(claim)
     elif undone:
         claims.record(claim, slot.outcome)
 
@@ -159,7 +159,7 @@ def _in_autocommit(claim: Claim) -> Iterator[Slot]:
         if not _explained(claim, slot, error):
             raise
     if slot.outcome is None:
-        give_up(claim)
+        release_or_park(claim)
     else:
         # Dies before this COMMIT, or fails in it: the effect may be there without its outcome. Nothing is given up;
         # the lease runs out and recovery does what the operation declares.
@@ -171,10 +171,10 @@ def _explained(claim: Claim, slot: Slot, error: Exception) -> bool:
     try:
         explained = not isinstance(error, IdempotencyError) and slot.explain(error)
     except Exception:  # raised on: only the claim is given up first, whatever the project's handler failed with
-        give_up(claim)
+        release_or_park(claim)
         raise
     if not explained:
-        give_up(claim)
+        release_or_park(claim)
     return explained
 
 
@@ -198,7 +198,7 @@ def _broken(claim: Claim) -> IdempotencyError:
     )
 
 
-def give_up(claim: Claim) -> None:
+def release_or_park(claim: Claim) -> None:
     """End an attempt that recorded nothing, as far as its operation lets us say what that means.
 
     In one transaction with the record, or with REEXECUTE declared, another run is safe and may come at once. A PARK
@@ -223,7 +223,7 @@ def give_up(claim: Claim) -> None:
         )
         return
     if given_up:
-        signals.announce(signal, operation, claim.scope, claim.attempt)
+        signals.send(signal, operation, claim.scope, claim.attempt)
 
 
 def as_atomic_request(call: Callable[[], T], exempt: Collection[str] = ()) -> T:

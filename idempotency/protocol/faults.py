@@ -36,7 +36,7 @@ PLACES = (
 armed: dict[str, Callable[[], None]] = {}
 
 
-def reach(place: str) -> None:
+def fault_point(place: str) -> None:
     if armed:
         armed.get(place, _nothing)()
 

@@ -19,7 +19,7 @@ from django.db import connections
 from ..exceptions import UnavailableError
 from . import claims
 from .claims import Claim
-from .faults import reach
+from .faults import fault_point
 
 logger = logging.getLogger("idempotency")
 
@@ -28,7 +28,7 @@ RENEWALS_A_LEASE = 3
 
 
 @contextmanager
-def beating(claim: Claim) -> Iterator[None]:
+def heartbeat(claim: Claim) -> Iterator[None]:
     """Keep the claim alive during the block, if its operation asks for it."""
     cap = claim.operation.heartbeat
     # SQLite has one writer: while our transaction is open nobody can take over, and no renewal could be written either.
@@ -55,7 +55,7 @@ def _beat(claim: Claim, cap: float, stop: threading.Event) -> None:
         while not stop.wait(lease / RENEWALS_A_LEASE):
             now = time.monotonic()
             if now - begun < cap:
-                reach("heartbeat.before")
+                fault_point("heartbeat.before")
                 try:
                     if not claims.renew(claim):
                         claim.lost = True

@@ -1,8 +1,8 @@
 """Recovery: what is done about a claim whose process has disappeared, as its operation declares.
 
-A retry that meets such a claim settles it on the spot (``execution.obtain``); a sweep settles those that nobody
-retries. Both come through ``settle``. Everything here may be killed anywhere and simply run again: what it has changed
-is fenced, and what it has not is found again.
+A retry that meets such a claim settles it on the spot (``execution.acquire_or_wait``). A sweep settles those that
+nobody retries. Both come through ``settle``. Everything here may be killed anywhere and simply run again: what it has
+changed is fenced, and what it has not is found again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..operation import Completed, NotExecuted, Unknown
 from ..outcome import Outcome, outcome_of, outcome_of_result
 from . import claims
 from .claims import Claim
-from .faults import reach
+from .faults import fault_point
 
 logger = logging.getLogger("idempotency")
 
@@ -42,9 +42,9 @@ def settle(claim: Claim) -> Outcome | None:
     reconcile = claim.operation.reconcile
     # Dies in here, or before its finding is recorded: the lease runs out, and the next one asks again. Sleeps in here
     # until another one took over: what it records is fenced on its attempt.
-    reach("reconcile.before")
+    fault_point("reconcile.before")
     finding = _ask(claim)
-    reach("reconcile.found")
+    fault_point("reconcile.found")
     if isinstance(finding, NotExecuted):
         # True of the moment it was found. If the reconciler took longer than its lease, another one may have asked
         # since, and run the operation; what runs now must own the record, and has a whole lease for it.
@@ -62,7 +62,7 @@ def settle(claim: Claim) -> Outcome | None:
         if claim.attempt >= reconcile.max_attempts:
             if not claims.park(claim):
                 raise InProgressError(retry_after=1)  # this reconciler was slow, and another one took over
-            signals.announce(signals.parked, claim.operation, claim.scope, claim.attempt)
+            signals.send(signals.parked, claim.operation, claim.scope, claim.attempt)
             announce_recovery(claim, Status.FAILED)
             raise OutcomeUnknownError
         backoff = min(2**claim.attempt, LONGEST_BACKOFF)
@@ -109,4 +109,4 @@ def _outcome_found(finding: Completed, claim: Claim) -> Outcome | None:
 
 
 def announce_recovery(claim: Claim, status: Status) -> None:
-    signals.announce(signals.recovered, claim.operation, claim.scope, claim.attempt, status=str(status))
+    signals.send(signals.recovered, claim.operation, claim.scope, claim.attempt, status=str(status))

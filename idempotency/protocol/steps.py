@@ -14,7 +14,7 @@ from .. import sql
 from ..exceptions import LeaseLostError, UnavailableError
 from ..models import IdempotencyStep
 from ..scope import Scope
-from .faults import reach
+from .faults import fault_point
 
 if TYPE_CHECKING:
     from .claims import Claim
@@ -49,7 +49,7 @@ def run_step(claim: Claim, name: str, call: Callable[[], T]) -> T:
     if known is not None:
         stored: T = json.loads(known)
         return stored
-    reach("step.started")
+    fault_point("step.started")
     outer, claim.running_step = claim.running_step, f"{claim.running_step}/{name}" if claim.running_step else name
     try:
         result = call()
@@ -62,7 +62,7 @@ def run_step(claim: Claim, name: str, call: Callable[[], T]) -> T:
         # The step happened and is not known to have: like a crash right here. The caller stops, and the next attempt
         # makes the same call with the same derived key.
         raise UnavailableError(retry_after=1) from error
-    reach("step.stored")
+    fault_point("step.stored")
     replayed: T = json.loads(text)  # what a later attempt would get, so that the first one never sees anything else
     return replayed
 

@@ -104,7 +104,7 @@ def backend(using: str) -> Backend:
     return known
 
 
-def in_rounds(rounds: int, using: str, transact: Callable[[], _Result]) -> _Result:
+def retry_lost_races(rounds: int, using: str, transact: Callable[[], _Result]) -> _Result:
     """What ``transact`` returns, run again if it lost a race, up to so many times in all."""
     while True:
         try:

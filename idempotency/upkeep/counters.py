@@ -218,7 +218,7 @@ def _add(using: str, counts: Counts) -> None:
         with transaction.atomic(using=using, durable=True):
             add(using, counts)
 
-    sql.in_rounds(MAX_ROUNDS, using, transact)
+    sql.retry_lost_races(MAX_ROUNDS, using, transact)
 
 
 def _add_portably(using: str, counts: Counts) -> None:

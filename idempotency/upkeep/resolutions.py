@@ -175,7 +175,7 @@ def _resolve(
 def _announce(record: IdempotencyRecord, status: Status, verb: str, by: Any, reason: str) -> None:
     audit.logger.info("%s, %s to %s: %s by %s, reason: %r", _named(record), _state(record), status, verb, by, reason)
     scope = record.scope
-    signals.announce(signals.recovered, registry.get(record.operation), scope, record.attempt, status=str(status))
+    signals.send(signals.recovered, registry.get(record.operation), scope, record.attempt, status=str(status))
 
 
 def _refusal(record: IdempotencyRecord, using: str, *, may_be_alive: bool) -> ResolutionRefusedError:

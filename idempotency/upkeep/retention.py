@@ -20,7 +20,7 @@ from .. import sql
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, IdempotencyStep, RecordQuerySet
 from ..protocol.claims import alias
-from ..protocol.faults import reach
+from ..protocol.faults import fault_point
 from ..signals import purged
 from ..sql import postgresql_purge
 
@@ -83,10 +83,10 @@ def purge_once(
         with transaction.atomic(using=using, durable=True):
             sql.backend(using).bound_transaction(using, idle=_IDLE_TIMEOUT, statement=_STATEMENT_TIMEOUT)
             result = PurgeResult(*delete(using, statuses, batch_size, after))
-            reach("purge.selected")
+            fault_point("purge.selected")
         return result
 
-    result = sql.in_rounds(_MAX_ROUNDS, using, transact)
+    result = sql.retry_lost_races(_MAX_ROUNDS, using, transact)
     if result.deleted:
         purged.send_robust(sender=IdempotencyRecord, count=result.deleted)
     return result

@@ -21,7 +21,7 @@ from ..lifecycle import Recovery, Status
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..operation import Operation, registry
 from ..protocol import claims
-from ..protocol.faults import reach
+from ..protocol.faults import fault_point
 from ..protocol.recovery import announce_recovery, settle
 
 logger = logging.getLogger("idempotency")
@@ -135,7 +135,7 @@ def _settle_at_once(
         if connections[using].features.has_select_for_update_skip_locked:
             due = due.select_for_update(skip_locked=True)  # a locked row is being taken over, renewed or completed
         found = list(due[:limit])
-        reach("sweep.selected")
+        fault_point("sweep.selected")
         for recovery, status in _SETTLED_AS.items():
             rows = [row for row in found if operations[row.operation].recovery is recovery]
             # The predicate again: where nothing was locked, a claim may have been taken over since the select.
@@ -150,8 +150,8 @@ def _settle_at_once(
         scope = row.scope
         operation = operations[row.operation]
         if status is Status.FAILED:
-            signals.announce(signals.parked, operation, scope, row.attempt)
-        signals.announce(signals.recovered, operation, scope, row.attempt, status=str(status))
+            signals.send(signals.parked, operation, scope, row.attempt)
+        signals.send(signals.recovered, operation, scope, row.attempt, status=str(status))
     return found
 
 

@@ -123,13 +123,13 @@ def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post: Post) 
     def wait(request: Any) -> None:
         for _ in range(4):
             assert renewals.acquire(timeout=PATIENCE)
-        duplicates.append(elsewhere(lambda: post("/beating/")))
+        duplicates.append(elsewhere(lambda: post("/heartbeat/")))
 
     duplicates: list[Any] = []
     handler.before = wait
     claims._set_lease = counted  # type: ignore[assignment]
     try:
-        answer = post("/beating/")
+        answer = post("/heartbeat/")
     finally:
         claims._set_lease = set_lease
     assert (answer.status_code, answer.json()["attempt"]) == (201, 1)
@@ -183,7 +183,7 @@ def test_failure_mode_04_a_heartbeat_that_fails_stops_the_work_before_its_next_e
         mine().derive_key("provider.charge")
 
     handler.before = wait_for_the_end
-    assert post("/beating/").status_code == 409
+    assert post("/heartbeat/").status_code == 409
     assert effects() == []
 
 
@@ -195,11 +195,11 @@ def test_a_heartbeat_that_finds_the_lease_lost_marks_the_claim(post: Post) -> No
             return
         IdempotencyRecord.objects.update(attempt=5, lease_expires_at="2000-01-01T00:00Z")
         wait_until(lambda: mine().lost)
-        winner.append(elsewhere(lambda: post("/beating/")))
+        winner.append(elsewhere(lambda: post("/heartbeat/")))
         mine().ensure_owned()
 
     handler.before = overtaken
-    late = post("/beating/")
+    late = post("/heartbeat/")
     assert winner[0].json()["attempt"] == 6
     assert late.content == winner[0].content
 
@@ -218,7 +218,7 @@ def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(po
         seen.append(len(heartbeats()))
 
     handler.before = work
-    assert post("/beating-inside/").json()["attempt"] == 1
+    assert post("/heartbeat-inside/").json()["attempt"] == 1
     assert seen == [0 if connection.vendor == "sqlite" else 1]
     assert effects() == ["one"]
 
@@ -285,7 +285,7 @@ def test_failure_mode_22_settings_end_with_their_transaction(post: Post) -> None
 
 class InATestCase(TestCase):
     def test_a_lease_is_renewed_on_the_tests_own_connection(self) -> None:
-        with claim("race.beating", account_id="1", key="k") as run:
+        with claim("race.heartbeat", account_id="1", key="k") as run:
             assert run.claim is not None
             run.claim.renew()
             IdempotencyRecord.objects.update(attempt=2)
@@ -311,7 +311,7 @@ def test_an_open_transaction_around_a_claim_block_is_refused() -> None:
 
 
 def test_abandoned_work_of_a_beating_operation_is_taken_over(post: Post) -> None:
-    post("/beating/")
+    post("/heartbeat/")
     abandon()
     end_lease()
-    assert post("/beating/").json()["attempt"] == 2
+    assert post("/heartbeat/").json()["attempt"] == 2

@@ -23,7 +23,7 @@ def _one_claim_is_counted(db: None) -> Iterator[None]:
     counters.reset()
     IdempotencyCounter.objects.all().delete()  # which a worker of an earlier test may have written as it ended
     operation = Operation("tests.worker_counts")
-    signals.announce(signals.claimed, operation, Scope("1", operation.name, "k"), 1)
+    signals.send(signals.claimed, operation, Scope("1", operation.name, "k"), 1)
     yield
     registry.discard(operation.name)
     counters.reset()
@@ -51,7 +51,7 @@ def test_a_worker_writes_its_counts_after_a_task_when_they_are_due(monkeypatch: 
     assert written() == []  # not due yet: ten seconds are not over
     monkeypatch.setattr(counters_module, "FLUSH_EVERY", 0.0)
     counters.reset()
-    signals.announce(signals.claimed, registry.get("tests.worker_counts"), Scope("1", "tests.worker_counts", "k"), 1)
+    signals.send(signals.claimed, registry.get("tests.worker_counts"), Scope("1", "tests.worker_counts", "k"), 1)
     task_postrun.send(sender=task)
     assert written() == [1]
 
@@ -59,7 +59,7 @@ def test_a_worker_writes_its_counts_after_a_task_when_they_are_due(monkeypatch: 
 def test_an_eager_task_leaves_them_to_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters_module, "FLUSH_EVERY", 0.0)
     counters.reset()
-    signals.announce(signals.claimed, registry.get("tests.worker_counts"), Scope("1", "tests.worker_counts", "k"), 1)
+    signals.send(signals.claimed, registry.get("tests.worker_counts"), Scope("1", "tests.worker_counts", "k"), 1)
     task_postrun.send(sender=Task(is_eager=True))
     assert written() == []
 

@@ -11,7 +11,7 @@ from django.db import OperationalError
 from django.db.models import F
 
 from idempotency import Operation
-from idempotency.contrib.celery import bring_back
+from idempotency.contrib.celery import redrive
 from idempotency.contrib.celery.deliveries import PATIENCE, MessageRefused, patience
 from idempotency.contrib.celery.policy import policy_of
 from idempotency.models import IdempotencyRecord
@@ -140,7 +140,7 @@ def test_a_message_that_has_waited_for_too_long_is_put_aside(inbox: Inbox) -> No
     assert dead["idempotency_dead_letter_reason"].startswith("waited for 3600 s: ")
     assert (dead["id"], dead["of"], "idempotency_waited" in dead) == (message_id, "the project", False)
     end_leases()
-    assert bring_back(DEAD) == 1
+    assert redrive(DEAD) == 1
     inbox.deliver()
     assert effects() == {"a": 1}
 

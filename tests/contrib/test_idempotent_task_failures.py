@@ -11,7 +11,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from django.db import OperationalError
 from django.db.models import F
 
-from idempotency.contrib.celery import bring_back
+from idempotency.contrib.celery import redrive
 from idempotency.contrib.celery.deliveries import MAX_REASON_LENGTH
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.models import IdempotencyRecord
@@ -68,7 +68,7 @@ def test_fm_58_a_poison_message_is_put_aside_its_record_is_free_and_it_gets_as_m
         [dead] = inbox.messages(DEAD)
         assert dead["idempotency_dead_letter_reason"] == "2 runs were cut off"
         assert (dead["idempotency_attempts"], effects(), inbox.messages()) == (3 * tries, {}, [])
-        assert bring_back(DEAD) == 1
+        assert redrive(DEAD) == 1
     acts["a"] = succeed
     assert inbox.deliver() == Delivered("acknowledged", "done")
     assert effects() == {"a": 1}
@@ -139,7 +139,7 @@ def test_fm_58_a_task_that_fails_for_good_is_put_aside_with_fresh_retries_and_it
     [dead] = inbox.messages(DEAD)
     assert dead["idempotency_dead_letter_reason"] == "failed: FailureError"
     assert (dead["id"], dead["retries"], dead["idempotency_attempts"]) == (message_id, 0, 3)
-    assert bring_back(DEAD) == 1
+    assert redrive(DEAD) == 1
     acting("a", consumers.fail, succeed)
     assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, str]
     assert effects() == {"a": 1}
@@ -210,11 +210,11 @@ def test_dead_letters_are_brought_back_the_oldest_first_and_as_many_as_asked_for
     ids = [inbox.publish(act, "a", headers=headers, expires=3600) for _ in range(3)]
     inbox.drain()
     before = inbox.messages(DEAD)
-    assert bring_back(DEAD, limit=2) == 2
+    assert redrive(DEAD, limit=2) == 2
     assert [message["id"] for message in inbox.messages()] == ids[:2]
     [message, _] = inbox.messages()
     assert message == {name: value for name, value in before[0].items() if name != "idempotency_dead_letter_reason"}
-    assert (bring_back(DEAD), bring_back(DEAD)) == (1, 0)
+    assert (redrive(DEAD), redrive(DEAD)) == (1, 0)
     acts["a"] = succeed
     assert {delivered.result for delivered in inbox.drain()} == {"done"}
     assert effects() == {"a": 1}
@@ -226,11 +226,11 @@ def test_a_dead_letter_goes_to_where_its_task_is_routed_now(inbox: Inbox) -> Non
     inbox.drain()
     app = Celery("tests.routed", set_as_current=False)
     app.conf.task_routes = {act.name: {"queue": "receipts"}}
-    assert bring_back(DEAD, app=app) == 1
+    assert redrive(DEAD, app=app) == 1
     assert (len(inbox.messages()), len(inbox.messages("receipts"))) == (0, 1)
 
 
 def test_a_broker_that_cannot_be_reached_brings_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{free_port()}/0")
     with pytest.raises(BrokerUnavailableError):
-        bring_back(DEAD)
+        redrive(DEAD)

@@ -10,12 +10,11 @@ from celery import shared_task
 from django.db import transaction
 from django.db.models import F
 
-from idempotency import claim
-from idempotency.contrib.celery import idempotent_task, send_lost_again
+from idempotency import claim, tasks
+from idempotency.contrib.celery import idempotent_task, resend_lost_messages
 from idempotency.contrib.celery import lost as lost_module
 from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
 from idempotency.outbox import publish
-from idempotency.tasks import resend_lost_messages
 from testproject.celery import app
 from tests.records import from_now
 
@@ -63,11 +62,11 @@ def states() -> list[str]:
 
 def test_a_message_without_a_record_is_sent_again_under_its_id() -> None:
     message = sent()
-    assert send_lost_again() == 1
+    assert resend_lost_messages() == 1
     again = OutboxMessage.objects.get()
     assert (again.message_id, again.state, again.attempts) == (message.message_id, MessageState.PENDING, 0)
     assert again.next_try_at <= again.created_at + 2 * HOUR
-    assert send_lost_again() == 0  # it waits for a relay
+    assert resend_lost_messages() == 0  # it waits for a relay
 
 
 @pytest.mark.parametrize(("operation", "topic", "account"), [(TASK, TASK, "celery"), (CONSUMED, CONSUMED, "mailer")])
@@ -75,14 +74,14 @@ def test_a_message_with_a_record_of_any_state_is_left_alone(operation: str, topi
     consume(sent(topic), operation, account)
     consume(sent(topic), operation, account)
     IdempotencyRecord.objects.filter(pk=IdempotencyRecord.objects.latest("pk").pk).update(status="in_progress")
-    assert send_lost_again() == 0
+    assert resend_lost_messages() == 0
 
 
 def test_the_record_must_be_the_consumers_own() -> None:
     message = sent()
     consume(message, "tests.lost.other", "celery")
     consume(message, TASK, "somebody else")
-    assert send_lost_again() == 1
+    assert resend_lost_messages() == 1
 
 
 def test_a_message_of_an_operation_is_looked_for_under_its_account() -> None:
@@ -90,17 +89,17 @@ def test_a_message_of_an_operation_is_looked_for_under_its_account() -> None:
         message = publish(TASK, {"to": "bob"})
     OutboxMessage.objects.update(state=MessageState.SENT, sent_at=from_now(-HOUR), created_at=from_now(-HOUR))
     consume(message, TASK, "7")
-    assert send_lost_again() == 0
+    assert resend_lost_messages() == 0
     IdempotencyRecord.objects.filter(operation=TASK).delete()
-    assert send_lost_again() == 1
+    assert resend_lost_messages() == 1
 
 
 def test_what_was_sent_too_lately_or_too_long_ago_is_left_alone() -> None:
     sent(ago=MINUTE)
     sent(ago=timedelta(days=2))
-    assert send_lost_again() == 0
-    assert send_lost_again(older_than=timedelta(seconds=1)) == 1
-    assert send_lost_again(look_back=timedelta(days=3)) == 1
+    assert resend_lost_messages() == 0
+    assert resend_lost_messages(older_than=timedelta(seconds=1)) == 1
+    assert resend_lost_messages(look_back=timedelta(days=3)) == 1
 
 
 def test_messages_of_others_are_left_alone() -> None:
@@ -108,15 +107,15 @@ def test_messages_of_others_are_left_alone() -> None:
     sent("idempotency.tasks.relay_outbox")  # one that keeps no records
     other = sent()
     OutboxMessage.objects.filter(pk=other.pk).update(sender="tests.outbox.broker")
-    assert send_lost_again() == 0
+    assert resend_lost_messages() == 0
 
 
 def test_it_is_sent_again_after_as_long_again_as_it_has_waited() -> None:
     """A queue whose workers are down must not fill up with repetitions."""
     sent(ago=HOUR, waited=2 * HOUR)
-    assert send_lost_again() == 0
+    assert resend_lost_messages() == 0
     OutboxMessage.objects.update(sent_at=F("sent_at") - HOUR, created_at=F("created_at") - HOUR)
-    assert send_lost_again() == 1
+    assert resend_lost_messages() == 1
 
 
 def test_all_pages_are_looked_at_also_where_a_relay_has_marked_a_batch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +126,7 @@ def test_all_pages_are_looked_at_also_where_a_relay_has_marked_a_batch_at_once(m
     for minutes in range(1, 6):
         sent(ago=HOUR - minutes * MINUTE)
     consume(OutboxMessage.objects.order_by("pk")[2], TASK, "celery")
-    assert send_lost_again() == 9
+    assert resend_lost_messages() == 9
     assert states().count(MessageState.SENT) == 1
 
 
@@ -141,9 +140,9 @@ def test_one_that_was_sent_again_meanwhile_is_left_alone(monkeypatch: pytest.Mon
         return missing
 
     monkeypatch.setattr(lost_module, "_without_record", slow)
-    assert send_lost_again() == 0
+    assert resend_lost_messages() == 0
 
 
 def test_the_task_says_how_many_it_has_found() -> None:
     sent()
-    assert resend_lost_messages(older_than=60.0) == {"found": 1}
+    assert tasks.resend_lost_messages(older_than=60.0) == {"found": 1}

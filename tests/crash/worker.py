@@ -27,8 +27,9 @@ from django.urls import get_resolver
 
 from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, current_claim, idempotent
 from idempotency.operation import registry
-from idempotency.protocol import faults, recovery
+from idempotency.protocol import faults
 from idempotency.upkeep import retention
+from idempotency.upkeep.sweep import describe, recover_once
 from testproject.models import Transfer
 from tests.crash import urls
 from tests.crash.channel import PATIENCE, Channel
@@ -201,12 +202,12 @@ class Worker:
         # Before the step: a call that a frozen process makes late is refused by the provider when its lease is over.
         valid_until = time.time() + self.lease
         with transaction.atomic():
-            transaction.on_commit(lambda: faults.reach("on_commit"))
+            transaction.on_commit(lambda: faults.fault_point("on_commit"))
             if self.declaration == "inside":
                 Transfer.objects.create(account_id=1, label=label, amount=AMOUNT, recipient=f"attempt {claim.attempt}")
             else:  # outside of the record's transaction a local write must be one that can be repeated
                 Transfer.objects.get_or_create(label=f"note of {label}", defaults={"account_id": 1, "amount": AMOUNT})
-        faults.reach("handler.wrote")
+        faults.fault_point("handler.wrote")
         if "heartbeat.before" in faults.armed:
             self.waiting.set()
             assert self.beaten.wait(PATIENCE), "no heartbeat"
@@ -230,10 +231,10 @@ class Worker:
         try:
             body = {"label": label, "amount": AMOUNT} | ({"valid_until": valid_until} if self._has_deadline else {})
             provider.request("POST", "/payouts", json.dumps(body), {"Idempotency-Key": key})
-            faults.reach("downstream.sent")
+            faults.fault_point("downstream.sent")
             answer = provider.getresponse()
             paid = json.loads(answer.read())
-            faults.reach("downstream.answered")
+            faults.fault_point("downstream.answered")
         finally:
             provider.close()
         if answer.status != 201:
@@ -255,7 +256,7 @@ class Worker:
             effects = json.loads(answer.read())["effects"]
         finally:
             provider.close()
-        faults.reach("reconciler.asked")
+        faults.fault_point("reconciler.asked")
         if not effects:
             return NotExecuted()
         return Completed(JsonResponse({"attempt": record.attempt, "payout": effects[0]["id"]}, status=201))
@@ -313,7 +314,7 @@ class Worker:
         self._commit_outcomes_by(watched)
 
     def sweep(self) -> dict[str, Any]:
-        return {"swept": sweep.describe(sweep.recover_once())}
+        return {"swept": describe(recover_once())}
 
     def purge(self) -> dict[str, Any]:
         return {"purged": retention.purge_once(include_failed=False).deleted}

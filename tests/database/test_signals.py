@@ -19,7 +19,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.operation import PARK, registry
 from idempotency.outcome import Outcome
 from idempotency.protocol import claims
-from idempotency.protocol.execution import obtain, run_under
+from idempotency.protocol.execution import acquire_or_wait, run_under
 from idempotency.scope import Scope
 from idempotency.upkeep import resolutions
 from idempotency.upkeep.retention import purge_once
@@ -78,7 +78,7 @@ def scope(operation: Operation) -> Scope:
 
 
 def acquire(operation: Operation = plain, payload: Payload = PAYLOAD) -> Any:
-    return obtain(operation, scope(operation), payload)
+    return acquire_or_wait(operation, scope(operation), payload)
 
 
 def complete(held: claims.Claim) -> None:

@@ -132,8 +132,8 @@ def test_the_few_that_are_not_completed_are_found_by_their_index() -> None:
 def happen() -> None:
     for signal, times in ((signals.claimed, 3), (signals.taken_over, 1), (signals.replayed, 12), (signals.parked, 2)):
         for _ in range(times):
-            signals.announce(signal, operation, SCOPE, 1)
-    signals.announce(signals.recovered, None, SCOPE, 1, status="completed")
+            signals.send(signal, operation, SCOPE, 1)
+    signals.send(signals.recovered, None, SCOPE, 1, status="completed")
 
 
 def test_what_has_happened_is_counted_written_or_not() -> None:
@@ -166,7 +166,7 @@ def test_every_event_that_is_counted_has_a_name_here() -> None:
 def test_what_has_happened_is_known_by_operation() -> None:
     assert stats.by_operation() == {}
     happen()
-    signals.announce(signals.claimed, another, SCOPE, 1)
+    signals.send(signals.claimed, another, SCOPE, 1)
     nothing = dict.fromkeys(stats.EVENTS, 0)
     assert stats.by_operation() == {
         "": {**nothing, "recoveries": 1},

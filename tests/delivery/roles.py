@@ -17,7 +17,7 @@ from django.conf import settings
 from django.db import connections, transaction
 
 from idempotency import claim
-from idempotency.contrib.celery import send_lost_again
+from idempotency.contrib.celery import resend_lost_messages
 from idempotency.outbox import publish
 from idempotency.outbox.relay import relay_batches
 from idempotency.protocol import faults
@@ -184,7 +184,7 @@ def purge(spec: Spec, channel: Channel) -> None:
 def resend(spec: Spec, channel: Channel) -> None:
     """Have those messages sent again that never reached their consumer."""
     prepare(spec)
-    channel.tell(event="done", found=send_lost_again(older_than=timedelta(0)))
+    channel.tell(event="done", found=resend_lost_messages(older_than=timedelta(0)))
 
 
 def produce_fast(spec: Spec, channel: Channel) -> None:

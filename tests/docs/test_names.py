@@ -20,8 +20,8 @@ from idempotency import checks, conf, exceptions, signals
 from idempotency.http.problems import problem
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import DEFAULT_MAX_ATTEMPTS, Operation
+from idempotency.protocol.recovery import LONGEST_BACKOFF
 from idempotency.upkeep.stats import Kind, Stats
-from idempotency.upkeep.sweep import LONGEST_BACKOFF
 from testproject.provider.faults import FAULTS
 from tests.docs.pages import PAGES, README, ROOT, blocks, code, each_page, section, table
 

@@ -21,13 +21,13 @@ from django.core.checks import register
 from ...upkeep.counters import counters
 from .checks import check_tasks
 from .consuming import idempotent_task
-from .dead_letters import bring_back
-from .deliveries import put_failed_message_aside
+from .dead_letters import redrive
+from .deliveries import dead_letter_failed_message
 from .identity import carry_on_identity
-from .lost import send_lost_again
+from .lost import resend_lost_messages
 from .publishing import CelerySender
 
-__all__ = ["CelerySender", "bring_back", "idempotent_task", "send", "send_lost_again"]
+__all__ = ["CelerySender", "idempotent_task", "redrive", "resend_lost_messages", "send"]
 
 #: What the outbox hands its messages to, by default: the dotted path ``idempotency.contrib.celery.send``.
 send = CelerySender()
@@ -45,7 +45,7 @@ def write_last_counts(**others: Any) -> None:
 
 
 before_task_publish.connect(carry_on_identity, dispatch_uid="idempotency.carry_on_identity")
-task_failure.connect(put_failed_message_aside, dispatch_uid="idempotency.put_failed_message_aside")
+task_failure.connect(dead_letter_failed_message, dispatch_uid="idempotency.dead_letter_failed_message")
 task_postrun.connect(write_counts, dispatch_uid="idempotency.write_counts")
 worker_process_shutdown.connect(write_last_counts, dispatch_uid="idempotency.write_last_counts")
 register(check_tasks, "idempotency")

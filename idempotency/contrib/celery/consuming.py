@@ -30,7 +30,7 @@ from ...outcome import Outcome, outcome_of_result
 from ...protocol import claims
 from ...protocol.block import result_of
 from ...protocol.claims import Claim
-from ...protocol.execution import obtain, run_under
+from ...protocol.execution import acquire_or_wait, run_under
 from ...scope import scope_of
 from .deliveries import Delivery
 from .policy import ATTRIBUTE, TaskPolicy, policy_of
@@ -123,12 +123,12 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     policy, request = delivery.policy, delivery.request
     payload = Payload(policy.arguments(args, kwargs, bound=bool(args) and args[0] is delivery.task))
     try:
-        held = obtain(policy.operation, delivery.scope, payload)
+        held = acquire_or_wait(policy.operation, delivery.scope, payload)
     except (InProgressError, UnavailableError) as error:
         delivery.wait(error)
     except (RequestError, KeyReusedError, OutcomeUnknownError) as error:
         # Would meet the same answer for ever. Neither the record nor the task's result is touched.
-        delivery.put_aside(str(error), error)
+        delivery.dead_letter(str(error), error)
     except OuterTransactionError:
         if not request.is_eager:
             raise
@@ -139,7 +139,7 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return result_of(held)
     if delivery.is_poison(held.attempt):
         try:
-            delivery.put_aside(f"{policy.max_attempts} runs were cut off", attempt=held.attempt)
+            delivery.dead_letter(f"{policy.max_attempts} runs were cut off", attempt=held.attempt)
         finally:
             # Dies before it: the lease runs out, and recovery does the same.
             _give_back(held)
@@ -163,4 +163,4 @@ def _give_back(claim: Claim) -> None:
         logger.warning("Operation %r: a claim could not be released", claim.operation.name, exc_info=True)
         return
     if released:
-        signals.announce(signals.released, claim.operation, claim.scope, claim.attempt)
+        signals.send(signals.released, claim.operation, claim.scope, claim.attempt)

@@ -11,7 +11,7 @@ from .deliveries import REASON_HEADER
 from .publishing import BOUNDS, confirming_producer
 
 
-def bring_back(queue: str, *, limit: int = 100, app: Any = None) -> int:
+def redrive(queue: str, *, limit: int = 100, app: Any = None) -> int:
     """Publish the messages of a dead-letter queue again, each to where its task is routed, the oldest first.
 
     They keep their ids, headers and arguments, and so their identity: what has taken effect already doesn't again.

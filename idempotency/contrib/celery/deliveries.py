@@ -97,7 +97,7 @@ class Delivery:
             raise error  # there is no message
         waited = count_of(self.headers, WAITED_HEADER)
         if waited >= patience(self.policy.operation).total_seconds():
-            self.put_aside(f"waited for {waited} s: {error}", error)
+            self.dead_letter(f"waited for {waited} s: {error}", error)
         longest = max(1, int(settings.max_retry_after.total_seconds()))
         countdown = min(max(1, error.retry_after or 0, waited // 2), longest)
         self.headers[WAITED_HEADER] = waited + countdown
@@ -107,7 +107,7 @@ class Delivery:
         self.log(logging.INFO, f"waits for {countdown} s: {error}")
         raise Ignore(f"published again, for in {countdown} s: {error}") from error
 
-    def put_aside(self, reason: str, error: Exception | None = None, *, attempt: int = 0) -> NoReturn:
+    def dead_letter(self, reason: str, error: Exception | None = None, *, attempt: int = 0) -> NoReturn:
         """Take the message out of circulation, to where somebody can look at it. The task's result is not touched.
 
         To the task's ``dead_letter`` queue. Without one it is rejected: RabbitMQ hands a rejected message to the
@@ -170,7 +170,7 @@ class Delivery:
         )
 
 
-def put_failed_message_aside(sender: Any = None, task_id: str = "", exception: Any = None, **others: Any) -> None:
+def dead_letter_failed_message(sender: Any = None, task_id: str = "", exception: Any = None, **others: Any) -> None:
     """Celery's ``task_failure``: a task has failed for good, its own retries included.
 
     Sent where the task ran, before its message is acknowledged; and by the worker's main process when the one where

@@ -31,7 +31,7 @@ LOOK_BACK = timedelta(days=1)
 PAGE = 100
 
 
-def send_lost_again(
+def resend_lost_messages(
     *,
     older_than: timedelta = OLDER_THAN,
     look_back: timedelta = LOOK_BACK,

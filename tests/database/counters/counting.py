@@ -19,7 +19,7 @@ CLAIMED = (operation.name, "claimed")
 
 def count(times: int = 1, event: Any = signals.claimed, of: Operation | None = operation) -> None:
     for _ in range(times):
-        signals.announce(event, of, SCOPE, 1)
+        signals.send(event, of, SCOPE, 1)
 
 
 def written() -> dict[tuple[str, str], int]:

@@ -98,7 +98,7 @@ scope = Scope("1", operation.name, "k")
 
 def count(times):
     for _ in range(times):
-        signals.announce(signals.claimed, operation, scope, 1)
+        signals.send(signals.claimed, operation, scope, 1)
 
 """
 

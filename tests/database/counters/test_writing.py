@@ -52,7 +52,7 @@ def test_nothing_new_is_no_statement() -> None:
 
 
 def test_an_operation_that_the_process_does_not_know_has_no_name() -> None:
-    signals.announce(signals.recovered, None, SCOPE, 1, status="completed")
+    signals.send(signals.recovered, None, SCOPE, 1, status="completed")
     counters.flush()
     assert written() == {("", "recovered"): 1}
 
