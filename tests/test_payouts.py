@@ -141,8 +141,9 @@ def killed_after_paying(request: pytest.FixtureRequest, asked: Payouts, monkeypa
     return post
 
 
+@pytest.mark.scenario(3)
 @pytest.mark.parametrize("path", [RECONCILED, REEXECUTED])
-def test_scenario_03_a_process_that_was_killed_after_it_paid_has_paid_once(
+def test_a_process_that_was_killed_after_it_paid_has_paid_once(
     asked: Payouts, killed_after_paying: Post, path: str
 ) -> None:
     killed_after_paying(path)
@@ -152,7 +153,8 @@ def test_scenario_03_a_process_that_was_killed_after_it_paid_has_paid_once(
     assert asked.counts() == (1, 1)
 
 
-def test_scenario_03_a_parked_payout_is_not_made_again(asked: Payouts, killed_after_paying: Post) -> None:
+@pytest.mark.scenario(3)
+def test_a_parked_payout_is_not_made_again(asked: Payouts, killed_after_paying: Post) -> None:
     killed_after_paying(PARKED)
     for _ in range(3):
         answer = asked.post(PARKED)
@@ -160,7 +162,8 @@ def test_scenario_03_a_parked_payout_is_not_made_again(asked: Payouts, killed_af
     assert asked.counts()[0] == 1
 
 
-def test_scenario_03_the_sweep_finds_what_nobody_retries(asked: Payouts, killed_after_paying: Post) -> None:
+@pytest.mark.scenario(3)
+def test_the_sweep_finds_what_nobody_retries(asked: Payouts, killed_after_paying: Post) -> None:
     killed_after_paying(RECONCILED)
     assert recover_once().completed == 1
     assert asked.counts() == (1, 1)
@@ -168,8 +171,9 @@ def test_scenario_03_the_sweep_finds_what_nobody_retries(asked: Payouts, killed_
     assert (answer.status_code, answer["Idempotency-Replayed"]) == (201, "true")
 
 
+@pytest.mark.scenario(3)
 @pytest.mark.parametrize("fault", PAID)
-def test_scenario_03_a_call_that_failed_after_it_paid_is_not_repeated(asked: Payouts, fault: str) -> None:
+def test_a_call_that_failed_after_it_paid_is_not_repeated(asked: Payouts, fault: str) -> None:
     for path in (REEXECUTED, RECONCILED, PARKED):
         asked.label = uuid4().hex
         first = asked.post(path, fault=fault)

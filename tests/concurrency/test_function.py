@@ -95,8 +95,9 @@ def test_a_lost_lease_undoes_the_block_and_says_so(account: str) -> None:
     assert effects() == []
 
 
+@pytest.mark.failure_mode(40)
 @pytest.mark.parametrize("key", ["", "x" * 256, "a b", "é", "a\x00b", None, 7])
-def test_failure_mode_40_a_malformed_key_is_refused_here_too(account: str, key: Any) -> None:
+def test_a_malformed_key_is_refused_here_too(account: str, key: Any) -> None:
     with pytest.raises(KeyInvalidError):
         send(account, key=key)
     assert effects() == []
@@ -116,8 +117,9 @@ def test_everything_else_has_an_exception_of_its_own(account: str) -> None:
     assert effects() == ["one"]
 
 
+@pytest.mark.failure_mode(51)
 @pytest.mark.sqlite  # PostgreSQL's json column refuses what is not JSON
-def test_failure_mode_51_a_damaged_result_is_unreadable_and_never_run_again(account: str) -> None:
+def test_a_damaged_result_is_unreadable_and_never_run_again(account: str) -> None:
     send(account)
     IdempotencyRecord.objects.update(response_body="{")
     with pytest.raises(OutcomeUnreadableError):

@@ -138,7 +138,8 @@ def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post: Post) 
     assert not [thread for thread in threading.enumerate() if thread.name == "idempotency-heartbeat"]
 
 
-def test_failure_mode_04_a_heartbeat_ends_at_its_cap_and_the_claim_is_then_lost(post: Post) -> None:
+@pytest.mark.failure_mode(4)
+def test_a_heartbeat_ends_at_its_cap_and_the_claim_is_then_lost(post: Post) -> None:
     """The worker hangs, its heartbeat lives. The lease ends after the cap, another attempt wins, the hung one stops."""
     gate = Gate()
     handler.before = lambda request: gate.pass_through() or mine().ensure_owned() if mine().attempt == 1 else None
@@ -168,9 +169,10 @@ def wait_until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it never came about")
 
 
+@pytest.mark.failure_mode(4)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("error", [UnavailableError, MemoryError])  # it goes on after the one, and dies of the other
-def test_failure_mode_04_a_heartbeat_that_fails_stops_the_work_before_its_next_effect(
+def test_a_heartbeat_that_fails_stops_the_work_before_its_next_effect(
     error: type[BaseException], post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(held: Any) -> bool:
@@ -240,8 +242,9 @@ def test_a_statement_that_outlives_the_lease_is_ended_by_the_database(post: Post
     assert effects() == ["one"]
 
 
+@pytest.mark.failure_mode(2)
 @pytest.mark.postgres
-def test_failure_mode_02_a_transaction_left_idle_is_ended_by_the_database(post: Post) -> None:
+def test_a_transaction_left_idle_is_ended_by_the_database(post: Post) -> None:
     def freeze(request: Any) -> None:
         if mine().attempt == 1:
             pid = connection.connection.info.backend_pid
@@ -265,8 +268,9 @@ def test_an_idle_timeout_is_accepted_where_the_database_has_none(post: Post) -> 
     assert post("/bounded/").status_code == 201
 
 
+@pytest.mark.failure_mode(22)
 @pytest.mark.postgres
-def test_failure_mode_22_settings_end_with_their_transaction(post: Post) -> None:
+def test_settings_end_with_their_transaction(post: Post) -> None:
     """A pooler in transaction mode hands the session to somebody else right after."""
     names = ("lock_timeout", "idle_in_transaction_session_timeout", "statement_timeout", "synchronous_commit")
 

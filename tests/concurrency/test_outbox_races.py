@@ -42,8 +42,9 @@ def publish_one(payload: object, **options: Any) -> OutboxMessage:
 # Publishers
 
 
+@pytest.mark.failure_mode(55)
 @pytest.mark.postgres
-def test_fm_55_a_lower_id_that_commits_after_a_higher_one_was_sent_is_sent() -> None:
+def test_a_lower_id_that_commits_after_a_higher_one_was_sent_is_sent() -> None:
     gate = Gate()
 
     def publish_slowly() -> int:
@@ -184,7 +185,8 @@ def all_ids() -> set[str]:
     return {str(message_id) for message_id in OutboxMessage.objects.values_list("message_id", flat=True)}
 
 
-def test_fm_53_a_relay_killed_between_publishing_and_marking_sends_again_with_the_same_ids(sent_file: Path) -> None:
+@pytest.mark.failure_mode(53)
+def test_a_relay_killed_between_publishing_and_marking_sends_again_with_the_same_ids(sent_file: Path) -> None:
     make_messages(6, sender=FILE_SENDER)
     environment = {"OUTBOX_FILE": str(sent_file)}
     killed = processes.start(RELAY, "killed", env=environment)

@@ -32,8 +32,9 @@ pytestmark = pytest.mark.urls("tests.concurrency.urls")
 Post = Callable[..., Any]
 
 
+@pytest.mark.scenario(1)
 @pytest.mark.parametrize("count", [2, 200])
-def test_scenario_01_simultaneous_requests_with_one_key_have_one_effect(post: Post, count: int) -> None:
+def test_simultaneous_requests_with_one_key_have_one_effect(post: Post, count: int) -> None:
     answers = race([post] * count)
 
     assert effects() == ["one"]
@@ -48,8 +49,9 @@ def test_scenario_01_simultaneous_requests_with_one_key_have_one_effect(post: Po
     assert effects() == ["one"]
 
 
+@pytest.mark.scenario(19)
 @pytest.mark.postgres  # SQLite has one writer at a time, whoever asks
-def test_scenario_19_forty_keys_at_once_block_nobody(post: Post) -> None:
+def test_forty_keys_at_once_block_nobody(post: Post) -> None:
     everybody = threading.Barrier(40)
     handler.after = lambda request: everybody.wait(PATIENCE) and None  # only passes while all forty are inside
 
@@ -59,7 +61,8 @@ def test_scenario_19_forty_keys_at_once_block_nobody(post: Post) -> None:
     assert effects() == [f"{n:02}" for n in range(40)]
 
 
-def test_scenario_19_forty_keys_at_once_all_take_effect(post: Post) -> None:
+@pytest.mark.scenario(19)
+def test_forty_keys_at_once_all_take_effect(post: Post) -> None:
     answers = race([partial(post, key=f"k{n}", label=f"{n:02}") for n in range(40)])
 
     assert [answer.status_code for answer in answers] == [201] * 40
@@ -90,8 +93,9 @@ def _fail(request: Any) -> None:
     raise RuntimeError("on purpose")
 
 
+@pytest.mark.scenario(23)
 @pytest.mark.postgres  # a handler that stalls inside its transaction holds SQLite's only write lock
-def test_scenario_23_a_handler_that_outlived_its_lease_leaves_nothing_and_answers_as_the_winner(post: Post) -> None:
+def test_a_handler_that_outlived_its_lease_leaves_nothing_and_answers_as_the_winner(post: Post) -> None:
     gate = Gate()
     handler.after = lambda request: gate.pass_through() if handler.attempts == [1] else None
     with ThreadPoolExecutor() as pool:
@@ -111,7 +115,8 @@ def test_scenario_23_a_handler_that_outlived_its_lease_leaves_nothing_and_answer
     assert effects() == ["one"]
 
 
-def test_failure_mode_01_a_worker_that_stalled_before_its_transaction_changes_nothing(
+@pytest.mark.failure_mode(1)
+def test_a_worker_that_stalled_before_its_transaction_changes_nothing(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
@@ -137,8 +142,9 @@ def test_failure_mode_01_a_worker_that_stalled_before_its_transaction_changes_no
     assert record().attempt == 2
 
 
+@pytest.mark.scenario(24)
 @pytest.mark.postgres
-def test_scenario_24_a_stale_owner_that_fails_does_not_free_the_live_claim(post: Post) -> None:
+def test_a_stale_owner_that_fails_does_not_free_the_live_claim(post: Post) -> None:
     stale, live = Gate(), Gate()
 
     def after(request: Any) -> None:
@@ -166,9 +172,8 @@ def test_scenario_24_a_stale_owner_that_fails_does_not_free_the_live_claim(post:
     assert effects() == ["one"]
 
 
-def test_scenario_12_a_lost_lease_without_an_outcome_yet_is_in_progress(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.scenario(12)
+def test_a_lost_lease_without_an_outcome_yet_is_in_progress(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stalled worker finds its record claimed by another that has not finished."""
     run_under = exchange.run_under
 
@@ -183,8 +188,9 @@ def test_scenario_12_a_lost_lease_without_an_outcome_yet_is_in_progress(
     assert effects() == []
 
 
+@pytest.mark.failure_mode(2)
 @pytest.mark.postgres
-def test_failure_mode_02_a_worker_frozen_in_its_commit_is_not_waited_for(post: Post) -> None:
+def test_a_worker_frozen_in_its_commit_is_not_waited_for(post: Post) -> None:
     """It holds the record's row, its lease is over, and it never answers."""
     post()
     abandon()
@@ -212,8 +218,9 @@ def test_failure_mode_02_a_worker_frozen_in_its_commit_is_not_waited_for(post: P
     assert effects() == ["one"]
 
 
+@pytest.mark.failure_mode(15)
 @pytest.mark.postgres
-def test_failure_mode_15_an_inserter_that_does_not_commit_is_not_waited_for(post: Post, account: str) -> None:
+def test_an_inserter_that_does_not_commit_is_not_waited_for(post: Post, account: str) -> None:
     gate = Gate()
 
     def frozen() -> None:
@@ -239,11 +246,10 @@ def test_failure_mode_15_an_inserter_that_does_not_commit_is_not_waited_for(post
     assert post().status_code == 201
 
 
+@pytest.mark.failure_mode(16)
 @pytest.mark.postgres
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_failure_mode_16_a_stricter_isolation_level_changes_nothing(
-    post: Post, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stricter_isolation_level_changes_nothing(post: Post, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from psycopg import IsolationLevel
 
     monkeypatch.setitem(

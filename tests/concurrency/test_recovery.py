@@ -49,7 +49,8 @@ ANSWERS: dict[str, Any] = {
 # At a retry
 
 
-def test_scenario_03_what_a_reconciler_finds_completed_is_recorded_and_replayed(post: Post, cut_off: Any) -> None:
+@pytest.mark.scenario(3)
+def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post: Post, cut_off: Any) -> None:
     cut_off("/reconciled/")
     seen: list[IdempotencyRecord] = []
     reconciler.find_out = lambda row: seen.append(row) or ANSWERS["completed"](row)
@@ -281,7 +282,8 @@ def test_the_sweep_leaves_live_claims_and_everything_else_alone(post: Post) -> N
     assert (abandoned().count(), recover_once()) == (0, RecoveryResult())
 
 
-def test_failure_mode_09_many_sweeps_at_once_settle_each_claim_once(post: Post) -> None:
+@pytest.mark.failure_mode(9)
+def test_many_sweeps_at_once_settle_each_claim_once(post: Post) -> None:
     for number in range(12):
         post(("/inside/", "/reconciled/")[number % 2], key=f"k{number}")
     abandon()

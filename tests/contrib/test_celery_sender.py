@@ -172,7 +172,8 @@ def test_a_message_goes_from_the_commit_through_the_relay_to_its_one_effect(inbo
     assert consumed.scope.trace == run.result
 
 
-def test_fm_54_what_a_transaction_published_that_rolled_back_never_reaches_anybody(inbox: Inbox) -> None:
+@pytest.mark.failure_mode(54)
+def test_what_a_transaction_published_that_rolled_back_never_reaches_anybody(inbox: Inbox) -> None:
     def fails() -> None:
         with claim("tests.outer", account_id="7", key="key"):
             publish(send.name, ["rolled back"])
@@ -187,7 +188,8 @@ def test_fm_54_what_a_transaction_published_that_rolled_back_never_reaches_anybo
     assert effects() == {"committed": 1}
 
 
-def test_fm_53_a_message_that_is_relayed_twice_has_one_effect(inbox: Inbox) -> None:
+@pytest.mark.failure_mode(53)
+def test_a_message_that_is_relayed_twice_has_one_effect(inbox: Inbox) -> None:
     with transaction.atomic():
         publish(send.name, ["a"])
 

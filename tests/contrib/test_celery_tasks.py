@@ -187,7 +187,8 @@ SETTLED = {
 }
 
 
-def test_scenario_29_a_process_that_loaded_no_view_recovers_what_it_knows_and_reports_the_rest(
+@pytest.mark.scenario(29)
+def test_a_process_that_loaded_no_view_recovers_what_it_knows_and_reports_the_rest(
     shop: dict[str, str],
 ) -> None:
     abandon_in_the_shop()
@@ -197,7 +198,8 @@ def test_scenario_29_a_process_that_loaded_no_view_recovers_what_it_knows_and_re
     assert states() == SETTLED
 
 
-def test_scenario_29_a_celery_worker_recovers_what_it_knows_and_reports_the_rest(shop: dict[str, str]) -> None:
+@pytest.mark.scenario(29)
+def test_a_celery_worker_recovers_what_it_knows_and_reports_the_rest(shop: dict[str, str]) -> None:
     abandon_in_the_shop()
     # Else a worker runs Django's system checks when it starts, which load the URLconf.
     environment = {**processes.environment(), **shop, "CELERY_SKIP_CHECKS": "true"}

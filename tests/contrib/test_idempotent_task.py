@@ -44,7 +44,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 # One effect
 
 
-def test_scenario_07_a_message_that_is_delivered_twice_has_one_effect_and_one_result(inbox: Inbox) -> None:
+@pytest.mark.scenario(7)
+def test_a_message_that_is_delivered_twice_has_one_effect_and_one_result(inbox: Inbox) -> None:
     inbox.publish(send, "a")
     inbox.twice()
     first, second = inbox.drain()
@@ -52,7 +53,8 @@ def test_scenario_07_a_message_that_is_delivered_twice_has_one_effect_and_one_re
     assert (record().status, record().attempt) == ("completed", 1)
 
 
-def test_fm_53_a_message_that_is_published_twice_has_one_effect(inbox: Inbox) -> None:
+@pytest.mark.failure_mode(53)
+def test_a_message_that_is_published_twice_has_one_effect(inbox: Inbox) -> None:
     message_id = inbox.publish(send, "a")
     inbox.publish(send, kwargs={"amount": 2, "label": "b"}, headers={KEY: "of-the-producer"})
     inbox.publish(send, "b", 2, headers={KEY: "of-the-producer"})
@@ -191,8 +193,9 @@ def test_a_message_that_cannot_be_published_again_goes_back_to_its_queue(
 # What is refused
 
 
+@pytest.mark.failure_mode(57)
 @pytest.mark.parametrize("task", [send, auto], ids=["plain", "autoretry for every Exception"])
-def test_fm_57_an_id_with_another_payload_is_put_aside_and_the_first_result_stays(inbox: Inbox, task: Any) -> None:
+def test_an_id_with_another_payload_is_put_aside_and_the_first_result_stays(inbox: Inbox, task: Any) -> None:
     acts["a"] = succeed
     message_id = inbox.publish(task, "a")
     first = inbox.deliver()
@@ -207,7 +210,8 @@ def test_fm_57_an_id_with_another_payload_is_put_aside_and_the_first_result_stay
     assert inbox.deliver() == first
 
 
-def test_fm_57_without_dead_letters_a_refused_message_is_rejected_and_never_retried(inbox: Inbox) -> None:
+@pytest.mark.failure_mode(57)
+def test_without_dead_letters_a_refused_message_is_rejected_and_never_retried(inbox: Inbox) -> None:
     acts["a"] = succeed
     message_id = inbox.publish(bare, "a")
     inbox.publish(bare, "b", task_id=message_id)
@@ -218,6 +222,7 @@ def test_fm_57_without_dead_letters_a_refused_message_is_rejected_and_never_retr
     assert (effects(), inbox.messages()) == ({"a": 1}, [])
 
 
+@pytest.mark.failure_mode(40)
 @pytest.mark.parametrize(
     ("headers", "task_id"),
     [
@@ -234,7 +239,7 @@ def test_fm_57_without_dead_letters_a_refused_message_is_rejected_and_never_retr
     ],
     ids=str,
 )
-def test_fm_40_a_malformed_identity_is_put_aside_and_the_queue_goes_on(
+def test_a_malformed_identity_is_put_aside_and_the_queue_goes_on(
     inbox: Inbox, caplog: pytest.LogCaptureFixture, headers: dict[str, Any], task_id: str | None
 ) -> None:
     inbox.publish(auto, "a", headers=headers, task_id=task_id)
@@ -246,7 +251,8 @@ def test_fm_40_a_malformed_identity_is_put_aside_and_the_queue_goes_on(
     assert "is put aside" in caplog.text
 
 
-def test_fm_42_arguments_without_a_canonical_form_are_put_aside(inbox: Inbox) -> None:
+@pytest.mark.failure_mode(42)
+def test_arguments_without_a_canonical_form_are_put_aside(inbox: Inbox) -> None:
     inbox.publish(send, "a", float("nan"))
     assert inbox.deliver().answer == "acknowledged"
     assert (effects(), len(inbox.messages(DEAD))) == ({}, 1)

@@ -51,6 +51,7 @@ def test_they_are_registered() -> None:
     assert check_tasks in django_checks.registry.registry.registered_checks
 
 
+@pytest.mark.failure_mode(56)
 @pytest.mark.parametrize(
     ("broker", "transport", "longest"),
     [
@@ -70,7 +71,7 @@ def test_they_are_registered() -> None:
     ],
     ids=str,
 )
-def test_fm_56_a_record_outlives_the_longest_redelivery(
+def test_a_record_outlives_the_longest_redelivery(
     app: Celery,
     broker: str,
     transport: dict[str, Any],
@@ -86,6 +87,7 @@ def test_fm_56_a_record_outlives_the_longest_redelivery(
     assert declare(app, options, ttl=last + timedelta(seconds=1)) == []
 
 
+@pytest.mark.failure_mode(6)
 @pytest.mark.parametrize(
     ("options", "settings", "policy", "found"),
     [
@@ -99,7 +101,7 @@ def test_fm_56_a_record_outlives_the_longest_redelivery(
     ],
     ids=str,
 )
-def test_fm_6_a_lease_is_as_long_as_the_task_may_run(
+def test_a_lease_is_as_long_as_the_task_may_run(
     app: Celery, options: dict[str, Any], settings: dict[str, Any], policy: dict[str, Any], found: list[str]
 ) -> None:
     app.conf.update(**settings)

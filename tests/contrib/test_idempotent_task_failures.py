@@ -41,7 +41,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 # Runs that are cut off
 
 
-def test_fm_53_a_run_that_was_cut_off_is_delivered_again_and_has_one_effect(inbox: Inbox) -> None:
+@pytest.mark.failure_mode(53)
+def test_a_run_that_was_cut_off_is_delivered_again_and_has_one_effect(inbox: Inbox) -> None:
     acting("a", dies, succeed)
     inbox.publish(act, "a")
     assert inbox.deliver().answer == "requeued"
@@ -58,7 +59,8 @@ def cut_off(inbox: Inbox, times: int) -> None:
         end_leases()
 
 
-def test_fm_58_a_poison_message_is_put_aside_its_record_is_free_and_it_gets_as_many_tries_again(inbox: Inbox) -> None:
+@pytest.mark.failure_mode(58)
+def test_a_poison_message_is_put_aside_its_record_is_free_and_it_gets_as_many_tries_again(inbox: Inbox) -> None:
     acting("a", dies)
     inbox.publish(act, "a")
     for tries in (1, 2):
@@ -74,7 +76,8 @@ def test_fm_58_a_poison_message_is_put_aside_its_record_is_free_and_it_gets_as_m
     assert effects() == {"a": 1}
 
 
-def test_fm_58_without_dead_letters_a_poison_message_is_rejected_and_gets_as_many_tries_again(inbox: Inbox) -> None:
+@pytest.mark.failure_mode(58)
+def test_without_dead_letters_a_poison_message_is_rejected_and_gets_as_many_tries_again(inbox: Inbox) -> None:
     acting("a", dies)
     message_id = inbox.publish(bare, "a")
     for _ in range(2):
@@ -84,9 +87,8 @@ def test_fm_58_without_dead_letters_a_poison_message_is_rejected_and_gets_as_man
         inbox.publish(bare, "a", task_id=message_id)
 
 
-def test_fm_58_a_claim_that_cannot_be_given_back_runs_out_by_itself(
-    inbox: Inbox, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.failure_mode(58)
+def test_a_claim_that_cannot_be_given_back_runs_out_by_itself(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
     def unreachable() -> None:
         raise OperationalError("the database has gone")
 
@@ -131,7 +133,8 @@ def test_autoretry_runs_again_and_leaves_one_effect(inbox: Inbox) -> None:
     assert effects() == {"a": 1}
 
 
-def test_fm_58_a_task_that_fails_for_good_is_put_aside_with_fresh_retries_and_its_record_is_free(inbox: Inbox) -> None:
+@pytest.mark.failure_mode(58)
+def test_a_task_that_fails_for_good_is_put_aside_with_fresh_retries_and_its_record_is_free(inbox: Inbox) -> None:
     acting("a", consumers.fail)
     message_id = inbox.publish(auto, "a")
     assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, Retry, FailureError]

@@ -79,9 +79,8 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_scenario_07_a_message_that_is_delivered_twice_has_one_effect_and_the_control_has_two(
-    inbox: Inbox, line: Line
-) -> None:
+@pytest.mark.scenario(7)
+def test_a_message_that_is_delivered_twice_has_one_effect_and_the_control_has_two(inbox: Inbox, line: Line) -> None:
     for task in (gated, gated_unprotected):
         for _ in range(2):
             line.go(task.name)
@@ -102,7 +101,8 @@ def test_a_duplicate_waits_while_the_first_is_under_way_and_then_gets_its_result
     assert (effects(), record().attempt) == ({"a": 1}, 1)
 
 
-def test_fm_57_an_id_with_another_payload_is_put_aside(inbox: Inbox, line: Line) -> None:
+@pytest.mark.failure_mode(57)
+def test_an_id_with_another_payload_is_put_aside(inbox: Inbox, line: Line) -> None:
     line.go("a")
     task_id = inbox.publish(gated, "a")
     assert line.ended(task_id) == "SUCCESS"
@@ -112,8 +112,9 @@ def test_fm_57_an_id_with_another_payload_is_put_aside(inbox: Inbox, line: Line)
     assert (dead["id"], dead["body"][0], effects()) == (task_id, ["b"], {"a": 1})
 
 
+@pytest.mark.failure_mode(53)
 @pytest.mark.parametrize(("task", "count"), [(gated, 1), (gated_unprotected, 2)], ids=["protected", "control"])
-def test_fm_53_a_worker_that_is_killed_after_its_effect_and_its_message_delivered_again(
+def test_a_worker_that_is_killed_after_its_effect_and_its_message_delivered_again(
     inbox: Inbox, line: Line, task: Any, count: int
 ) -> None:
     task_id = inbox.publish(task, "a")
@@ -127,7 +128,8 @@ def test_fm_53_a_worker_that_is_killed_after_its_effect_and_its_message_delivere
     assert effects() == {"a": count}
 
 
-def test_fm_58_a_message_that_kills_its_worker_each_time_is_put_aside_and_its_record_is_free(
+@pytest.mark.failure_mode(58)
+def test_a_message_that_kills_its_worker_each_time_is_put_aside_and_its_record_is_free(
     inbox: Inbox, line: Line
 ) -> None:
     inbox.publish(poison, "a")
@@ -172,7 +174,8 @@ def test_three_hops_have_one_trace(inbox: Inbox, line: Line) -> None:
     assert len({one.idempotency_key for one in records}) == 3
 
 
-def test_fm_54_only_what_was_committed_goes_from_the_outbox_to_the_worker(inbox: Inbox, line: Line) -> None:
+@pytest.mark.failure_mode(54)
+def test_only_what_was_committed_goes_from_the_outbox_to_the_worker(inbox: Inbox, line: Line) -> None:
     def fails() -> None:
         with claim("tests.outer", account_id="7", key="key"):
             publish(hop.name, [0])

@@ -34,15 +34,17 @@ def told(worker: Worker) -> dict[str, Any]:
     return event
 
 
+@pytest.mark.scenario(3)
 @pytest.mark.parametrize("declaration", DECLARATIONS)
 @pytest.mark.parametrize("point", ["downstream.sent", "downstream.answered"])
-def test_scenario_03_a_downstream_effect_is_not_repeated(shared: Arena, point: str, declaration: str) -> None:
+def test_a_downstream_effect_is_not_repeated(shared: Arena, point: str, declaration: str) -> None:
     verdict = run_cell(shared, Cell(point, "kill", declaration))
     assert verdict.passed, verdict
     assert verdict.parked == (declaration == "park")
 
 
-def test_scenario_04_a_killed_process_is_recovered_after_its_lease(run: Run) -> None:
+@pytest.mark.scenario(4)
+def test_a_killed_process_is_recovered_after_its_lease(run: Run) -> None:
     """By the real clock: nothing is back-dated."""
     run.kill_at("handler.wrote", lease=1.0)
     assert run.observer.writes(run.key) == []
@@ -57,39 +59,40 @@ def test_scenario_04_a_killed_process_is_recovered_after_its_lease(run: Run) -> 
     assert not run.verdict.problems
 
 
+@pytest.mark.scenario(22)
 @pytest.mark.parametrize("declaration", DECLARATIONS)
 @pytest.mark.parametrize("point", ["handler.wrote", "downstream.answered", "render.after"])
-def test_scenario_22_a_kill_in_mid_handler_leaves_exactly_one_effect(
-    shared: Arena, point: str, declaration: str
-) -> None:
+def test_a_kill_in_mid_handler_leaves_exactly_one_effect(shared: Arena, point: str, declaration: str) -> None:
     verdict = run_cell(shared, Cell(point, "kill", declaration))
     assert verdict.passed, verdict
 
 
+@pytest.mark.scenario(23)
 @pytest.mark.parametrize("fault", ["stop", "stop-live"])
 @pytest.mark.parametrize("declaration", ["inside", "again", "ask"])
-def test_scenario_23_a_process_that_slept_beyond_its_lease_leaves_nothing(
-    shared: Arena, declaration: str, fault: str
-) -> None:
+def test_a_process_that_slept_beyond_its_lease_leaves_nothing(shared: Arena, declaration: str, fault: str) -> None:
     verdict = run_cell(shared, Cell("handler.wrote", fault, declaration))
     assert verdict.passed, verdict
 
 
+@pytest.mark.scenario(24)
 @pytest.mark.parametrize("fault", ["stop", "stop-live"])
 @pytest.mark.parametrize("declaration", ["inside", "again"])
-def test_scenario_24_a_stale_owner_that_fails_frees_nobodys_claim(shared: Arena, declaration: str, fault: str) -> None:
+def test_a_stale_owner_that_fails_frees_nobodys_claim(shared: Arena, declaration: str, fault: str) -> None:
     verdict = run_cell(shared, Cell("release.before", fault, declaration))
     assert verdict.passed, verdict
 
 
+@pytest.mark.failure_mode(5)
 @pytest.mark.parametrize("declaration", DECLARATIONS)
-def test_failure_mode_05_wrong_clocks_of_processes_decide_nothing(shared: Arena, declaration: str) -> None:
+def test_wrong_clocks_of_processes_decide_nothing(shared: Arena, declaration: str) -> None:
     verdict = run_cell(shared, Cell("claim.committed", "skew", declaration))
     assert verdict.passed, verdict
 
 
+@pytest.mark.failure_mode(5)
 @pytest.mark.postgres  # a process that waits inside its transaction holds SQLite's only write lock
-def test_failure_mode_05_wrong_clocks_decide_nothing_in_mid_handler(shared: Arena) -> None:
+def test_wrong_clocks_decide_nothing_in_mid_handler(shared: Arena) -> None:
     verdict = run_cell(shared, Cell("handler.wrote", "skew", "inside"))
     assert verdict.passed, verdict
 
@@ -118,9 +121,10 @@ def states(run: Run, keys: list[str]) -> set[str]:
     return {record["status"] for record in records if record is not None}
 
 
+@pytest.mark.scenario(26)
 @pytest.mark.parametrize("run", ["inside", "again", "ask", "park"], indirect=True)
 @pytest.mark.parametrize("passes", [0, 3])
-def test_scenario_26_a_recovery_killed_half_way_is_simply_run_again(run: Run, passes: int) -> None:
+def test_a_recovery_killed_half_way_is_simply_run_again(run: Run, passes: int) -> None:
     keys = abandon(run)
     reconciles = run.cell.declaration == "ask"
     place = "reconcile.found" if reconciles else "sweep.selected"
@@ -139,8 +143,9 @@ def test_scenario_26_a_recovery_killed_half_way_is_simply_run_again(run: Run, pa
     converge(run, keys)
 
 
+@pytest.mark.scenario(26)
 @pytest.mark.parametrize("run", ["again", "ask", "park"], indirect=True)
-def test_scenario_26_two_recoveries_at_once_settle_each_claim_once(run: Run) -> None:
+def test_two_recoveries_at_once_settle_each_claim_once(run: Run) -> None:
     keys = abandon(run)
     place = "reconcile.before" if run.cell.declaration == "ask" else "sweep.selected"
     first = run.fork("sweep", arms=[[place, "gate"]])
@@ -160,8 +165,9 @@ def test_scenario_26_two_recoveries_at_once_settle_each_claim_once(run: Run) -> 
         converge(run, keys)
 
 
+@pytest.mark.failure_mode(3)
 @pytest.mark.parametrize("guarded", [True, False])
-def test_failure_mode_03_a_call_that_a_frozen_process_makes_late_is_stopped_by_a_deadline_or_by_nothing(
+def test_a_call_that_a_frozen_process_makes_late_is_stopped_by_a_deadline_or_by_nothing(
     shared: Arena, guarded: bool
 ) -> None:
     """The documented limit. No fence can reach a call to the outside world; a deadline that the provider keeps can."""

@@ -11,21 +11,24 @@ from tests.crash.zombies import run_zombies
 pytestmark = [pytest.mark.crash, pytest.mark.postgres]
 
 
-def test_scenario_25_a_database_stopped_in_mid_flight_loses_nothing_acknowledged_and_doubles_nothing() -> None:
+@pytest.mark.scenario(25)
+def test_a_database_stopped_in_mid_flight_loses_nothing_acknowledged_and_doubles_nothing() -> None:
     tally = run_restarts(3)
 
     assert (tally.restarts, tally.lost, tally.doubled, tally.stale_writes) == (3, 0, 0, 0), tally
     assert len(tally.known) >= 80, tally
 
 
-def test_scenario_25_the_count_sees_what_a_server_without_durable_commits_loses() -> None:
+@pytest.mark.scenario(25)
+def test_the_count_sees_what_a_server_without_durable_commits_loses() -> None:
     """The control: without it, a zero above could come from a test that sees nothing."""
     tally = run_restarts(3, parameters={"synchronous_commit": "off", "wal_writer_delay": "10s"})
 
     assert tally.lost > 0, tally
 
 
-def test_failure_mode_12_swallowed_acknowledgements_of_commit_lose_and_double_nothing(shared: Arena) -> None:
+@pytest.mark.failure_mode(12)
+def test_swallowed_acknowledgements_of_commit_lose_and_double_nothing(shared: Arena) -> None:
     tally = run_lost_acknowledgements(20, shared.url)
 
     assert tally.swallowed >= 20, tally

@@ -38,7 +38,8 @@ def row() -> tuple[int, str, int]:
     return IdempotencyRecord.objects.values_list("pk", "status", "attempt").get()
 
 
-def test_failure_modes_07_and_08_an_attempt_whose_record_was_purged_and_made_anew_can_neither_end_nor_free_it() -> None:
+@pytest.mark.failure_mode(7, 8)
+def test_an_attempt_whose_record_was_purged_and_made_anew_can_neither_end_nor_free_it() -> None:
     """The attempts of both are number 1: the row's id is what tells them apart."""
     late: Claim = acquire()
     IdempotencyRecord.objects.all().delete()
@@ -55,7 +56,8 @@ def test_failure_modes_07_and_08_an_attempt_whose_record_was_purged_and_made_ane
     assert row() == (owner.record_id, Status.COMPLETED, 1)
 
 
-def test_failure_mode_14_a_claim_that_loses_leaves_the_connection_as_it_was() -> None:
+@pytest.mark.failure_mode(14)
+def test_a_claim_that_loses_leaves_the_connection_as_it_was() -> None:
     acquire()
     with pytest.raises(InProgressError):
         acquire()
@@ -73,7 +75,8 @@ class LaggingReplica:
         return "default"
 
 
-def test_failure_mode_28_nothing_about_a_record_is_read_from_a_replica() -> None:
+@pytest.mark.failure_mode(28)
+def test_nothing_about_a_record_is_read_from_a_replica() -> None:
     with override_settings(DATABASE_ROUTERS=[LaggingReplica()]):
         with pytest.raises(ConnectionDoesNotExist):
             IdempotencyRecord.objects.count()

@@ -60,7 +60,8 @@ def state(seen: IdempotencyRecord) -> tuple[str, int]:
 # What each decides
 
 
-def test_scenario_28_what_did_not_happen_runs_at_the_next_retry() -> None:
+@pytest.mark.scenario(28)
+def test_what_did_not_happen_runs_at_the_next_retry() -> None:
     seen = record()
     with pytest.raises(OutcomeUnknownError):
         acquire()
@@ -71,6 +72,7 @@ def test_scenario_28_what_did_not_happen_runs_at_the_next_retry() -> None:
     assert claim.attempt == 2
 
 
+@pytest.mark.scenario(28)
 @pytest.mark.parametrize(
     ("found", "status", "content_type", "content"),
     [
@@ -80,7 +82,7 @@ def test_scenario_28_what_did_not_happen_runs_at_the_next_retry() -> None:
         (None, 200, "application/json", b"null"),
     ],
 )
-def test_scenario_28_what_did_happen_is_replayed(found: Any, status: int, content_type: str, content: bytes) -> None:
+def test_what_did_happen_is_replayed(found: Any, status: int, content_type: str, content: bytes) -> None:
     seen = record()
     record_outcome(seen, found, by="ops")
     assert state(seen) == ("completed", 1)
@@ -293,8 +295,9 @@ def test_of_two_who_decide_at_once_one_wins() -> None:
 # What is left behind
 
 
+@pytest.mark.scenario(28)
 @pytest.mark.parametrize("decision", DECISIONS)
-def test_scenario_28_a_decision_leaves_an_audit_entry(decision: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_decision_leaves_an_audit_entry(decision: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "idempotency.audit")
     user = User.objects.create(username="olga")
     seen = record(idempotency_key="a-rather-long-key", account_id="42")

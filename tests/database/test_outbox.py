@@ -77,7 +77,8 @@ def test_a_message_is_there_when_its_transaction_has_committed() -> None:
     assert broker.deliveries == [(message.message_id, "orders.placed", {"id": 1})]
 
 
-def test_fm_54_a_rolled_back_transaction_publishes_nothing() -> None:
+@pytest.mark.failure_mode(54)
+def test_a_rolled_back_transaction_publishes_nothing() -> None:
     def fail() -> None:
         publish("orders.placed", sender=SENDER)
         raise RuntimeError
@@ -96,7 +97,8 @@ def test_fm_54_a_rolled_back_transaction_publishes_nothing() -> None:
     assert broker.payloads == ["kept"]
 
 
-def test_fm_54_an_attempt_that_lost_its_lease_publishes_nothing() -> None:
+@pytest.mark.failure_mode(54)
+def test_an_attempt_that_lost_its_lease_publishes_nothing() -> None:
     def be_overtaken() -> None:
         publish("orders.placed", sender=SENDER)
         IdempotencyRecord.objects.update(attempt=2)
@@ -318,7 +320,8 @@ def test_a_name_that_stands_for_two_messages_is_refused() -> None:
     assert OutboxMessage.objects.get().payload == "1"
 
 
-def test_scenario_5_a_key_used_again_after_its_retention_publishes_again() -> None:
+@pytest.mark.scenario(5)
+def test_a_key_used_again_after_its_retention_publishes_again() -> None:
     run(inside, lambda: send(payload="first"))
     assert relay_once().sent == 1
     first = ids()
@@ -329,7 +332,8 @@ def test_scenario_5_a_key_used_again_after_its_retention_publishes_again() -> No
     assert ids() == first, "what is derived from a key stays the same; see docs/downstream.md"
 
 
-def test_scenario_5_what_an_earlier_request_left_unsent_is_not_lost_to_a_new_one() -> None:
+@pytest.mark.scenario(5)
+def test_what_an_earlier_request_left_unsent_is_not_lost_to_a_new_one() -> None:
     run(inside, lambda: send(payload="first"))
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
     with pytest.raises(MessageReusedError):

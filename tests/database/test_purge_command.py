@@ -308,7 +308,8 @@ def scope(key: str) -> Scope:
     return Scope("1", purged_under_load.name, key)
 
 
-def test_scenario_27_purge_under_load() -> None:
+@pytest.mark.scenario(27)
+def test_purge_under_load() -> None:
     """Bounded batches, no live claim touched, and no claim waits for the purge long enough to be turned away.
 
     Claimants claim new keys, and keys that are being purged at that moment, and complete every other claim. A claim

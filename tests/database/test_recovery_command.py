@@ -342,7 +342,8 @@ print(sum(batch.recoverable for batch in recover_batches(batch_size=5)))
 """
 
 
-def test_scenario_26_a_recovery_that_is_killed_half_way_is_simply_run_again() -> None:
+@pytest.mark.scenario(26)
+def test_a_recovery_that_is_killed_half_way_is_simply_run_again() -> None:
     abandon(30)
     killed = processes.start(SWEEP, "killed")
     killed.communicate(timeout=60)
@@ -353,7 +354,8 @@ def test_scenario_26_a_recovery_that_is_killed_half_way_is_simply_run_again() ->
     assert states() == {"recoverable": 30}
 
 
-def test_scenario_26_two_recoveries_at_once_settle_each_claim_once() -> None:
+@pytest.mark.scenario(26)
+def test_two_recoveries_at_once_settle_each_claim_once() -> None:
     abandon(30)
     first = processes.start(SWEEP, "paused")
     assert first.stdout is not None

@@ -30,26 +30,35 @@ def strike(shared: Stage, name: str) -> Verdict:
     return verdict
 
 
+@pytest.mark.scenario(7)
+@pytest.mark.failure_mode(53)
 @pytest.mark.parametrize("name", ["child-killed", "main-killed", "group-killed", "after-commit"])
-def test_scenario_07_fm_53_a_worker_that_is_killed_leaves_one_effect_of_each_message(shared: Stage, name: str) -> None:
+def test_a_worker_that_is_killed_leaves_one_effect_of_each_message(shared: Stage, name: str) -> None:
     assert strike(shared, name).plain.doubled > 0
 
 
-def test_scenario_07_fm_53_a_message_delivered_again_while_its_task_runs_has_one_effect(shared: Stage) -> None:
+@pytest.mark.scenario(7)
+@pytest.mark.failure_mode(53)
+def test_a_message_delivered_again_while_its_task_runs_has_one_effect(shared: Stage) -> None:
     """Redis: the visibility timeout is shorter than the task. RabbitMQ: the connection is lost."""
     assert strike(shared, "redelivered").plain.doubled > 0
 
 
-def test_scenario_07_fm_53_a_message_published_twice_has_one_effect(shared: Stage) -> None:
+@pytest.mark.scenario(7)
+@pytest.mark.failure_mode(53)
+def test_a_message_published_twice_has_one_effect(shared: Stage) -> None:
     assert strike(shared, "published-twice").plain.doubled == MESSAGES
 
 
-def test_scenario_07_fm_53_a_lost_confirm_doubles_and_loses_nothing(shared: Stage) -> None:
+@pytest.mark.scenario(7)
+@pytest.mark.failure_mode(53)
+def test_a_lost_confirm_doubles_and_loses_nothing(shared: Stage) -> None:
     assert strike(shared, "confirm-lost").plain.doubled > 0
 
 
+@pytest.mark.scenario(7)
 @pytest.mark.parametrize("name", ["relay-killed", "relay-frozen"])
-def test_scenario_07_a_relay_that_dies_or_comes_late_doubles_and_loses_nothing(shared: Stage, name: str) -> None:
+def test_a_relay_that_dies_or_comes_late_doubles_and_loses_nothing(shared: Stage, name: str) -> None:
     assert strike(shared, name).plain.doubled > 0
 
 
@@ -59,23 +68,29 @@ def test_relays_at_once_publish_nothing_twice(shared: Stage) -> None:
     assert (verdict.kept.deliveries, verdict.plain.deliveries) == (MESSAGES, MESSAGES)
 
 
-def test_fm_54_fm_55_what_is_rolled_back_is_not_published_and_what_commits_late_is(shared: Stage) -> None:
+@pytest.mark.failure_mode(54)
+@pytest.mark.failure_mode(55)
+def test_what_is_rolled_back_is_not_published_and_what_commits_late_is(shared: Stage) -> None:
     assert strike(shared, "rolled-back").plain.ghosts > 0
 
 
-def test_scenario_07_a_broker_killed_in_mid_load_doubles_nothing(shared: Stage) -> None:
+@pytest.mark.scenario(7)
+def test_a_broker_killed_in_mid_load_doubles_nothing(shared: Stage) -> None:
     assert strike(shared, "broker-restarted").plain.doubled > 0
 
 
-def test_fm_56_a_message_whose_record_was_purged_takes_effect_again_and_no_other_does(shared: Stage) -> None:
+@pytest.mark.failure_mode(56)
+def test_a_message_whose_record_was_purged_takes_effect_again_and_no_other_does(shared: Stage) -> None:
     assert strike(shared, "forgotten").plain.doubled == MESSAGES // 2
 
 
-def test_fm_57_the_same_id_with_another_payload_is_put_aside(shared: Stage) -> None:
+@pytest.mark.failure_mode(57)
+def test_the_same_id_with_another_payload_is_put_aside(shared: Stage) -> None:
     assert strike(shared, "other-payload").dead_letters == MESSAGES
 
 
-def test_fm_58_a_poison_message_is_put_aside_after_a_bounded_number_of_runs(shared: Stage) -> None:
+@pytest.mark.failure_mode(58)
+def test_a_poison_message_is_put_aside_after_a_bounded_number_of_runs(shared: Stage) -> None:
     assert strike(shared, "poison").dead_letters == 2
 
 

@@ -115,8 +115,9 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.failure_mode(33)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_failure_mode_33_the_run_of_an_async_view_whose_client_goes_away_ends_and_is_recorded(
+def test_the_run_of_an_async_view_whose_client_goes_away_ends_and_is_recorded(
     alice: Caller, serve: Serve, policy: str
 ) -> None:
     async def scenario() -> Visit:
@@ -143,9 +144,10 @@ def test_failure_mode_33_the_run_of_an_async_view_whose_client_goes_away_ends_an
     assert effects() == 1
 
 
+@pytest.mark.failure_mode(33)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("times", [1, 2])
-def test_failure_mode_33_an_async_view_that_is_cancelled_ends_its_run_first(
+def test_an_async_view_that_is_cancelled_ends_its_run_first(
     alice: Caller, serve: Serve, policy: str, times: int
 ) -> None:
     """Cancelled itself, as by a server that shuts down, and once more because it has not obeyed."""
@@ -178,10 +180,9 @@ def test_failure_mode_33_an_async_view_that_is_cancelled_ends_its_run_first(
     assert effects() == 1
 
 
+@pytest.mark.failure_mode(33)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_failure_mode_33_a_run_that_fails_after_the_client_has_gone_is_released(
-    alice: Caller, serve: Serve, policy: str
-) -> None:
+def test_a_run_that_fails_after_the_client_has_gone_is_released(alice: Caller, serve: Serve, policy: str) -> None:
     async def scenario() -> None:
         entered, go_on = asyncio.Event(), asyncio.Event()
 
@@ -208,9 +209,8 @@ def test_failure_mode_33_a_run_that_fails_after_the_client_has_gone_is_released(
     assert effects() == 0
 
 
-def test_failure_mode_33_a_client_that_goes_while_another_request_runs_disturbs_nobody(
-    alice: Caller, serve: Serve
-) -> None:
+@pytest.mark.failure_mode(33)
+def test_a_client_that_goes_while_another_request_runs_disturbs_nobody(alice: Caller, serve: Serve) -> None:
     async def scenario() -> list[Visit]:
         entered, go_on = asyncio.Event(), asyncio.Event()
 
@@ -258,12 +258,13 @@ def test_an_async_view_keeps_one_transaction_over_several_threads_calls(alice: C
     assert IdempotencyRecord.objects.get().status == Status.RECOVERABLE
 
 
+@pytest.mark.failure_mode(39)
 @pytest.mark.parametrize(
     ("size", "expected"),
     [(1_000, [200, 200, 200, 422]), (3 * 1024 * 1024, [400, 400, 400, 400])],
     ids=["small", "above the limit of memory"],
 )
-def test_failure_mode_39_a_multipart_body_in_chunks_is_compared_by_its_bytes(
+def test_a_multipart_body_in_chunks_is_compared_by_its_bytes(
     alice: Caller, serve: Serve, size: int, expected: list[int]
 ) -> None:
     """Sent in chunks it has no Content-Length, and without one Django finds no parts in it."""
@@ -286,9 +287,8 @@ def test_failure_mode_39_a_multipart_body_in_chunks_is_compared_by_its_bytes(
     assert asyncio.run(scenario()) == expected
 
 
-def test_failure_mode_46_a_body_in_chunks_is_compared_though_drf_takes_it_for_empty(
-    alice: Caller, serve: Serve
-) -> None:
+@pytest.mark.failure_mode(46)
+def test_a_body_in_chunks_is_compared_though_drf_takes_it_for_empty(alice: Caller, serve: Serve) -> None:
     @api_view(["POST"])
     @idempotent("tests.chunked_drf")
     def view(request: Any) -> Response:
@@ -307,7 +307,8 @@ def test_failure_mode_46_a_body_in_chunks_is_compared_though_drf_takes_it_for_em
     assert effects() == 1
 
 
-def test_failure_mode_40_a_header_sent_twice_is_refused(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(40)
+def test_a_header_sent_twice_is_refused(alice: Caller, serve: Serve) -> None:
     async def scenario() -> Visit:
         serve(idempotent("tests.plain")(plain_answer))
         visit = Visit(alice, (b"idempotency-key", b"a"), (b"idempotency-key", b"b"))
@@ -318,7 +319,8 @@ def test_failure_mode_40_a_header_sent_twice_is_refused(alice: Caller, serve: Se
     assert effects() == 0
 
 
-def test_failure_mode_40_a_header_with_an_underscore_is_no_key(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(40)
+def test_a_header_with_an_underscore_is_no_key(alice: Caller, serve: Serve) -> None:
     """Servers drop it, since it could be passed off as the other one. Django's ASGI handler does from 5.2.8 on."""
 
     async def scenario() -> Visit:
@@ -332,7 +334,8 @@ def test_failure_mode_40_a_header_with_an_underscore_is_no_key(alice: Caller, se
     assert effects() == (1 if visit.status == 201 else 0)
 
 
-def test_failure_mode_40_every_byte_in_a_header_is_taken_or_refused(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(40)
+def test_every_byte_in_a_header_is_taken_or_refused(alice: Caller, serve: Serve) -> None:
     async def scenario() -> dict[int, int]:
         serve(idempotent("tests.plain")(plain_answer))
         statuses = {}

@@ -30,12 +30,11 @@ committing = pytest.mark.django_db(transaction=True)
 # 20: ATOMIC_REQUESTS
 
 
+@pytest.mark.scenario(20)
 @committing
 @pytest.mark.usefixtures("urls", "atomic_requests")
 @pytest.mark.parametrize("kind", KINDS)
-def test_scenario_20_every_kind_of_view_is_protected_under_atomic_requests(
-    alice: Caller, kind: str, transport: str
-) -> None:
+def test_every_kind_of_view_is_protected_under_atomic_requests(alice: Caller, kind: str, transport: str) -> None:
     alice.transport = transport
     url = f"/kinds/{kind}/"
     first = alice.post(url, {"amount": 1}, key="k")
@@ -50,10 +49,11 @@ def test_scenario_20_every_kind_of_view_is_protected_under_atomic_requests(
     assert IdempotencyRecord.objects.get(idempotency_key="crash").status == "recoverable"
 
 
+@pytest.mark.scenario(20)
 @committing
 @pytest.mark.usefixtures("urls", "atomic_requests")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ASYNC])
-def test_scenario_20_what_passes_through_keeps_its_transaction(alice: Caller, kind: str) -> None:
+def test_what_passes_through_keeps_its_transaction(alice: Caller, kind: str) -> None:
     url = f"/kinds/{kind}/"
     got = alice.get(url)
     assert json.loads(got.content)["in_transaction"]
@@ -62,21 +62,21 @@ def test_scenario_20_what_passes_through_keeps_its_transaction(alice: Caller, ki
     assert effects() == 1
 
 
+@pytest.mark.scenario(20)
 @committing
 @pytest.mark.usefixtures("urls")
 @pytest.mark.parametrize("kind", KINDS)
-def test_scenario_20_what_passes_through_gets_no_transaction_without_atomic_requests(alice: Caller, kind: str) -> None:
+def test_what_passes_through_gets_no_transaction_without_atomic_requests(alice: Caller, kind: str) -> None:
     assert not json.loads(alice.get(f"/kinds/{kind}/").content)["in_transaction"]
     assert alice.get(f"/kinds/{kind}/?crash=1").status_code == 500
     assert effects() == 2
 
 
+@pytest.mark.scenario(20)
 @committing
 @pytest.mark.usefixtures("urls", "atomic_requests")
 @pytest.mark.parametrize("kind", UNPROTECTED_ACTIONS)
-def test_scenario_20_unprotected_actions_of_a_protected_viewset_keep_their_transaction(
-    alice: Caller, kind: str
-) -> None:
+def test_unprotected_actions_of_a_protected_viewset_keep_their_transaction(alice: Caller, kind: str) -> None:
     url = f"/unprotected/{kind}/"
     answer = json.loads(alice.post(url, key="k").content)
     assert answer["in_transaction"]
@@ -87,39 +87,41 @@ def test_scenario_20_unprotected_actions_of_a_protected_viewset_keep_their_trans
     assert not IdempotencyRecord.objects.exists()
 
 
+@pytest.mark.scenario(20)
 @committing
 @pytest.mark.usefixtures("atomic_requests")
-def test_scenario_20_without_an_optional_key_the_request_keeps_its_transaction(alice: Caller, serve: Serve) -> None:
+def test_without_an_optional_key_the_request_keeps_its_transaction(alice: Caller, serve: Serve) -> None:
     serve(idempotent("tests.optional", required=False)(plain_answer))
     assert json.loads(alice.post().content)["in_transaction"]
     assert alice.post("/?crash=1").status_code == 500
     assert effects() == 1
 
 
+@pytest.mark.scenario(20)
 @committing
 @pytest.mark.usefixtures("atomic_requests")
-def test_scenario_20_outside_of_a_transaction_means_outside_under_atomic_requests_too(
-    alice: Caller, serve: Serve
-) -> None:
+def test_outside_of_a_transaction_means_outside_under_atomic_requests_too(alice: Caller, serve: Serve) -> None:
     serve(idempotent("tests.outside_atomic_requests", transaction=False, recovery=PARK)(plain_answer))
     assert not json.loads(alice.post(key="k").content)["in_transaction"]
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
     assert effects() == 1
 
 
+@pytest.mark.scenario(20)
 @committing
 @pytest.mark.usefixtures("atomic_requests")
-def test_scenario_20_an_unprotected_view_beside_protected_ones_is_untouched(alice: Caller, serve: Serve) -> None:
+def test_an_unprotected_view_beside_protected_ones_is_untouched(alice: Caller, serve: Serve) -> None:
     serve(plain_answer)
     assert json.loads(alice.post().content)["in_transaction"]
     assert alice.post("/?crash=1").status_code == 500
     assert effects() == 1
 
 
+@pytest.mark.scenario(20)
 @committing
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("cured", [False, True], ids=["as it is", "with the remedy"])
-def test_scenario_20_where_another_decorator_hides_the_protection_the_error_names_the_remedy(
+def test_where_another_decorator_hides_the_protection_the_error_names_the_remedy(
     alice: Caller, serve: Serve, cured: bool
 ) -> None:
     class Hidden(View):
@@ -143,8 +145,9 @@ def test_scenario_20_where_another_decorator_hides_the_protection_the_error_name
 # Failure mode 23: transactions of the caller and of the handler
 
 
+@pytest.mark.failure_mode(23)
 @committing
-def test_failure_mode_23_an_open_transaction_around_the_view_is_a_clear_error(
+def test_an_open_transaction_around_the_view_is_a_clear_error(
     alice: Caller, serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     serve(transaction.atomic(idempotent("tests.inside")(plain_answer)))
@@ -157,8 +160,9 @@ def test_failure_mode_23_an_open_transaction_around_the_view_is_a_clear_error(
     assert not IdempotencyRecord.objects.exists()
 
 
+@pytest.mark.failure_mode(23)
 @committing
-def test_failure_mode_23_a_handlers_own_atomic_blocks_are_savepoints(alice: Caller, serve: Serve) -> None:
+def test_a_handlers_own_atomic_blocks_are_savepoints(alice: Caller, serve: Serve) -> None:
     @idempotent("tests.savepoints")
     @transaction.atomic
     def view(request: HttpRequest) -> HttpResponse:
@@ -177,10 +181,9 @@ def test_failure_mode_23_a_handlers_own_atomic_blocks_are_savepoints(alice: Call
     assert effects() == 1
 
 
+@pytest.mark.failure_mode(23)
 @committing
-def test_failure_mode_23_a_durable_block_in_a_handler_fails_as_django_makes_it_fail(
-    alice: Caller, serve: Serve
-) -> None:
+def test_a_durable_block_in_a_handler_fails_as_django_makes_it_fail(alice: Caller, serve: Serve) -> None:
     @idempotent("tests.durable")
     def view(request: HttpRequest) -> HttpResponse:
         plain_answer(request)
@@ -194,10 +197,9 @@ def test_failure_mode_23_a_durable_block_in_a_handler_fails_as_django_makes_it_f
     assert IdempotencyRecord.objects.get().status == "recoverable"
 
 
+@pytest.mark.failure_mode(23)
 @committing
-def test_failure_mode_23_a_durable_block_in_a_handler_outside_of_a_transaction_is_durable(
-    alice: Caller, serve: Serve
-) -> None:
+def test_a_durable_block_in_a_handler_outside_of_a_transaction_is_durable(alice: Caller, serve: Serve) -> None:
     @idempotent("tests.durable", transaction=False, recovery=PARK)
     def view(request: HttpRequest) -> HttpResponse:
         with transaction.atomic(durable=True):

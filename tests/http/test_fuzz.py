@@ -145,7 +145,8 @@ def serve_twins(request: pytest.FixtureRequest, serve: Serve) -> Callable[[], No
     return serve_twins
 
 
-def test_failure_modes_40_and_42_no_input_gives_a_server_error_that_the_twin_does_not_give(
+@pytest.mark.failure_mode(40, 42)
+def test_no_input_gives_a_server_error_that_the_twin_does_not_give(
     alice: Caller, serve_twins: Callable[[], None]
 ) -> None:
     serve_twins()
@@ -180,8 +181,9 @@ def test_failure_modes_40_and_42_no_input_gives_a_server_error_that_the_twin_doe
     compare()
 
 
+@pytest.mark.failure_mode(40)
 @pytest.mark.parametrize("quoted", [False, True], ids=["bare", "quoted"])
-def test_failure_mode_40_every_character_in_a_key_is_taken_or_refused(
+def test_every_character_in_a_key_is_taken_or_refused(
     alice: Caller, serve_operation: Callable[..., None], quoted: bool
 ) -> None:
     serve_operation()

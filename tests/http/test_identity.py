@@ -42,9 +42,8 @@ def deactivate(caller: Caller) -> None:
 # 21 and failure mode 48
 
 
-def test_scenario_21_a_deactivated_users_retry_gets_no_stored_answer(
-    alice: Caller, serve_operation: Callable[..., None]
-) -> None:
+@pytest.mark.scenario(21)
+def test_a_deactivated_users_retry_gets_no_stored_answer(alice: Caller, serve_operation: Callable[..., None]) -> None:
     serve_operation()
     first = alice.post(key="k")
     deactivate(alice)
@@ -56,7 +55,8 @@ def test_scenario_21_a_deactivated_users_retry_gets_no_stored_answer(
     assert IdempotencyRecord.objects.get().status == Status.COMPLETED
 
 
-def test_scenario_21_a_revoked_token_gets_no_stored_answer(alice: Caller, serve_operation: Callable[..., None]) -> None:
+@pytest.mark.scenario(21)
+def test_a_revoked_token_gets_no_stored_answer(alice: Caller, serve_operation: Callable[..., None]) -> None:
     serve_operation()
     alice.post(key="k")
     Token.objects.all().delete()
@@ -64,7 +64,8 @@ def test_scenario_21_a_revoked_token_gets_no_stored_answer(alice: Caller, serve_
     assert effects() == 1
 
 
-def test_scenario_21_a_rotated_token_is_the_same_account(alice: Caller, serve_operation: Callable[..., None]) -> None:
+@pytest.mark.scenario(21)
+def test_a_rotated_token_is_the_same_account(alice: Caller, serve_operation: Callable[..., None]) -> None:
     serve_operation()
     first = alice.post(key="k")
     Token.objects.all().delete()
@@ -80,8 +81,9 @@ class MayTransfer(BasePermission):
         return bool(request.user.has_perm("testproject.add_transfer"))
 
 
+@pytest.mark.failure_mode(48)
 @pytest.mark.parametrize("framework", ["plain", "drf", "mixin"])
-def test_failure_mode_48_a_permission_is_checked_before_the_replay(alice: Caller, serve: Serve, framework: str) -> None:
+def test_a_permission_is_checked_before_the_replay(alice: Caller, serve: Serve, framework: str) -> None:
     if framework == "plain":
         serve(
             permission_required("testproject.add_transfer", raise_exception=True)(idempotent("tests.may")(plain_answer))
@@ -111,7 +113,8 @@ def test_failure_mode_48_a_permission_is_checked_before_the_replay(alice: Caller
     assert effects() == 1
 
 
-def test_failure_mode_48_a_refusal_before_the_claim_is_no_outcome(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(48)
+def test_a_refusal_before_the_claim_is_no_outcome(alice: Caller, serve: Serve) -> None:
     """Failure mode 50 as well: a 403 raised before the claim is never stored."""
     serve(permission_required("testproject.add_transfer", raise_exception=True)(idempotent("tests.may")(plain_answer)))
     assert alice.post(key="k").status_code == 403
@@ -125,7 +128,8 @@ def test_failure_mode_48_a_refusal_before_the_claim_is_no_outcome(alice: Caller,
 # Failure mode 50
 
 
-def test_failure_mode_50_a_401_is_never_stored(alice: Caller, serve_operation: Callable[..., None]) -> None:
+@pytest.mark.failure_mode(50)
+def test_a_401_is_never_stored(alice: Caller, serve_operation: Callable[..., None]) -> None:
     serve_operation()
     token, alice.token = alice.token, None
     assert alice.post(key="k").status_code == 401
@@ -139,7 +143,8 @@ class TwiceAnHour(UserRateThrottle):
     rate = "2/hour"
 
 
-def test_failure_mode_50_a_429_of_a_throttle_is_never_stored_and_replays_are_throttled(
+@pytest.mark.failure_mode(50)
+def test_a_429_of_a_throttle_is_never_stored_and_replays_are_throttled(
     alice: Caller, bob: Caller, serve: Serve
 ) -> None:
     serve(api_view(["POST"])(throttle_classes([TwiceAnHour])(idempotent("tests.throttled")(drf_answer))))
@@ -157,10 +162,9 @@ def test_failure_mode_50_a_429_of_a_throttle_is_never_stored_and_replays_are_thr
 # Failure mode 49
 
 
+@pytest.mark.failure_mode(49)
 @pytest.mark.parametrize("framework", ["plain", "drf"])
-def test_failure_mode_49_session_users_have_scopes_of_their_own_and_the_anonymous_none(
-    settings: Any, framework: str
-) -> None:
+def test_session_users_have_scopes_of_their_own_and_the_anonymous_none(settings: Any, framework: str) -> None:
     protected = idempotent("tests.session")(plain_answer if framework == "plain" else drf_answer)
     settings.ROOT_URLCONF = (
         path(
@@ -188,7 +192,8 @@ def test_failure_mode_49_session_users_have_scopes_of_their_own_and_the_anonymou
     assert effects() == 2
 
 
-def test_failure_mode_49_login_required_stands_before_the_replay(settings: Any) -> None:
+@pytest.mark.failure_mode(49)
+def test_login_required_stands_before_the_replay(settings: Any) -> None:
     settings.ROOT_URLCONF = (path("", login_required(idempotent("tests.session")(plain_answer))),)
     client = Client()
     client.force_login(UserFactory())
@@ -198,10 +203,9 @@ def test_failure_mode_49_login_required_stands_before_the_replay(settings: Any) 
     assert effects() == 1
 
 
+@pytest.mark.failure_mode(49)
 @pytest.mark.parametrize("first_by", ["session", "token"])
-def test_failure_mode_49_session_and_token_of_one_user_are_one_account(
-    alice: Caller, settings: Any, first_by: str
-) -> None:
+def test_session_and_token_of_one_user_are_one_account(alice: Caller, settings: Any, first_by: str) -> None:
     protected = idempotent("tests.either")(plain_answer)
     settings.ROOT_URLCONF = (path("session/", protected), path("token/", token_required(protected)))
     assert alice.user is not None
@@ -225,8 +229,9 @@ def account_of_header(request: Any) -> str | None:
     return account
 
 
+@pytest.mark.failure_mode(49)
 @pytest.mark.parametrize("by", ["policy", "setting", "dotted path"])
-def test_failure_mode_49_the_account_is_what_the_resolver_says(
+def test_the_account_is_what_the_resolver_says(
     alice: Caller, bob: Caller, serve_operation: Callable[..., None], settings: Any, by: str
 ) -> None:
     if by == "policy":
@@ -244,7 +249,8 @@ def test_failure_mode_49_the_account_is_what_the_resolver_says(
     assert set(IdempotencyRecord.objects.values_list("account_id", flat=True)) == {"acme", "Acme"}
 
 
-def test_failure_mode_46_the_account_is_never_taken_from_the_body(
+@pytest.mark.failure_mode(46)
+def test_the_account_is_never_taken_from_the_body(
     alice: Caller, bob: Caller, serve_operation: Callable[..., None]
 ) -> None:
     serve_operation()
@@ -255,9 +261,8 @@ def test_failure_mode_46_the_account_is_never_taken_from_the_body(
     assert effects() == 2
 
 
-def test_failure_mode_46_a_shared_object_answers_each_caller_for_himself(
-    alice: Caller, bob: Caller, settings: Any
-) -> None:
+@pytest.mark.failure_mode(46)
+def test_a_shared_object_answers_each_caller_for_himself(alice: Caller, bob: Caller, settings: Any) -> None:
     """Object permissions are the handler's; a replay is only ever the caller's own."""
 
     class Charges(ChargeViewSet):
@@ -280,7 +285,8 @@ def test_failure_mode_46_a_shared_object_answers_each_caller_for_himself(
     assert Transfer.objects.get().account == alice.user
 
 
-def test_failure_mode_48_a_view_sees_the_user_of_this_request_in_a_rebuild(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(48)
+def test_a_view_sees_the_user_of_this_request_in_a_rebuild(alice: Caller, serve: Serve) -> None:
     def rebuild(reference: str, request: HttpRequest) -> HttpResponse:
         return HttpResponse(f"{reference} for {request.user}")
 

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 OUTSIDE = {"transaction": False, "recovery": PARK}
 
 
-def test_scenario_12_a_duplicate_of_a_running_request_gets_409_at_once(alice: Caller, serve: Serve) -> None:
+@pytest.mark.scenario(12)
+def test_a_duplicate_of_a_running_request_gets_409_at_once(alice: Caller, serve: Serve) -> None:
     gate = Gate(plain_answer)
     serve(idempotent("tests.slow", **OUTSIDE)(gate))
     with gate.running(lambda: alice.post(data={"amount": 1}, key="k")) as first:
@@ -38,8 +39,9 @@ def test_scenario_12_a_duplicate_of_a_running_request_gets_409_at_once(alice: Ca
     assert effects() == 1
 
 
+@pytest.mark.scenario(12)
 @pytest.mark.postgres
-def test_scenario_12_a_duplicate_does_not_wait_for_the_transaction_of_the_first(alice: Caller, serve: Serve) -> None:
+def test_a_duplicate_does_not_wait_for_the_transaction_of_the_first(alice: Caller, serve: Serve) -> None:
     gate = Gate(plain_answer)
     serve(idempotent("tests.slow")(gate))
     with gate.running(lambda: alice.post(key="k")) as first:
@@ -49,8 +51,9 @@ def test_scenario_12_a_duplicate_does_not_wait_for_the_transaction_of_the_first(
     assert effects() == 1
 
 
+@pytest.mark.scenario(12)
 @pytest.mark.sqlite
-def test_scenario_12_sqlite_has_one_writer_so_a_duplicate_waits_for_it_and_replays(alice: Caller, serve: Serve) -> None:
+def test_sqlite_has_one_writer_so_a_duplicate_waits_for_it_and_replays(alice: Caller, serve: Serve) -> None:
     gate = Gate(plain_answer)
     serve(idempotent("tests.slow")(gate))
     with gate.running(lambda: alice.post(key="k")) as first:
@@ -60,9 +63,10 @@ def test_scenario_12_sqlite_has_one_writer_so_a_duplicate_waits_for_it_and_repla
     assert effects() == 1
 
 
+@pytest.mark.scenario(12)
 @pytest.mark.parametrize("payload", [{"amount": 1}, {"amount": 2}], ids=["same payload", "other payload"])
 @pytest.mark.parametrize(("lease", "bound"), [(timedelta(seconds=5), 5), (timedelta(hours=1), 30)])
-def test_scenario_12_retry_after_is_bounded_by_the_lease_and_by_the_setting(
+def test_retry_after_is_bounded_by_the_lease_and_by_the_setting(
     alice: Caller, serve_operation: Callable[..., None], payload: Any, lease: timedelta, bound: int
 ) -> None:
     serve_operation(lease=timedelta(hours=3))
@@ -74,7 +78,8 @@ def test_scenario_12_retry_after_is_bounded_by_the_lease_and_by_the_setting(
     assert effects() == 1
 
 
-def test_scenario_12_max_retry_after_is_a_setting(alice: Caller, serve: Serve, settings: Any) -> None:
+@pytest.mark.scenario(12)
+def test_max_retry_after_is_a_setting(alice: Caller, serve: Serve, settings: Any) -> None:
     settings.IDEMPOTENCY = {"MAX_RETRY_AFTER": timedelta(seconds=3)}
     serve(idempotent("tests.long", lease=timedelta(hours=3))(plain_answer))
     alice.post(key="k")
@@ -82,8 +87,9 @@ def test_scenario_12_max_retry_after_is_a_setting(alice: Caller, serve: Serve, s
     assert alice.post(key="k")["Retry-After"] == "3"
 
 
+@pytest.mark.scenario(12)
 @pytest.mark.parametrize("by", ["policy", "setting"])
-def test_scenario_12_a_duplicate_is_accepted_where_the_operation_says_so(
+def test_a_duplicate_is_accepted_where_the_operation_says_so(
     alice: Caller, serve_operation: Callable[..., None], settings: Any, by: str
 ) -> None:
     if by == "setting":
@@ -102,7 +108,8 @@ def test_scenario_12_a_duplicate_is_accepted_where_the_operation_says_so(
     assert effects() == 1
 
 
-def test_scenario_12_a_waiting_duplicate_is_given_the_outcome(alice: Caller, serve: Serve) -> None:
+@pytest.mark.scenario(12)
+def test_a_waiting_duplicate_is_given_the_outcome(alice: Caller, serve: Serve) -> None:
     gate = Gate(plain_answer)
     serve(idempotent("tests.slow", in_progress=Wait(20), **OUTSIDE)(gate))
     with gate.running(lambda: alice.post(key="k")) as first:
@@ -113,10 +120,9 @@ def test_scenario_12_a_waiting_duplicate_is_given_the_outcome(alice: Caller, ser
     assert effects() == 1
 
 
+@pytest.mark.scenario(12)
 @pytest.mark.parametrize("payload", [{"amount": 1}, {"amount": 2}], ids=["same payload", "other payload"])
-def test_scenario_12_a_wait_is_bounded_and_ends_in_409(
-    alice: Caller, serve_operation: Callable[..., None], payload: Any
-) -> None:
+def test_a_wait_is_bounded_and_ends_in_409(alice: Caller, serve_operation: Callable[..., None], payload: Any) -> None:
     serve_operation(in_progress=Wait(0.2))
     alice.post(data={"amount": 1}, key="k")
     claim_anew()
@@ -125,7 +131,8 @@ def test_scenario_12_a_wait_is_bounded_and_ends_in_409(
     assert effects() == 1
 
 
-def test_scenario_12_an_abandoned_claim_is_run_again_once_and_only_for_its_payload(
+@pytest.mark.scenario(12)
+def test_an_abandoned_claim_is_run_again_once_and_only_for_its_payload(
     alice: Caller, serve_operation: Callable[..., None]
 ) -> None:
     serve_operation()
@@ -142,7 +149,8 @@ def test_scenario_12_an_abandoned_claim_is_run_again_once_and_only_for_its_paylo
     assert IdempotencyRecord.objects.get().attempt == 2
 
 
-def test_scenario_12_an_abandoned_claim_of_a_parked_operation_is_never_run_again(
+@pytest.mark.scenario(12)
+def test_an_abandoned_claim_of_a_parked_operation_is_never_run_again(
     alice: Caller, serve_operation: Callable[..., None]
 ) -> None:
     serve_operation(**OUTSIDE)

@@ -33,8 +33,9 @@ class Conflict(exceptions.APIException):
 # 13: returned
 
 
+@pytest.mark.scenario(13)
 @pytest.mark.parametrize("status", RETRIED)
-def test_scenario_13_nothing_is_kept_of_a_passing_failure_and_the_retry_runs(
+def test_nothing_is_kept_of_a_passing_failure_and_the_retry_runs(
     alice: Caller, serve_operation: Callable[..., None], status: int
 ) -> None:
     serve_operation()
@@ -49,7 +50,8 @@ def test_scenario_13_nothing_is_kept_of_a_passing_failure_and_the_retry_runs(
         assert record.response_body is None
 
 
-def test_scenario_13_a_returned_failure_commits_with_its_writes_and_is_replayed(
+@pytest.mark.scenario(13)
+def test_a_returned_failure_commits_with_its_writes_and_is_replayed(
     alice: Caller, serve_operation: Callable[..., None]
 ) -> None:
     serve_operation()
@@ -64,7 +66,8 @@ def test_scenario_13_a_returned_failure_commits_with_its_writes_and_is_replayed(
         assert effects() == count
 
 
-def test_scenario_13_the_retry_of_a_passing_failure_takes_effect_once(alice: Caller, serve: Serve) -> None:
+@pytest.mark.scenario(13)
+def test_the_retry_of_a_passing_failure_takes_effect_once(alice: Caller, serve: Serve) -> None:
     statuses = iter([503, 429, 201])
 
     @idempotent("tests.recovers")
@@ -79,8 +82,9 @@ def test_scenario_13_the_retry_of_a_passing_failure_takes_effect_once(alice: Cal
     assert IdempotencyRecord.objects.get().attempt == 3
 
 
+@pytest.mark.scenario(13)
 @pytest.mark.parametrize("by", ["policy", "setting", "dotted path"])
-def test_scenario_13_the_policy_says_what_is_recordable(
+def test_the_policy_says_what_is_recordable(
     alice: Caller, serve_operation: Callable[..., None], settings: Any, by: str
 ) -> None:
     if by == "policy":
@@ -143,6 +147,7 @@ def serve_raising(serve: Serve, error: Callable[[], Exception], *, drf: bool, **
     return runs
 
 
+@pytest.mark.scenario(13)
 @pytest.mark.parametrize(
     ("error", "status", "drf"),
     [
@@ -150,7 +155,7 @@ def serve_raising(serve: Serve, error: Callable[[], Exception], *, drf: bool, **
         *(pytest.param(*case, True, id=f"drf-{name}") for name, case in DRF_DETERMINISTIC.items()),
     ],
 )
-def test_scenario_13_a_raised_deterministic_failure_undoes_its_writes_and_is_recorded(
+def test_a_raised_deterministic_failure_undoes_its_writes_and_is_recorded(
     alice: Caller, serve: Serve, error: Callable[[], Exception], status: int, drf: bool
 ) -> None:
     runs = serve_raising(serve, error, drf=drf)
@@ -169,6 +174,7 @@ def test_scenario_13_a_raised_deterministic_failure_undoes_its_writes_and_is_rec
     assert (record.status, record.attempt, record.response_status) == (Status.COMPLETED, 1, status)
 
 
+@pytest.mark.scenario(13)
 @pytest.mark.parametrize(
     ("error", "status", "drf"),
     [
@@ -176,7 +182,7 @@ def test_scenario_13_a_raised_deterministic_failure_undoes_its_writes_and_is_rec
         *(pytest.param(*case, True, id=f"drf-{name}") for name, case in DRF_TRANSIENT.items()),
     ],
 )
-def test_scenario_13_nothing_is_kept_of_a_crash_and_the_retry_runs(
+def test_nothing_is_kept_of_a_crash_and_the_retry_runs(
     alice: Caller, serve: Serve, error: Callable[[], Exception], status: int, drf: bool
 ) -> None:
     runs = serve_raising(serve, error, drf=drf)
@@ -189,14 +195,14 @@ def test_scenario_13_nothing_is_kept_of_a_crash_and_the_retry_runs(
         assert IdempotencyRecord.objects.get().status == Status.RECOVERABLE
 
 
-def test_scenario_13_a_throttled_handlers_retry_after_survives(alice: Caller, serve: Serve) -> None:
+@pytest.mark.scenario(13)
+def test_a_throttled_handlers_retry_after_survives(alice: Caller, serve: Serve) -> None:
     serve_raising(serve, lambda: exceptions.Throttled(wait=7), drf=True)
     assert alice.post(key="k")["Retry-After"] == "7"
 
 
-def test_scenario_13_a_crash_is_shown_to_the_projects_exception_handler_once(
-    alice: Caller, serve: Serve, settings: Any
-) -> None:
+@pytest.mark.scenario(13)
+def test_a_crash_is_shown_to_the_projects_exception_handler_once(alice: Caller, serve: Serve, settings: Any) -> None:
     shown: list[Exception] = []
     _handlers["current"] = shown.append
     settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": f"{__name__}.noting_handler"}
@@ -213,9 +219,8 @@ def noting_handler(error: Exception, context: Any) -> Response | None:
     return None
 
 
-def test_scenario_13_an_exception_handler_that_fails_leaves_a_claim_to_retry(
-    alice: Caller, serve: Serve, settings: Any
-) -> None:
+@pytest.mark.scenario(13)
+def test_an_exception_handler_that_fails_leaves_a_claim_to_retry(alice: Caller, serve: Serve, settings: Any) -> None:
     def fail(error: Exception) -> None:
         raise ValueError("the exception handler's own")
 
@@ -232,8 +237,9 @@ def test_scenario_13_an_exception_handler_that_fails_leaves_a_claim_to_retry(
 # 13: outside of a transaction, where nothing can be undone
 
 
+@pytest.mark.scenario(13)
 @pytest.mark.parametrize("drf", [False, True], ids=["plain", "drf"])
-def test_scenario_13_a_failure_raised_outside_of_a_transaction_is_recorded_with_what_it_left(
+def test_a_failure_raised_outside_of_a_transaction_is_recorded_with_what_it_left(
     alice: Caller, serve: Serve, drf: bool
 ) -> None:
     runs = serve_raising(serve, Http404, drf=drf, transaction=False, recovery=PARK)
@@ -242,8 +248,9 @@ def test_scenario_13_a_failure_raised_outside_of_a_transaction_is_recorded_with_
     assert effects() == 1
 
 
+@pytest.mark.scenario(13)
 @pytest.mark.parametrize("query", ["?crash=1", "?status=503"])
-def test_scenario_13_a_crash_of_an_operation_that_may_have_had_its_effect_is_parked(
+def test_a_crash_of_an_operation_that_may_have_had_its_effect_is_parked(
     alice: Caller, serve_operation: Callable[..., None], query: str
 ) -> None:
     serve_operation(transaction=False, recovery=PARK)
@@ -254,8 +261,9 @@ def test_scenario_13_a_crash_of_an_operation_that_may_have_had_its_effect_is_par
     assert IdempotencyRecord.objects.get().status == Status.FAILED
 
 
+@pytest.mark.scenario(13)
 @pytest.mark.parametrize("query", ["?crash=1", "?status=503"])
-def test_scenario_13_a_crash_of_an_operation_whose_effects_carry_a_key_is_run_again(
+def test_a_crash_of_an_operation_whose_effects_carry_a_key_is_run_again(
     alice: Caller, serve_operation: Callable[..., None], query: str
 ) -> None:
     serve_operation(transaction=False, recovery=REEXECUTE)

@@ -71,9 +71,9 @@ def same(alice: Caller) -> Same:
     return Same(alice)
 
 
-def test_scenario_16_and_failure_mode_44_the_order_of_names_and_white_space_do_not_count(
-    same: Same, serve_parsing: Callable[[], None]
-) -> None:
+@pytest.mark.failure_mode(44)
+@pytest.mark.scenario(16)
+def test_the_order_of_names_and_white_space_do_not_count(same: Same, serve_parsing: Callable[[], None]) -> None:
     serve_parsing()
     first = b'{"amount": 1, "to": {"name": "carol", "bank": [1, 2]}}'
     assert same({"data": first}, {"data": b'{"to":{"bank":[1,2],"name":"carol"},\n\t"amount":1}'})
@@ -82,7 +82,8 @@ def test_scenario_16_and_failure_mode_44_the_order_of_names_and_white_space_do_n
     assert not same({"data": first}, {"data": first.replace(b"[1, 2]", b"[2, 1]")})
 
 
-def test_failure_mode_42_values_that_look_alike_differ(same: Same, serve_parsing: Callable[[], None]) -> None:
+@pytest.mark.failure_mode(42)
+def test_values_that_look_alike_differ(same: Same, serve_parsing: Callable[[], None]) -> None:
     serve_parsing()
     alike = [b"1", b"1.0", b'"1"', b"true", b"null", b'""', b"[]", b"{}", b"[1]", b"0", b"false", b'"null"']
     bodies = [b'{"a": %s}' % value for value in alike]
@@ -94,14 +95,16 @@ def test_failure_mode_42_values_that_look_alike_differ(same: Same, serve_parsing
             assert not same({"data": first}, {"data": second}), (first, second)
 
 
-def test_failure_mode_42_an_object_with_a_name_twice_is_itself_only(same: Same, serve: Serve) -> None:
+@pytest.mark.failure_mode(42)
+def test_an_object_with_a_name_twice_is_itself_only(same: Same, serve: Serve) -> None:
     serve(idempotent("tests.twice")(plain_answer))
     assert same({"data": b'{"a": 1, "a": 2}'}, {"data": b'{"a":1,"a":2}'})
     assert not same({"data": b'{"a": 1, "a": 2}'}, {"data": b'{"a": 2}'})
     assert not same({"data": b'{"a": 1, "a": 2}'}, {"data": b'{"a": 2, "a": 1}'})
 
 
-def test_scenario_16_what_is_not_json_is_compared_byte_for_byte(same: Same, serve: Serve) -> None:
+@pytest.mark.scenario(16)
+def test_what_is_not_json_is_compared_byte_for_byte(same: Same, serve: Serve) -> None:
     serve(idempotent("tests.bytes")(plain_answer))
     assert same({"data": b"{oops"}, {"data": b"{oops"})
     assert not same({"data": b"{oops"}, {"data": b"{oops "})
@@ -114,7 +117,8 @@ def test_scenario_16_what_is_not_json_is_compared_byte_for_byte(same: Same, serv
     assert same({"data": b'{"a": 1}', **merge}, {"data": b'{"a":1}', **merge})
 
 
-def test_scenario_16_another_query_string_is_another_payload(same: Same, serve_parsing: Callable[[], None]) -> None:
+@pytest.mark.scenario(16)
+def test_another_query_string_is_another_payload(same: Same, serve_parsing: Callable[[], None]) -> None:
     serve_parsing()
     assert not same({"url": "/?dry=1"}, {"url": "/"})
     assert not same({"url": "/?dry=1"}, {"url": "/?dry=2"})
@@ -122,17 +126,17 @@ def test_scenario_16_another_query_string_is_another_payload(same: Same, serve_p
     assert same({"url": "/?a=1&b=2"}, {"url": "/?b=2&a=1"})
 
 
-def test_failure_mode_41_queries_that_read_alike_when_joined_differ(
-    same: Same, serve_parsing: Callable[[], None]
-) -> None:
+@pytest.mark.failure_mode(41)
+def test_queries_that_read_alike_when_joined_differ(same: Same, serve_parsing: Callable[[], None]) -> None:
     serve_parsing()
     assert not same({"url": "/?a=&a=b&c="}, {"url": "/?a=&b=c&b="})
     assert not same({"url": "/?a=b%26c"}, {"url": "/?a=b&c"})
     assert not same({"url": "/?a=b%3Dc"}, {"url": "/?a%3Db=c"})
 
 
+@pytest.mark.scenario(16)
 @pytest.mark.parametrize("framework", ["plain", "drf"])
-def test_scenario_16_another_route_argument_is_another_payload(same: Same, settings: Any, framework: str) -> None:
+def test_another_route_argument_is_another_payload(same: Same, settings: Any, framework: str) -> None:
     def answer(request: Any, **route: Any) -> Any:
         body, status = work(request)
         return Response(body, status=status) if framework == "drf" else JsonResponse(body, status=status)
@@ -151,7 +155,8 @@ def test_scenario_16_another_route_argument_is_another_payload(same: Same, setti
     assert not same({"url": "/users/1/orders/11/"}, {"url": "/users/11/orders/1/"})
 
 
-def test_scenario_16_positional_route_arguments_count(same: Same, settings: Any) -> None:
+@pytest.mark.scenario(16)
+def test_positional_route_arguments_count(same: Same, settings: Any) -> None:
     view = token_required(idempotent("tests.positional")(lambda request, *args: plain_answer(request)))
     settings.ROOT_URLCONF = (re_path("^orders/([0-9]+)/([0-9]+)/$", view),)
     assert same({"url": "/orders/1/2/"}, {"url": "/orders/1/2/"})
@@ -171,7 +176,8 @@ class UserConverter:
 register_converter(UserConverter, "user_of_tests")
 
 
-def test_scenario_16_a_route_argument_of_any_type_counts(same: Same, settings: Any) -> None:
+@pytest.mark.scenario(16)
+def test_a_route_argument_of_any_type_counts(same: Same, settings: Any) -> None:
     view = token_required(idempotent("tests.converted")(lambda request, payee: plain_answer(request)))
     settings.ROOT_URLCONF = (path("pay/<user_of_tests:payee>/", view),)
     carol, dave = UserFactory(), UserFactory()
@@ -179,19 +185,20 @@ def test_scenario_16_a_route_argument_of_any_type_counts(same: Same, settings: A
     assert not same({"url": f"/pay/{carol.pk}/"}, {"url": f"/pay/{dave.pk}/"})
 
 
-def test_failure_mode_46_another_method_is_another_payload(same: Same, serve_parsing: Callable[[], None]) -> None:
+@pytest.mark.failure_mode(46)
+def test_another_method_is_another_payload(same: Same, serve_parsing: Callable[[], None]) -> None:
     serve_parsing()
     assert not same({"method": "POST"}, {"method": "PATCH"})
 
 
-def test_failure_mode_46_headers_do_not_count(same: Same, serve_parsing: Callable[[], None]) -> None:
+@pytest.mark.failure_mode(46)
+def test_headers_do_not_count(same: Same, serve_parsing: Callable[[], None]) -> None:
     serve_parsing()
     assert same({"headers": {"User-Agent": "a", "X-Request-Id": "1"}}, {"headers": {"User-Agent": "b"}})
 
 
-def test_scenario_16_a_multipart_retry_with_a_new_boundary_replays(
-    same: Same, serve_parsing: Callable[[], None]
-) -> None:
+@pytest.mark.scenario(16)
+def test_a_multipart_retry_with_a_new_boundary_replays(same: Same, serve_parsing: Callable[[], None]) -> None:
     def upload(name: str = "a.txt", content: bytes = b"content", kind: str = "text/plain") -> SimpleUploadedFile:
         return SimpleUploadedFile(name, content, content_type=kind)
 
@@ -206,7 +213,8 @@ def test_scenario_16_a_multipart_retry_with_a_new_boundary_replays(
     assert not same(first, multipart({"amount": "1", "file": "content"}, "one"))
 
 
-def test_scenario_16_forms_are_compared_by_their_fields(same: Same, serve_parsing: Callable[[], None]) -> None:
+@pytest.mark.scenario(16)
+def test_forms_are_compared_by_their_fields(same: Same, serve_parsing: Callable[[], None]) -> None:
     serve_parsing()
     first = {"data": b"a=1&b=2&b=3", "content_type": FORM}
     assert same(first, {"data": b"b=2&b=3&a=1", "content_type": FORM})
@@ -215,10 +223,9 @@ def test_scenario_16_forms_are_compared_by_their_fields(same: Same, serve_parsin
     assert not same({"data": b"a=", "content_type": FORM}, {"data": b"", "content_type": FORM})
 
 
+@pytest.mark.failure_mode(46)
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
-def test_failure_mode_46_a_form_is_compared_whatever_the_method(
-    same: Same, serve_parsing: Callable[[], None], method: str
-) -> None:
+def test_a_form_is_compared_whatever_the_method(same: Same, serve_parsing: Callable[[], None], method: str) -> None:
     """Django parses a form for POST only; a handler of PATCH parses it itself."""
     serve_parsing()
     form = {"method": method, "content_type": FORM}
@@ -229,16 +236,16 @@ def test_failure_mode_46_a_form_is_compared_whatever_the_method(
     assert not same({"method": method, **first}, {"method": method, **other})
 
 
-def test_failure_mode_46_json_that_is_sent_as_a_form_is_compared_as_the_handler_reads_it(
-    same: Same, serve: Serve
-) -> None:
+@pytest.mark.failure_mode(46)
+def test_json_that_is_sent_as_a_form_is_compared_as_the_handler_reads_it(same: Same, serve: Serve) -> None:
     """What curl -d sends unless told otherwise. As form fields, a plus sign and a space are the same."""
     serve(idempotent("tests.curl")(plain_answer))
     assert same({"data": b'{"a": "1+2"}', "content_type": FORM}, {"data": b'{"a": "1+2"}', "content_type": FORM})
     assert not same({"data": b'{"a": "1+2"}', "content_type": FORM}, {"data": b'{"a": "1 2"}', "content_type": FORM})
 
 
-def test_scenario_18_the_operation_is_part_of_the_identity(alice: Caller, serve: Serve) -> None:
+@pytest.mark.scenario(18)
+def test_the_operation_is_part_of_the_identity(alice: Caller, serve: Serve) -> None:
     serve(idempotent("tests.one")(plain_answer), **{"two/": idempotent("tests.two")(plain_answer)})
     assert alice.post("/", key="k").content != alice.post("/two/", key="k").content
     assert alice.post("/", key="k")["Idempotency-Replayed"] == "true"
@@ -246,7 +253,8 @@ def test_scenario_18_the_operation_is_part_of_the_identity(alice: Caller, serve:
     assert IdempotencyRecord.objects.count() == 2
 
 
-def test_scenario_18_no_scope_collides_with_another_by_concatenation(alice: Caller, serve: Serve) -> None:
+@pytest.mark.scenario(18)
+def test_no_scope_collides_with_another_by_concatenation(alice: Caller, serve: Serve) -> None:
     def protect(operation: str) -> Any:
         return idempotent(operation, account=lambda request: request.headers["X-Account"])(plain_answer)
 
@@ -267,7 +275,8 @@ def test_scenario_18_no_scope_collides_with_another_by_concatenation(alice: Call
     assert effects() == IdempotencyRecord.objects.count() == len(scopes)
 
 
-def test_failure_mode_45_a_record_of_an_earlier_algorithm_is_checked_with_its_own(
+@pytest.mark.failure_mode(45)
+def test_a_record_of_an_earlier_algorithm_is_checked_with_its_own(
     alice: Caller, serve_operation: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve_operation()
@@ -285,7 +294,8 @@ def test_failure_mode_45_a_record_of_an_earlier_algorithm_is_checked_with_its_ow
     assert IdempotencyRecord.objects.get(idempotency_key="new").request_hash.startswith("v2:")
 
 
-def test_failure_mode_45_a_record_of_an_unknown_algorithm_is_never_replayed(
+@pytest.mark.failure_mode(45)
+def test_a_record_of_an_unknown_algorithm_is_never_replayed(
     alice: Caller, serve_operation: Callable[..., None]
 ) -> None:
     serve_operation()
@@ -321,7 +331,8 @@ def serve_command(serve: Serve, command: Any) -> None:
     serve(view)
 
 
-def test_scenario_16_a_command_of_a_serializer_reads_what_it_declares_in_its_own_types(
+@pytest.mark.scenario(16)
+def test_a_command_of_a_serializer_reads_what_it_declares_in_its_own_types(
     same: Same, serve: Serve, django_assert_num_queries: Any
 ) -> None:
     serve_command(serve, CommandSerializer)
@@ -337,7 +348,8 @@ def test_scenario_16_a_command_of_a_serializer_reads_what_it_declares_in_its_own
     assert not same({"data": {"amount": 1}}, {"data": [{"amount": 1}]})
 
 
-def test_scenario_16_a_command_may_be_any_callable(same: Same, serve: Serve) -> None:
+@pytest.mark.scenario(16)
+def test_a_command_may_be_any_callable(same: Same, serve: Serve) -> None:
     serve(idempotent("tests.command", command=lambda request: json.loads(request.body)["amount"])(plain_answer))
     assert same({"data": {"amount": 1, "sent_at": "now"}}, {"data": {"amount": 1, "sent_at": "later"}})
     assert not same({"data": {"amount": 1}}, {"data": {"amount": 2}})
@@ -350,7 +362,8 @@ def test_a_command_that_can_not_be_fingerprinted_is_a_mistake_of_the_project(ali
     assert not IdempotencyRecord.objects.exists()
 
 
-def test_failure_mode_42_a_command_that_recurses_without_end_is_refused(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(42)
+def test_a_command_that_recurses_without_end_is_refused(alice: Caller, serve: Serve) -> None:
     def recurse(request: HttpRequest) -> object:
         return recurse(request)
 

@@ -87,8 +87,9 @@ def store_refusing(statement: str, error: Exception) -> Iterator[None]:
         yield
 
 
+@pytest.mark.failure_mode(29)
 @pytest.mark.parametrize("error", ["OperationalError", "InternalError", "InterfaceError"])
-def test_failure_mode_29_a_store_that_cannot_be_written_is_503_and_nothing_runs(
+def test_a_store_that_cannot_be_written_is_503_and_nothing_runs(
     alice: Caller, serve_operation: Callable[..., None], error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     serve_operation()
@@ -104,9 +105,8 @@ def test_failure_mode_29_a_store_that_cannot_be_written_is_503_and_nothing_runs(
     assert effects() == 1
 
 
-def test_failure_mode_29_an_outcome_that_cannot_be_written_undoes_the_run(
-    alice: Caller, serve_operation: Callable[..., None]
-) -> None:
+@pytest.mark.failure_mode(29)
+def test_an_outcome_that_cannot_be_written_undoes_the_run(alice: Caller, serve_operation: Callable[..., None]) -> None:
     serve_operation()
     with store_refusing("UPDATE", db.OperationalError("disk full")):
         refused = alice.post(key="k")

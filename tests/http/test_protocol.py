@@ -26,7 +26,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 # 2, 5, 6: whose key it is, for which payload, for how long
 
 
-def test_scenario_02_another_payload_is_rejected_and_the_first_answer_is_not_shown(
+@pytest.mark.scenario(2)
+def test_another_payload_is_rejected_and_the_first_answer_is_not_shown(
     alice: Caller, serve_operation: Callable[..., None]
 ) -> None:
     serve_operation()
@@ -44,9 +45,10 @@ def test_scenario_02_another_payload_is_rejected_and_the_first_answer_is_not_sho
     assert effects() == 1
 
 
+@pytest.mark.scenario(5)
 @pytest.mark.parametrize("purged", [False, True], ids=["not purged", "purged"])
 @pytest.mark.parametrize("payload", [{"amount": 1}, {"amount": 2}], ids=["same payload", "other payload"])
-def test_scenario_05_a_retry_after_the_retention_is_a_new_request(
+def test_a_retry_after_the_retention_is_a_new_request(
     alice: Caller, serve_operation: Callable[..., None], purged: bool, payload: Any
 ) -> None:
     serve_operation()
@@ -73,7 +75,8 @@ def test_scenario_05_a_retry_after_the_retention_is_a_new_request(
     assert effects() == 2
 
 
-def test_scenario_05_a_recoverable_record_past_its_retention_takes_another_payload(
+@pytest.mark.scenario(5)
+def test_a_recoverable_record_past_its_retention_takes_another_payload(
     alice: Caller, serve_operation: Callable[..., None]
 ) -> None:
     serve_operation()
@@ -85,7 +88,8 @@ def test_scenario_05_a_recoverable_record_past_its_retention_takes_another_paylo
     assert effects() == 1
 
 
-def test_scenario_05_a_live_claim_past_its_retention_is_still_in_progress(
+@pytest.mark.scenario(5)
+def test_a_live_claim_past_its_retention_is_still_in_progress(
     alice: Caller, serve_operation: Callable[..., None]
 ) -> None:
     serve_operation()
@@ -96,7 +100,8 @@ def test_scenario_05_a_live_claim_past_its_retention_is_still_in_progress(
     assert effects() == 1
 
 
-def test_scenario_05_the_operations_own_ttl_decides(alice: Caller, serve: Serve, settings: Any) -> None:
+@pytest.mark.scenario(5)
+def test_the_operations_own_ttl_decides(alice: Caller, serve: Serve, settings: Any) -> None:
     settings.IDEMPOTENCY = {"TTL": timedelta(hours=2)}
     serve(
         idempotent("tests.default")(plain_answer),
@@ -108,7 +113,8 @@ def test_scenario_05_the_operations_own_ttl_decides(alice: Caller, serve: Serve,
     assert retention == {"tests.default": timedelta(hours=2), "tests.own": timedelta(hours=5)}
 
 
-def test_scenario_06_two_accounts_with_one_key_are_two_requests(
+@pytest.mark.scenario(6)
+def test_two_accounts_with_one_key_are_two_requests(
     alice: Caller, bob: Caller, serve_operation: Callable[..., None]
 ) -> None:
     serve_operation()
@@ -133,7 +139,8 @@ def test_scenario_06_two_accounts_with_one_key_are_two_requests(
 # 8-11: run, replay, no key, bad keys, other methods
 
 
-def test_scenario_09_different_keys_both_run(alice: Caller, serve_operation: Callable[..., None]) -> None:
+@pytest.mark.scenario(9)
+def test_different_keys_both_run(alice: Caller, serve_operation: Callable[..., None]) -> None:
     serve_operation()
     assert alice.post(key="one").status_code == 201
     assert alice.post(key="two").status_code == 201
@@ -141,15 +148,15 @@ def test_scenario_09_different_keys_both_run(alice: Caller, serve_operation: Cal
     assert IdempotencyRecord.objects.count() == 2
 
 
-def test_scenario_09_keys_differ_by_case(alice: Caller, serve_operation: Callable[..., None]) -> None:
+@pytest.mark.scenario(9)
+def test_keys_differ_by_case(alice: Caller, serve_operation: Callable[..., None]) -> None:
     serve_operation()
     assert alice.post(key="Key").content != alice.post(key="key").content
     assert effects() == 2
 
 
-def test_scenario_09_a_required_key_that_is_missing_is_refused(
-    alice: Caller, serve_operation: Callable[..., None]
-) -> None:
+@pytest.mark.scenario(9)
+def test_a_required_key_that_is_missing_is_refused(alice: Caller, serve_operation: Callable[..., None]) -> None:
     serve_operation()
     refused = alice.post()
     assert refused.status_code == 400
@@ -159,8 +166,9 @@ def test_scenario_09_a_required_key_that_is_missing_is_refused(
     assert not IdempotencyRecord.objects.exists()
 
 
+@pytest.mark.scenario(9)
 @pytest.mark.parametrize("by", ["policy", "setting"])
-def test_scenario_09_without_an_optional_key_the_request_runs_unprotected(
+def test_without_an_optional_key_the_request_runs_unprotected(
     alice: Caller, serve_operation: Callable[..., None], settings: Any, by: str
 ) -> None:
     if by == "setting":
@@ -207,7 +215,8 @@ BAD_KEYS = {
 }
 
 
-def test_scenario_10_a_malformed_key_is_refused(alice: Caller, serve_operation: Callable[..., None]) -> None:
+@pytest.mark.scenario(10)
+def test_a_malformed_key_is_refused(alice: Caller, serve_operation: Callable[..., None]) -> None:
     serve_operation()
     for name, key in BAD_KEYS.items():
         refused = alice.post(HTTP_IDEMPOTENCY_KEY=key)
@@ -218,7 +227,8 @@ def test_scenario_10_a_malformed_key_is_refused(alice: Caller, serve_operation: 
     assert not IdempotencyRecord.objects.exists()
 
 
-def test_scenario_10_quoted_and_bare_are_one_key(alice: Caller, serve_operation: Callable[..., None]) -> None:
+@pytest.mark.scenario(10)
+def test_quoted_and_bare_are_one_key(alice: Caller, serve_operation: Callable[..., None]) -> None:
     serve_operation()
     answers = [alice.post(key=key) for key in ("abc", '"abc"', "  abc ", ' "abc"', "abc")]
     assert {answer.status_code for answer in answers} == {201}
@@ -230,9 +240,8 @@ def test_scenario_10_quoted_and_bare_are_one_key(alice: Caller, serve_operation:
 WELL_FORMED_KEYS = ["k", "k" * 255, f'"{"j" * 255}"', "!#$%&'()*+-./:<=>?@[\\]^_`{|}~", '"a,b;c=\\"d\\\\"']
 
 
-def test_scenario_10_every_well_formed_key_is_taken_and_echoed(
-    alice: Caller, serve_operation: Callable[..., None]
-) -> None:
+@pytest.mark.scenario(10)
+def test_every_well_formed_key_is_taken_and_echoed(alice: Caller, serve_operation: Callable[..., None]) -> None:
     serve_operation()
     for count, key in enumerate(WELL_FORMED_KEYS, start=1):
         for answer in (alice.post(key=key), alice.post(key=key)):
@@ -241,9 +250,10 @@ def test_scenario_10_every_well_formed_key_is_taken_and_echoed(
         assert effects() == count
 
 
+@pytest.mark.scenario(11)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"])
 @pytest.mark.parametrize("key", [None, "k", "a,b"], ids=["no key", "key", "bad key"])
-def test_scenario_11_other_methods_pass_through(alice: Caller, serve: Serve, method: str, key: str | None) -> None:
+def test_other_methods_pass_through(alice: Caller, serve: Serve, method: str, key: str | None) -> None:
     serve(idempotent("tests.any")(plain_answer))
     for _ in range(2):
         answer = alice.request(method, key=key)
@@ -254,8 +264,9 @@ def test_scenario_11_other_methods_pass_through(alice: Caller, serve: Serve, met
     assert not IdempotencyRecord.objects.exists()
 
 
+@pytest.mark.scenario(11)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE"])
-def test_scenario_11_other_methods_of_a_drf_view_pass_through(alice: Caller, serve: Serve, method: str) -> None:
+def test_other_methods_of_a_drf_view_pass_through(alice: Caller, serve: Serve, method: str) -> None:
     serve(api_view(["GET", "HEAD", "PUT", "DELETE", "POST"])(idempotent("tests.any")(drf_answer)))
     for _ in range(2):
         assert alice.request(method, key="k").status_code == 201
@@ -263,7 +274,8 @@ def test_scenario_11_other_methods_of_a_drf_view_pass_through(alice: Caller, ser
     assert not IdempotencyRecord.objects.exists()
 
 
-def test_scenario_11_the_policy_says_which_methods_are_protected(alice: Caller, serve: Serve) -> None:
+@pytest.mark.scenario(11)
+def test_the_policy_says_which_methods_are_protected(alice: Caller, serve: Serve) -> None:
     serve(idempotent("tests.put", methods=["PUT"])(plain_answer))
     assert alice.request("PUT", key="k").content == alice.request("PUT", key="k").content
     assert effects() == 1
@@ -271,7 +283,8 @@ def test_scenario_11_the_policy_says_which_methods_are_protected(alice: Caller, 
     assert effects() == 3
 
 
-def test_scenario_11_patch_is_protected(alice: Caller, serve_operation: Callable[..., None]) -> None:
+@pytest.mark.scenario(11)
+def test_patch_is_protected(alice: Caller, serve_operation: Callable[..., None]) -> None:
     serve_operation()
     assert alice.patch(key="k").content == alice.patch(key="k").content
     assert effects() == 1

@@ -21,6 +21,7 @@ from tests.http.views import work
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+@pytest.mark.failure_mode(39)
 @pytest.mark.parametrize(
     "sent",
     [
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
     ids=["bytes", "json", "form", "multipart"],
 )
 @pytest.mark.parametrize("reads", ["body", "POST and FILES", "stream", "both"])
-def test_failure_mode_39_a_plain_handler_reads_its_request_as_ever(
+def test_a_plain_handler_reads_its_request_as_ever(
     alice: Caller, serve: Serve, sent: dict[str, Any], reads: str
 ) -> None:
     def handler(request: HttpRequest) -> HttpResponse:
@@ -50,6 +51,7 @@ def test_failure_mode_39_a_plain_handler_reads_its_request_as_ever(
     assert alice.post("/", key="k", **sent).content == alice.post("/twin/", **sent).content
 
 
+@pytest.mark.failure_mode(39)
 @pytest.mark.parametrize("reads", ["body", "data", "body and data", "FILES"])
 @pytest.mark.parametrize(
     "sent",
@@ -60,9 +62,7 @@ def test_failure_mode_39_a_plain_handler_reads_its_request_as_ever(
     ],
     ids=["json", "form", "multipart"],
 )
-def test_failure_mode_39_a_drf_handler_reads_its_request_as_ever(
-    alice: Caller, serve: Serve, sent: dict[str, Any], reads: str
-) -> None:
+def test_a_drf_handler_reads_its_request_as_ever(alice: Caller, serve: Serve, sent: dict[str, Any], reads: str) -> None:
     def handler(request: Request) -> Response:
         seen: list[Any] = []
         if reads in {"body", "body and data"}:
@@ -82,8 +82,9 @@ def test_failure_mode_39_a_drf_handler_reads_its_request_as_ever(
     assert answers[0].content == answers[1].content
 
 
+@pytest.mark.failure_mode(39)
 @pytest.mark.parametrize("framework", ["plain", "drf"])
-def test_failure_mode_39_an_upload_above_the_limit_of_memory_is_fingerprinted_and_left_to_the_handler(
+def test_an_upload_above_the_limit_of_memory_is_fingerprinted_and_left_to_the_handler(
     alice: Caller, serve: Serve, framework: str
 ) -> None:
     size = 3 * 1024 * 1024  # above DATA_UPLOAD_MAX_MEMORY_SIZE and FILE_UPLOAD_MAX_MEMORY_SIZE
@@ -107,9 +108,10 @@ def test_failure_mode_39_an_upload_above_the_limit_of_memory_is_fingerprinted_an
     assert effects() == 1
 
 
+@pytest.mark.failure_mode(39)
 @pytest.mark.parametrize("framework", ["plain", "drf"])
 @pytest.mark.parametrize("reads_body", [False, True], ids=["handler reads nothing", "handler reads the body"])
-def test_failure_mode_39_a_body_above_the_limit_of_memory_is_never_a_server_error(
+def test_a_body_above_the_limit_of_memory_is_never_a_server_error(
     alice: Caller, serve: Serve, settings: Any, framework: str, reads_body: bool
 ) -> None:
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
@@ -133,9 +135,10 @@ def test_failure_mode_39_a_body_above_the_limit_of_memory_is_never_a_server_erro
         }
 
 
+@pytest.mark.failure_mode(39)
 @pytest.mark.parametrize("length", ["", "abc", "-1", "0", "5"])
 @pytest.mark.parametrize("content_type", ["application/json", FORM, "multipart/form-data; boundary=one"])
-def test_failure_mode_39_a_content_length_that_lies_is_never_a_server_error(
+def test_a_content_length_that_lies_is_never_a_server_error(
     alice: Caller, serve: Serve, length: str, content_type: str
 ) -> None:
     def handler(request: HttpRequest) -> HttpResponse:

@@ -30,7 +30,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 # 14 and failure mode 47: headers
 
 
-def test_scenario_14_a_response_that_set_a_cookie_replays_without_it(alice: Caller, serve: Serve) -> None:
+@pytest.mark.scenario(14)
+def test_a_response_that_set_a_cookie_replays_without_it(alice: Caller, serve: Serve) -> None:
     def make() -> HttpResponse:
         response = JsonResponse({"id": 1}, status=201)
         response.set_cookie("session", "secret")
@@ -44,7 +45,8 @@ def test_scenario_14_a_response_that_set_a_cookie_replays_without_it(alice: Call
     assert "secret" not in json.dumps(list(IdempotencyRecord.objects.values("response_headers", "response_body")))
 
 
-def test_failure_mode_47_only_allow_listed_headers_come_back(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(47)
+def test_only_allow_listed_headers_come_back(alice: Caller, serve: Serve) -> None:
     kept = {
         "Location": "/transfers/1/",
         "ETag": '"abc"',
@@ -70,8 +72,9 @@ def test_failure_mode_47_only_allow_listed_headers_come_back(alice: Caller, serv
     assert "Content-Length" in replay  # the middleware's, made anew
 
 
+@pytest.mark.failure_mode(47)
 @pytest.mark.parametrize("by", ["policy", "setting"])
-def test_failure_mode_47_credentials_are_never_recorded_whatever_the_allow_list_says(
+def test_credentials_are_never_recorded_whatever_the_allow_list_says(
     alice: Caller, serve: Serve, settings: Any, by: str
 ) -> None:
     headers = ["X-Receipt", "set-cookie", "Authorization", "WWW-Authenticate"]
@@ -134,7 +137,8 @@ def _without_content_type(response: HttpResponse) -> HttpResponse:
     return response
 
 
-def test_scenario_15_json_of_any_depth_replays(alice: Caller, serve: Serve) -> None:
+@pytest.mark.scenario(15)
+def test_json_of_any_depth_replays(alice: Caller, serve: Serve) -> None:
     """Each parser gives up at a depth of its own: Python's, and the database's where it checks what it is given."""
     depths = [10, 200, 990, 2_000, 4_000, 8_000, 16_000, 50_000, 100_000]
 
@@ -152,8 +156,9 @@ def test_scenario_15_json_of_any_depth_replays(alice: Caller, serve: Serve) -> N
         assert effects() == count
 
 
+@pytest.mark.scenario(15)
 @pytest.mark.parametrize("body", BODIES)
-def test_scenario_15_a_body_of_any_kind_replays_byte_for_byte(alice: Caller, serve: Serve, body: str) -> None:
+def test_a_body_of_any_kind_replays_byte_for_byte(alice: Caller, serve: Serve, body: str) -> None:
     serve_answer(serve, BODIES[body])
     first, replay = replayed(alice)
     unprotected = BODIES[body]()
@@ -163,13 +168,15 @@ def test_scenario_15_a_body_of_any_kind_replays_byte_for_byte(alice: Caller, ser
         assert first.get(header) == replay.get(header) == unprotected.get(header)
 
 
-def test_scenario_15_a_json_body_is_kept_as_the_text_that_it_is(alice: Caller, serve: Serve) -> None:
+@pytest.mark.scenario(15)
+def test_a_json_body_is_kept_as_the_text_that_it_is(alice: Caller, serve: Serve) -> None:
     serve_answer(serve, BODIES["json"])
     first, _ = replayed(alice)
     assert IdempotencyRecord.objects.get().response_body == first.content.decode()
 
 
-def test_failure_mode_38_gzip_of_a_middleware_is_made_anew(alice: Caller, serve: Serve, settings: Any) -> None:
+@pytest.mark.failure_mode(38)
+def test_gzip_of_a_middleware_is_made_anew(alice: Caller, serve: Serve, settings: Any) -> None:
     settings.MIDDLEWARE = ["django.middleware.gzip.GZipMiddleware", *settings.MIDDLEWARE]
     serve_answer(serve, lambda: JsonResponse({"text": "a" * 1000}))
     first, replay = replayed(alice, headers={"Accept-Encoding": "gzip"})
@@ -181,9 +188,8 @@ def test_failure_mode_38_gzip_of_a_middleware_is_made_anew(alice: Caller, serve:
 # Failure mode 32: responses that are rendered late
 
 
-def test_failure_mode_32_a_template_is_rendered_within_the_transaction_and_recorded_as_rendered(
-    alice: Caller, serve: Serve
-) -> None:
+@pytest.mark.failure_mode(32)
+def test_a_template_is_rendered_within_the_transaction_and_recorded_as_rendered(alice: Caller, serve: Serve) -> None:
     template = engines["django"].from_string("{{ count }} transfers")
 
     def make() -> SimpleTemplateResponse:
@@ -194,7 +200,8 @@ def test_failure_mode_32_a_template_is_rendered_within_the_transaction_and_recor
     assert first.content == replay.content == b"1 transfers"
 
 
-def test_failure_mode_32_a_rendering_that_fails_undoes_the_run(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(32)
+def test_a_rendering_that_fails_undoes_the_run(alice: Caller, serve: Serve) -> None:
     def fail() -> None:
         raise ValueError
 
@@ -207,7 +214,8 @@ def test_failure_mode_32_a_rendering_that_fails_undoes_the_run(alice: Caller, se
     assert IdempotencyRecord.objects.get().status == Status.RECOVERABLE
 
 
-def test_failure_mode_32_a_drf_response_is_rendered_once_within_the_transaction(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(32)
+def test_a_drf_response_is_rendered_once_within_the_transaction(alice: Caller, serve: Serve) -> None:
     rendered: list[Any] = []
 
     class CountingRenderer(JSONRenderer):
@@ -229,7 +237,8 @@ def test_failure_mode_32_a_drf_response_is_rendered_once_within_the_transaction(
         assert first[header] == replay[header]
 
 
-def test_failure_mode_32_a_drf_replay_comes_in_the_form_of_the_first_answer(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(32)
+def test_a_drf_replay_comes_in_the_form_of_the_first_answer(alice: Caller, serve: Serve) -> None:
     """The recorded bytes are what was sent. Content negotiation has no say in a replay."""
 
     @api_view(["POST"])
@@ -248,7 +257,8 @@ def test_failure_mode_32_a_drf_replay_comes_in_the_form_of_the_first_answer(alic
 # 17 and failure mode 43: validators that look at what the first run has changed
 
 
-def test_scenario_17_a_create_with_a_unique_field_replays_its_201(alice: Caller, bob: Caller) -> None:
+@pytest.mark.scenario(17)
+def test_a_create_with_a_unique_field_replays_its_201(alice: Caller, bob: Caller) -> None:
     payload = {"amount": 1000, "currency": "usd", "reference": "unique", "label": "order 1"}
     first = alice.post("/charges/", payload, key="k")
     assert first.status_code == 201
@@ -267,7 +277,8 @@ def test_scenario_17_a_create_with_a_unique_field_replays_its_201(alice: Caller,
     assert Charge.objects.count() == 1
 
 
-def test_scenario_13_a_declined_charge_stays_declined(alice: Caller) -> None:
+@pytest.mark.scenario(13)
+def test_a_declined_charge_stays_declined(alice: Caller) -> None:
     payload = {"amount": 1000, "currency": "usd", "source": "declined"}
     first = alice.post("/charges/", payload, key="k")
     assert first.status_code == 402
@@ -276,6 +287,7 @@ def test_scenario_13_a_declined_charge_stays_declined(alice: Caller) -> None:
     assert replay["Idempotency-Replayed"] == "true"
 
 
+@pytest.mark.scenario(8)
 @pytest.mark.parametrize(
     ("url", "payload"),
     [
@@ -284,7 +296,7 @@ def test_scenario_13_a_declined_charge_stays_declined(alice: Caller) -> None:
         ("/notifications/", {"recipient": "carol", "message": "hello"}),
     ],
 )
-def test_scenario_08_the_sample_projects_endpoints_replay(alice: Caller, url: str, payload: Any) -> None:
+def test_the_sample_projects_endpoints_replay(alice: Caller, url: str, payload: Any) -> None:
     first = alice.post(url, payload, key="k")
     assert first.status_code == 201
     assert alice.post(url, payload, key="k").content == first.content

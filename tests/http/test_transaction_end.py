@@ -23,8 +23,9 @@ from tests.http.views import CrashError, plain_answer, work
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+@pytest.mark.failure_mode(24)
 @pytest.mark.parametrize("status", [200, 400])
-def test_failure_mode_24_a_swallowed_error_that_broke_the_transaction_is_not_answered_with_success(
+def test_a_swallowed_error_that_broke_the_transaction_is_not_answered_with_success(
     alice: Caller, serve: Serve, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     @idempotent("tests.swallowing")
@@ -53,11 +54,10 @@ def test_failure_mode_24_a_swallowed_error_that_broke_the_transaction_is_not_ans
     assert effects() == 0
 
 
+@pytest.mark.failure_mode(24)
 @pytest.mark.postgres
 @pytest.mark.parametrize("status", [200, 400])
-def test_failure_mode_24_a_swallowed_error_that_postgresql_has_not_forgotten(
-    alice: Caller, serve: Serve, status: int
-) -> None:
+def test_a_swallowed_error_that_postgresql_has_not_forgotten(alice: Caller, serve: Serve, status: int) -> None:
     runs: list[int] = []
 
     @idempotent("tests.swallowing")
@@ -78,7 +78,8 @@ def test_failure_mode_24_a_swallowed_error_that_postgresql_has_not_forgotten(
         assert effects() == 0
 
 
-def test_failure_mode_24_a_savepoint_keeps_an_error_from_breaking_the_transaction(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(24)
+def test_a_savepoint_keeps_an_error_from_breaking_the_transaction(alice: Caller, serve: Serve) -> None:
     @idempotent("tests.careful")
     def view(request: HttpRequest) -> HttpResponse:
         try:
@@ -94,8 +95,9 @@ def test_failure_mode_24_a_savepoint_keeps_an_error_from_breaking_the_transactio
     assert effects() == 1
 
 
+@pytest.mark.failure_mode(25)
 @pytest.mark.parametrize("atomic", [False, True], ids=["", "ATOMIC_REQUESTS"])
-def test_failure_mode_25_raised_and_returned_failures_of_drf_are_both_defined(
+def test_raised_and_returned_failures_of_drf_are_both_defined(
     alice: Caller, serve: Serve, atomic: bool, request: pytest.FixtureRequest
 ) -> None:
     if atomic:
@@ -127,9 +129,8 @@ def test_failure_mode_25_raised_and_returned_failures_of_drf_are_both_defined(
         assert effects() == expected, how
 
 
-def test_failure_mode_25_a_plain_view_that_undoes_its_writes_may_answer_with_a_failure(
-    alice: Caller, serve: Serve
-) -> None:
+@pytest.mark.failure_mode(25)
+def test_a_plain_view_that_undoes_its_writes_may_answer_with_a_failure(alice: Caller, serve: Serve) -> None:
     runs: list[int] = []
 
     @idempotent("tests.undo")
@@ -152,7 +153,8 @@ def test_failure_mode_25_a_plain_view_that_undoes_its_writes_may_answer_with_a_f
     assert effects() == 0
 
 
-def test_failure_mode_26_an_on_commit_callback_that_raises_loses_nothing(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(26)
+def test_an_on_commit_callback_that_raises_loses_nothing(alice: Caller, serve: Serve) -> None:
     runs: list[int] = []
 
     def fail() -> None:
@@ -175,9 +177,8 @@ def test_failure_mode_26_an_on_commit_callback_that_raises_loses_nothing(alice: 
     assert effects() == 1
 
 
-def test_failure_mode_26_on_commit_runs_after_the_outcome_is_there_and_not_for_what_is_undone(
-    alice: Caller, serve: Serve
-) -> None:
+@pytest.mark.failure_mode(26)
+def test_on_commit_runs_after_the_outcome_is_there_and_not_for_what_is_undone(alice: Caller, serve: Serve) -> None:
     seen: list[str] = []
 
     @idempotent("tests.callback")

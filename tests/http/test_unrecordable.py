@@ -40,8 +40,9 @@ STREAMS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.failure_mode(31, 37)
 @pytest.mark.parametrize("kind", STREAMS)
-def test_failure_modes_31_and_37_a_response_that_cannot_be_recorded_is_refused_before_the_commit(
+def test_a_response_that_cannot_be_recorded_is_refused_before_the_commit(
     alice: Caller, serve: Serve, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     serve_answer(serve, STREAMS[kind], max_body=100)
@@ -59,9 +60,8 @@ def test_failure_modes_31_and_37_a_response_that_cannot_be_recorded_is_refused_b
     assert "tests.answer" in caplog.text
 
 
-def test_failure_mode_37_the_cap_is_a_setting_and_a_body_just_below_it_is_kept(
-    alice: Caller, serve: Serve, settings: Any
-) -> None:
+@pytest.mark.failure_mode(37)
+def test_the_cap_is_a_setting_and_a_body_just_below_it_is_kept(alice: Caller, serve: Serve, settings: Any) -> None:
     settings.IDEMPOTENCY = {"MAX_BODY": 10}
     serve_answer(serve, lambda: HttpResponse(b"0123456789"))
     replayed(alice)
@@ -70,22 +70,23 @@ def test_failure_mode_37_the_cap_is_a_setting_and_a_body_just_below_it_is_kept(
     assert effects() == 1
 
 
-def test_failure_mode_37_an_effect_outside_of_a_transaction_is_parked_rather_than_repeated(
-    alice: Caller, serve: Serve
-) -> None:
+@pytest.mark.failure_mode(37)
+def test_an_effect_outside_of_a_transaction_is_parked_rather_than_repeated(alice: Caller, serve: Serve) -> None:
     serve_answer(serve, STREAMS["stream"], transaction=False, recovery=PARK)
     assert problem_code(alice.post(key="k")) == "idempotency_response_unrecordable"
     assert problem_code(alice.post(key="k")) == "idempotency_outcome_unknown"
     assert effects() == 1
 
 
-def test_failure_mode_31_a_passing_failure_may_be_a_stream(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(31)
+def test_a_passing_failure_may_be_a_stream(alice: Caller, serve: Serve) -> None:
     serve_answer(serve, lambda: StreamingHttpResponse(stream(), status=503))
     assert alice.post(key="k").status_code == 503
     assert effects() == 0
 
 
-def test_failure_mode_31_a_stream_is_rebuilt_from_a_reference(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(31)
+def test_a_stream_is_rebuilt_from_a_reference(alice: Caller, serve: Serve) -> None:
     @idempotent(
         "tests.report",
         rebuild=lambda reference, request: StreamingHttpResponse([f"report {reference}".encode()], status=201),
@@ -110,7 +111,8 @@ def test_failure_mode_31_a_stream_is_rebuilt_from_a_reference(alice: Caller, ser
     assert record.response_body is None
 
 
-def test_failure_mode_31_a_drf_response_is_rebuilt_from_a_reference(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(31)
+def test_a_drf_response_is_rebuilt_from_a_reference(alice: Caller, serve: Serve) -> None:
     @api_view(["POST"])
     @idempotent("tests.report", rebuild=lambda reference, request: Response({"id": int(reference)}, status=201))
     def view(request: Request) -> Response:
@@ -125,7 +127,8 @@ def test_failure_mode_31_a_drf_response_is_rebuilt_from_a_reference(alice: Calle
     assert (replay.status_code, replay.content) == (first.status_code, first.content)
 
 
-def test_failure_mode_31_a_reference_that_nothing_reads_is_refused(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(31)
+def test_a_reference_that_nothing_reads_is_refused(alice: Caller, serve: Serve) -> None:
     @idempotent("tests.report")
     def view(request: HttpRequest) -> HttpResponse:
         work(request)
@@ -141,7 +144,8 @@ def test_failure_mode_31_a_reference_that_nothing_reads_is_refused(alice: Caller
     assert effects() == 0
 
 
-def test_failure_mode_51_a_rebuild_that_fails_is_never_a_second_run(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(51)
+def test_a_rebuild_that_fails_is_never_a_second_run(alice: Caller, serve: Serve) -> None:
     def rebuild(reference: str, request: HttpRequest) -> HttpResponse:
         raise LookupError(reference)
 
@@ -160,6 +164,7 @@ def test_failure_mode_51_a_rebuild_that_fails_is_never_a_second_run(alice: Calle
     assert effects() == 1
 
 
+@pytest.mark.failure_mode(51)
 @pytest.mark.parametrize(
     "damage",
     [
@@ -173,7 +178,7 @@ def test_failure_mode_51_a_rebuild_that_fails_is_never_a_second_run(alice: Calle
     ],
     ids=["envelope", "base64", "status", "no status", "headers", "headers of another shape", "reference"],
 )
-def test_failure_mode_51_an_outcome_that_cannot_be_read_is_never_run_a_second_time(
+def test_an_outcome_that_cannot_be_read_is_never_run_a_second_time(
     alice: Caller, serve_operation: Callable[..., None], damage: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     serve_operation()

@@ -30,9 +30,10 @@ from tests.http.views import KINDS, DecoratedModelViewSet, UndecoratedView, drf_
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+@pytest.mark.scenario(8)
 @pytest.mark.usefixtures("urls")
 @pytest.mark.parametrize("kind", KINDS)
-def test_scenario_08_a_replay_returns_status_headers_and_bytes(alice: Caller, kind: str, transport: str) -> None:
+def test_a_replay_returns_status_headers_and_bytes(alice: Caller, kind: str, transport: str) -> None:
     alice.transport = transport
     url = f"/kinds/{kind}/"
     first = alice.post(url, {"amount": 1}, key="k")
@@ -54,9 +55,10 @@ def test_scenario_08_a_replay_returns_status_headers_and_bytes(alice: Caller, ki
     assert record.lease_expires_at is None
 
 
+@pytest.mark.scenario(20)
 @pytest.mark.usefixtures("urls")
 @pytest.mark.parametrize("kind", KINDS)
-def test_scenario_20_every_kind_of_view_is_protected(alice: Caller, kind: str) -> None:
+def test_every_kind_of_view_is_protected(alice: Caller, kind: str) -> None:
     url = f"/kinds/{kind}/"
     assert problem_code(alice.post(url)) == "idempotency_key_missing"
     assert problem_code(alice.post(url, key="a,b")) == "idempotency_key_invalid"
@@ -80,7 +82,8 @@ def test_scenario_20_every_kind_of_view_is_protected(alice: Caller, kind: str) -
     assert current_claim() is None
 
 
-def test_scenario_20_an_action_is_protected_whichever_decorator_stands_above(alice: Caller, settings: Any) -> None:
+@pytest.mark.scenario(20)
+def test_an_action_is_protected_whichever_decorator_stands_above(alice: Caller, settings: Any) -> None:
     class ViewSet(viewsets.GenericViewSet[Any]):
         queryset = Transfer.objects.none()
 
@@ -104,9 +107,8 @@ def test_scenario_20_an_action_is_protected_whichever_decorator_stands_above(ali
     assert set(IdempotencyRecord.objects.values_list("operation", flat=True)) == {"tests.below", "tests.above"}
 
 
-def test_scenario_20_a_decorated_method_called_by_a_decorated_override_is_one_operation(
-    alice: Caller, serve: Serve
-) -> None:
+@pytest.mark.scenario(20)
+def test_a_decorated_method_called_by_a_decorated_override_is_one_operation(alice: Caller, serve: Serve) -> None:
     class ViewSet(DecoratedModelViewSet):
         @idempotent("kinds.model_viewset")
         def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
@@ -118,7 +120,8 @@ def test_scenario_20_a_decorated_method_called_by_a_decorated_override_is_one_op
     assert IdempotencyRecord.objects.count() == 1
 
 
-def test_scenario_20_a_decorator_under_others_still_protects(alice: Caller, serve: Serve) -> None:
+@pytest.mark.scenario(20)
+def test_a_decorator_under_others_still_protects(alice: Caller, serve: Serve) -> None:
     class Wrapped(View):
         @method_decorator(never_cache)
         @idempotent("tests.wrapped")
@@ -136,9 +139,8 @@ def test_scenario_20_a_decorator_under_others_still_protects(alice: Caller, serv
     assert effects() == 2
 
 
-def test_scenario_20_an_operation_declared_elsewhere_is_taken_by_decorator_and_mixin(
-    alice: Caller, serve: Serve
-) -> None:
+@pytest.mark.scenario(20)
+def test_an_operation_declared_elsewhere_is_taken_by_decorator_and_mixin(alice: Caller, serve: Serve) -> None:
     declared = Operation("tests.declared", required=False)
 
     class Mixed(IdempotentMixin, APIView):
@@ -155,7 +157,8 @@ def test_scenario_20_an_operation_declared_elsewhere_is_taken_by_decorator_and_m
     assert effects() == 3
 
 
-def test_scenario_20_a_mixin_protects_the_methods_of_the_policy_only(alice: Caller, serve: Serve) -> None:
+@pytest.mark.scenario(20)
+def test_a_mixin_protects_the_methods_of_the_policy_only(alice: Caller, serve: Serve) -> None:
     class ViewSet(IdempotentMixin, viewsets.ViewSet):
         idempotent_operations: ClassVar = {"change": "tests.change"}
 
@@ -182,6 +185,7 @@ def drf_function(request: Request) -> Response:
     return drf_answer(request)
 
 
+@pytest.mark.failure_mode(35)
 @pytest.mark.parametrize(
     "unprotectable",
     [
@@ -207,12 +211,13 @@ def drf_function(request: Request) -> Response:
         "None",
     ],
 )
-def test_failure_mode_35_a_decorator_that_could_not_protect_is_refused_when_applied(unprotectable: Any) -> None:
+def test_a_decorator_that_could_not_protect_is_refused_when_applied(unprotectable: Any) -> None:
     with pytest.raises(ImproperlyConfigured, match=r"@idempotent\('tests.refused'\)"):
         idempotent("tests.refused")(unprotectable)
 
 
-def test_failure_mode_35_the_decorator_on_dispatch_of_a_drf_view_is_refused() -> None:
+@pytest.mark.failure_mode(35)
+def test_the_decorator_on_dispatch_of_a_drf_view_is_refused() -> None:
     # Before Python 3.12 an error out of __set_name__ arrives wrapped in a RuntimeError.
     with pytest.raises((ImproperlyConfigured, RuntimeError)) as raised:
 
@@ -226,7 +231,8 @@ def test_failure_mode_35_the_decorator_on_dispatch_of_a_drf_view_is_refused() ->
     assert "before authentication" in str(error)
 
 
-def test_failure_mode_35_the_decorator_on_dispatch_of_a_plain_view_protects(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(35)
+def test_the_decorator_on_dispatch_of_a_plain_view_protects(alice: Caller, serve: Serve) -> None:
     class Dispatching(UndecoratedView):
         @idempotent("tests.dispatch")
         def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -239,20 +245,23 @@ def test_failure_mode_35_the_decorator_on_dispatch_of_a_plain_view_protects(alic
     assert effects() == 2
 
 
-def test_failure_mode_35_a_mixin_that_names_no_handler_is_refused_when_the_class_is_made() -> None:
+@pytest.mark.failure_mode(35)
+def test_a_mixin_that_names_no_handler_is_refused_when_the_class_is_made() -> None:
     with pytest.raises(ImproperlyConfigured, match="has no such handler"):
 
         class Misspelt(IdempotentMixin, viewsets.ViewSet):
             idempotent_operations: ClassVar = {"creat": "tests.misspelt"}
 
 
+@pytest.mark.failure_mode(35)
 @pytest.mark.parametrize("arguments", [(), (1,), (1, 2, 3)])
-def test_failure_mode_35_a_call_without_a_request_says_so(arguments: tuple[int, ...]) -> None:
+def test_a_call_without_a_request_says_so(arguments: tuple[int, ...]) -> None:
     with pytest.raises(TypeError, match=r"@idempotent\('tests.helper'\) expects a request"):
         idempotent("tests.helper")(lambda *arguments: None)(*arguments)
 
 
-def test_failure_mode_35_one_name_with_two_policies_is_refused() -> None:
+@pytest.mark.failure_mode(35)
+def test_one_name_with_two_policies_is_refused() -> None:
     idempotent("tests.twice")(plain_answer)
     with pytest.raises(ImproperlyConfigured, match="declared already with another policy"):
         idempotent("tests.twice", required=False)
@@ -263,7 +272,8 @@ def test_failure_mode_35_one_name_with_two_policies_is_refused() -> None:
 # Failure mode 36: one protected view inside another
 
 
-def test_failure_mode_36_a_protected_view_inside_another_has_a_scope_of_its_own(alice: Caller, serve: Serve) -> None:
+@pytest.mark.failure_mode(36)
+def test_a_protected_view_inside_another_has_a_scope_of_its_own(alice: Caller, serve: Serve) -> None:
     seen: list[str] = []
 
     def note() -> None:
@@ -294,7 +304,8 @@ def test_failure_mode_36_a_protected_view_inside_another_has_a_scope_of_its_own(
     assert current_claim() is None
 
 
-def test_failure_mode_36_a_protected_view_inside_anothers_transaction_is_a_clear_error(
+@pytest.mark.failure_mode(36)
+def test_a_protected_view_inside_anothers_transaction_is_a_clear_error(
     alice: Caller, serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     inner = idempotent("tests.inner")(plain_answer)
@@ -312,10 +323,9 @@ def test_failure_mode_36_a_protected_view_inside_anothers_transaction_is_a_clear
     assert current_claim() is None
 
 
+@pytest.mark.failure_mode(36)
 @pytest.mark.parametrize("query", ["", "?crash=1", "?status=500", "?status=404"])
-def test_failure_mode_36_no_claim_outlives_its_request(
-    alice: Caller, serve_operation: Callable[..., None], query: str
-) -> None:
+def test_no_claim_outlives_its_request(alice: Caller, serve_operation: Callable[..., None], query: str) -> None:
     serve_operation()
     alice.post(f"/{query}", key="k")
     assert current_claim() is None

@@ -33,10 +33,12 @@ def messages() -> dict[str, Any]:
     return found
 
 
-def test_scenario_30_the_defaults_and_the_sample_project_are_sound() -> None:
+@pytest.mark.scenario(30)
+def test_the_defaults_and_the_sample_project_are_sound() -> None:
     assert messages() == {}
 
 
+@pytest.mark.scenario(30)
 @pytest.mark.parametrize(
     ("entries", "message_id", "said"),
     [
@@ -59,7 +61,7 @@ def test_scenario_30_the_defaults_and_the_sample_project_are_sound() -> None:
         ({"LEASE": timedelta(days=3)}, "idempotency.E014", "shorter than"),
     ],
 )
-def test_scenario_30_a_wrong_setting_has_an_id_a_message_and_a_hint(entries: Any, message_id: str, said: str) -> None:
+def test_a_wrong_setting_has_an_id_a_message_and_a_hint(entries: Any, message_id: str, said: str) -> None:
     with override_settings(IDEMPOTENCY=entries):
         found = messages()
         assert list(found) == [message_id]
@@ -69,7 +71,8 @@ def test_scenario_30_a_wrong_setting_has_an_id_a_message_and_a_hint(entries: Any
             call_command("check")
 
 
-def test_scenario_30_an_unknown_name_is_answered_with_the_one_that_was_meant() -> None:
+@pytest.mark.scenario(30)
+def test_an_unknown_name_is_answered_with_the_one_that_was_meant() -> None:
     with override_settings(IDEMPOTENCY={"MAXBODY": 1}):
         assert messages()["idempotency.E002"].hint == "Did you mean 'MAX_BODY'?"
     with override_settings(IDEMPOTENCY={"QQQQ": 1}):
@@ -105,7 +108,8 @@ class ElsewhereRouter:
         return "records" if model._meta.app_label == "idempotency" else None  # type: ignore[attr-defined]
 
 
-def test_failure_mode_27_records_in_another_database_than_the_default_one_are_pointed_out(
+@pytest.mark.failure_mode(27)
+def test_records_in_another_database_than_the_default_one_are_pointed_out(
     declared: Callable[..., Operation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connections.settings, "records", connection.settings_dict)
@@ -116,8 +120,9 @@ def test_failure_mode_27_records_in_another_database_than_the_default_one_are_po
     del connections["records"]
 
 
+@pytest.mark.failure_mode(21)
 @pytest.mark.sqlite
-def test_failure_mode_21_sqlite_with_deferred_transactions_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sqlite_with_deferred_transactions_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(connection.settings_dict["OPTIONS"], "transaction_mode")
     assert "IMMEDIATE" in messages()["idempotency.W002"].hint
 

@@ -10,6 +10,7 @@ from idempotency.models import IdempotencyRecord
 KEY_COLUMNS = ("account_id", "operation", "idempotency_key")
 
 
+@pytest.mark.failure_mode(20)
 @pytest.mark.parametrize(
     ("vendor", "mariadb", "collation"),
     [
@@ -19,7 +20,7 @@ KEY_COLUMNS = ("account_id", "operation", "idempotency_key")
         ("sqlite", False, None),
     ],
 )
-def test_failure_mode_20_keys_are_compared_byte_for_byte(
+def test_keys_are_compared_byte_for_byte(
     vendor: str, mariadb: bool, collation: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = connections["default"]

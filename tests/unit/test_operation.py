@@ -61,7 +61,8 @@ def only_created(status: int) -> bool:
     return status == 201
 
 
-def test_failure_mode_10_what_is_declared_wins_over_the_settings_even_when_it_is_false() -> None:
+@pytest.mark.failure_mode(10)
+def test_what_is_declared_wins_over_the_settings_even_when_it_is_false() -> None:
     operation = Operation("unit.declared", required=False, ttl=timedelta(hours=1), account=an_account)
     with override_settings(IDEMPOTENCY={"REQUIRED": True, "TTL": timedelta(days=9)}):
         assert operation.required is False

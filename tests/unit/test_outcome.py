@@ -67,12 +67,14 @@ def test_a_response_without_a_content_type_is_replayed_without_one(operation: Op
     assert (replay.status_code, replay.content, replay.has_header("Content-Type")) == (204, b"", False)
 
 
-def test_failure_mode_31_a_stream_is_refused_by_name_with_the_remedy(operation: Operation) -> None:
+@pytest.mark.failure_mode(31)
+def test_a_stream_is_refused_by_name_with_the_remedy(operation: Operation) -> None:
     with pytest.raises(UnrecordableResponseError, match=r"'unit\.outcome'.*rebuild="):
         outcome_of(StreamingHttpResponse(iter([b"x"])), operation)
 
 
-def test_failure_mode_37_a_body_over_the_cap_is_refused_by_name_with_the_remedy(operation: Operation) -> None:
+@pytest.mark.failure_mode(37)
+def test_a_body_over_the_cap_is_refused_by_name_with_the_remedy(operation: Operation) -> None:
     assert outcome_of(HttpResponse(b"x" * 100), operation).body
     with pytest.raises(UnrecordableResponseError, match=r"'unit\.outcome'.*101 bytes.*max_body"):
         outcome_of(HttpResponse(b"x" * 101), operation)
@@ -87,6 +89,7 @@ def test_a_reference_needs_somebody_who_can_read_it(operation: Operation) -> Non
     registry.discard("unit.rebuilding")
 
 
+@pytest.mark.failure_mode(51)
 @pytest.mark.parametrize(
     "damaged",
     [
@@ -98,7 +101,7 @@ def test_a_reference_needs_somebody_who_can_read_it(operation: Operation) -> Non
         Outcome(status=200, headers=(("Location",),)),  # type: ignore[arg-type]
     ],
 )
-def test_failure_mode_51_a_damaged_record_is_unreadable_and_nothing_else(damaged: Outcome) -> None:
+def test_a_damaged_record_is_unreadable_and_nothing_else(damaged: Outcome) -> None:
     with pytest.raises(OutcomeUnreadableError):
         response_of(damaged)
 

@@ -36,7 +36,8 @@ def business_commit(replacement: Callable[[Callable[[], None]], None]) -> Iterat
         database._commit = commit
 
 
-def test_failure_mode_12_a_commit_whose_answer_is_lost_is_not_taken_for_a_failure(post: Post) -> None:
+@pytest.mark.failure_mode(12)
+def test_a_commit_whose_answer_is_lost_is_not_taken_for_a_failure(post: Post) -> None:
     def lose_the_answer(commit: Callable[[], None]) -> None:
         commit()
         raise OperationalError("server closed the connection unexpectedly")
@@ -50,7 +51,8 @@ def test_failure_mode_12_a_commit_whose_answer_is_lost_is_not_taken_for_a_failur
     assert (effects(), handler.attempts) == (["one"], [1])
 
 
-def test_failure_mode_12_a_commit_that_never_arrived_releases_nothing_and_runs_after_the_lease(post: Post) -> None:
+@pytest.mark.failure_mode(12)
+def test_a_commit_that_never_arrived_releases_nothing_and_runs_after_the_lease(post: Post) -> None:
     def never_arrive(commit: Callable[[], None]) -> None:
         raise OperationalError("server closed the connection unexpectedly")
 
@@ -91,7 +93,8 @@ def test_a_deferred_constraint_that_fails_in_commit_is_the_handlers_failure(post
     assert handler.attempts == [1, 2]
 
 
-def test_failure_mode_26_a_failing_on_commit_callback_leaves_the_outcome_recorded(post: Post) -> None:
+@pytest.mark.failure_mode(26)
+def test_a_failing_on_commit_callback_leaves_the_outcome_recorded(post: Post) -> None:
     handler.after = lambda request: transaction.on_commit(fail)
     assert post().status_code == 500
     assert record().status == "completed"
@@ -100,7 +103,8 @@ def test_failure_mode_26_a_failing_on_commit_callback_leaves_the_outcome_recorde
     assert (effects(), handler.attempts) == (["one"], [1])
 
 
-def test_failure_mode_26_an_integrity_error_in_on_commit_frees_nothing(post: Post) -> None:
+@pytest.mark.failure_mode(26)
+def test_an_integrity_error_in_on_commit_frees_nothing(post: Post) -> None:
     def violate() -> None:
         raise IntegrityError("of the callback's own making")
 

@@ -18,7 +18,8 @@ from tests.concurrency.urls import handler
 pytestmark = pytest.mark.urls("tests.concurrency.urls")
 
 
-def test_failure_mode_24_a_swallowed_database_error_is_never_answered_with_success(post: Post) -> None:
+@pytest.mark.failure_mode(24)
+def test_a_swallowed_database_error_is_never_answered_with_success(post: Post) -> None:
     def swallow(request: Any) -> None:
         if len(handler.attempts) > 1:
             return
@@ -37,8 +38,9 @@ def test_failure_mode_24_a_swallowed_database_error_is_never_answered_with_succe
     assert effects() == ["one"]
 
 
+@pytest.mark.failure_mode(24)
 @pytest.mark.postgres
-def test_failure_mode_24_a_statement_that_broke_the_transaction_unseen_is_noticed(post: Post) -> None:
+def test_a_statement_that_broke_the_transaction_unseen_is_noticed(post: Post) -> None:
     def swallow(request: Any) -> None:
         with suppress(DataError), connection.cursor() as cursor:  # this is the careless handler
             cursor.execute("SELECT 1 / 0")

@@ -22,9 +22,10 @@ pytestmark = pytest.mark.urls("tests.concurrency.urls")
 # A connection that breaks
 
 
+@pytest.mark.failure_mode(13)
 @pytest.mark.postgres
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_failure_mode_13_a_connection_that_dies_in_the_handler_leaves_nothing(post: Post, moment: str) -> None:
+def test_a_connection_that_dies_in_the_handler_leaves_nothing(post: Post, moment: str) -> None:
     def die(request: Any) -> None:
         if handler.attempts == [1]:
             _end_this_session()
@@ -69,7 +70,8 @@ def test_a_claim_that_can_not_be_released_is_left_to_its_lease(
 # A store that can't be written
 
 
-def test_failure_mode_29_a_read_only_store_is_503_and_nothing_runs(post: Post) -> None:
+@pytest.mark.failure_mode(29)
+def test_a_read_only_store_is_503_and_nothing_runs(post: Post) -> None:
     read_only = {
         "postgresql": "SET default_transaction_read_only = on",
         "sqlite": "PRAGMA query_only = ON",
@@ -86,9 +88,8 @@ def test_failure_mode_29_a_read_only_store_is_503_and_nothing_runs(post: Post) -
     assert post().status_code == 201
 
 
-def test_failure_mode_29_an_unreachable_store_is_503_and_nothing_runs(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.failure_mode(29)
+def test_an_unreachable_store_is_503_and_nothing_runs(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = "/nowhere/at/all"
     monkeypatch.setitem(connection.settings_dict, "HOST" if connection.vendor == "postgresql" else "NAME", nowhere)
     connection.close()
@@ -111,8 +112,9 @@ def test_a_store_without_its_table_is_503_and_nothing_runs(post: Post, monkeypat
     assert handler.attempts == []
 
 
+@pytest.mark.failure_mode(21)
 @pytest.mark.sqlite
-def test_failure_mode_21_a_busy_sqlite_is_503_before_any_effect(post: Post) -> None:
+def test_a_busy_sqlite_is_503_before_any_effect(post: Post) -> None:
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA busy_timeout = 50")
     other = connection.copy("other")
@@ -128,7 +130,8 @@ def test_failure_mode_21_a_busy_sqlite_is_503_before_any_effect(post: Post) -> N
     assert post().status_code == 201
 
 
-def test_failure_mode_21_a_store_that_is_busy_when_the_business_transaction_begins_is_503_and_nothing_runs(
+@pytest.mark.failure_mode(21)
+def test_a_store_that_is_busy_when_the_business_transaction_begins_is_503_and_nothing_runs(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def busy(*args: Any, **kwargs: Any) -> None:
@@ -167,10 +170,9 @@ def test_a_record_that_never_settles_is_in_progress_after_a_bounded_number_of_ro
     assert handler.attempts == []
 
 
+@pytest.mark.failure_mode(17)
 @pytest.mark.postgres
-def test_failure_mode_17_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     from psycopg import errors
 
     one_round = claims._one_round
@@ -246,9 +248,8 @@ def test_a_record_purged_between_the_lost_insert_and_the_read_is_claimed_anew(
 # A record that can't be read back
 
 
-def test_failure_mode_51_a_damaged_record_is_500_and_never_run_again(
-    post: Post, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.failure_mode(51)
+def test_a_damaged_record_is_500_and_never_run_again(post: Post, caplog: pytest.LogCaptureFixture) -> None:
     post()
     for damage in (
         {"response_headers": [["Location"]]},

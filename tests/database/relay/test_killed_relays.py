@@ -19,7 +19,8 @@ from tests.records import MINUTE, from_now
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_fm_53_a_relay_killed_between_publishing_and_marking_sends_again_with_the_same_id() -> None:
+@pytest.mark.failure_mode(53)
+def test_a_relay_killed_between_publishing_and_marking_sends_again_with_the_same_id() -> None:
     make_messages(3)
     faults.armed["relay.published"] = kill
     relay_killed()

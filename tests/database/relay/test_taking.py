@@ -14,9 +14,10 @@ from tests.records import HOUR, MINUTE, from_now
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+@pytest.mark.failure_mode(16)
 @pytest.mark.postgres
 @pytest.mark.usefixtures("repeatable_read")
-def test_fm_16_a_batch_refused_because_of_another_relay_is_taken_again() -> None:
+def test_a_batch_refused_because_of_another_relay_is_taken_again() -> None:
     first, _ = make_messages(2)
     rounds: list[int] = []
 
@@ -30,9 +31,10 @@ def test_fm_16_a_batch_refused_because_of_another_relay_is_taken_again() -> None
     assert len(rounds) == 2
 
 
+@pytest.mark.failure_mode(16)
 @pytest.mark.postgres
 @pytest.mark.usefixtures("repeatable_read")
-def test_fm_16_a_batch_is_not_taken_again_for_ever() -> None:
+def test_a_batch_is_not_taken_again_for_ever() -> None:
     make_messages(2)
     rounds: list[int] = []
 

@@ -54,10 +54,9 @@ def operator(client: Client) -> Client:
     return client
 
 
+@pytest.mark.scenario(28)
 @pytest.mark.parametrize("action", ACTIONS)
-def test_scenario_28_a_parked_record_is_resolved_after_a_question_and_leaves_an_audit_entry(
-    operator: Client, action: str
-) -> None:
+def test_a_parked_record_is_resolved_after_a_question_and_leaves_an_audit_entry(operator: Client, action: str) -> None:
     pk = parked(idempotency_key="8e03978e")
     page = ask(operator, action, pk)
     seen = text(page)
@@ -77,8 +76,9 @@ def test_scenario_28_a_parked_record_is_resolved_after_a_question_and_leaves_an_
     assert (entry.object_id, entry.user.username) == (str(pk), "staff")
 
 
+@pytest.mark.scenario(28)
 @pytest.mark.parametrize("action", ACTIONS)
-def test_scenario_28_each_decision_needs_its_own_permission(client: Client, action: str) -> None:
+def test_each_decision_needs_its_own_permission(client: Client, action: str) -> None:
     other = {"resolve": "release_idempotencyrecord", "release": "resolve_idempotencyrecord"}[ACTIONS[action]]
     log_in(client, "view_idempotencyrecord", "change_idempotencyrecord", "view_response_body", other)
     pk = parked()
@@ -204,7 +204,8 @@ def test_a_page_that_asks_escapes_what_a_client_sent(operator: Client) -> None:
     assert "&lt;script&gt;alert" in source
 
 
-def test_failure_mode_52_no_body_is_shown_to_who_resolves_without_the_permission(operator: Client) -> None:
+@pytest.mark.failure_mode(52)
+def test_no_body_is_shown_to_who_resolves_without_the_permission(operator: Client) -> None:
     pk = secret_record(expires=HOUR, operation=charges.name)
     IdempotencyRecord.objects.update(status=Status.FAILED)
     for action in ACTIONS:

@@ -72,7 +72,8 @@ def test_who_may_only_look_sees_no_actions(viewer: Client) -> None:
     assert 'name="action"' not in viewer.get(LIST).content.decode()
 
 
-def test_scenario_28_a_response_is_shown_to_the_permitted_only(client: Client) -> None:
+@pytest.mark.scenario(28)
+def test_a_response_is_shown_to_the_permitted_only(client: Client) -> None:
     pk = secret_record()
     log_in(client, "view_idempotencyrecord")
     with CaptureQueriesContext(connection) as statements:
@@ -84,7 +85,8 @@ def test_scenario_28_a_response_is_shown_to_the_permitted_only(client: Client) -
     assert "201" in text(pages[1])
 
 
-def test_scenario_28_the_permitted_read_the_response(reader: Client) -> None:
+@pytest.mark.scenario(28)
+def test_the_permitted_read_the_response(reader: Client) -> None:
     pk = secret_record()
     page = reader.get(detail(pk))
     assert f'"{SECRET}"' not in page.content.decode(), "the page must escape what a response holds"
@@ -128,6 +130,7 @@ def test_a_link_may_filter_by_account(viewer: Client) -> None:
     assert listed(viewer, account_id="bob") == ["b"]
 
 
+@pytest.mark.scenario(28)
 @pytest.mark.parametrize(
     ("term", "keys"),
     [
@@ -145,9 +148,7 @@ def test_a_link_may_filter_by_account(viewer: Client) -> None:
         ("  ", ["k", "alice", "8e03978e-2", "8e03978e-1"]),
     ],
 )
-def test_scenario_28_a_record_is_found_by_its_key_and_by_its_account(
-    viewer: Client, term: str, keys: list[str]
-) -> None:
+def test_a_record_is_found_by_its_key_and_by_its_account(viewer: Client, term: str, keys: list[str]) -> None:
     make_records(1, account_id="alice", idempotency_key="8e03978e-1")
     make_records(1, account_id="alice", idempotency_key="8e03978e-2")
     make_records(1, account_id="org 1", idempotency_key="alice")
