@@ -1,0 +1,19 @@
+"""Django REST framework: ``IdempotentMixin``, and what ``@idempotent`` needs to know of a DRF view.
+
+``mixin`` names the protected handlers of a class; ``exchange`` speaks DRF for one request; ``errors`` are our errors as
+DRF's own exceptions; ``commands`` reads a payload through a serializer's fields.
+"""
+
+try:
+    import rest_framework  # noqa: F401 - only to say what to install
+except ImportError as error:  # pragma: no cover - the base environment has no DRF to fail without
+    raise ImportError(
+        "idempotency.contrib.rest_framework needs Django REST framework: pip install 'django-idempotency[drf]'"
+    ) from error
+
+from .commands import declared_fields
+from .errors import IdempotencyAPIException
+from .exchange import RestFrameworkExchange
+from .mixin import IdempotentMixin
+
+__all__ = ["IdempotencyAPIException", "IdempotentMixin", "RestFrameworkExchange", "declared_fields"]
