@@ -4,10 +4,10 @@ absent       -> in_progress     claim: one winner, attempt 1
 in_progress  -> completed       complete, if the attempt still owns the record
 in_progress  -> recoverable     release, if the attempt still owns the record and had no effect
 in_progress  -> in_progress     take over after the lease, attempt + 1, where running again is safe
-in_progress  -> failed          the lease is over and nobody can say what happened: parked
+in_progress  -> parked          the lease is over and nobody can say what happened
 recoverable  -> in_progress     claim, attempt + 1
-failed       -> completed       somebody found the outcome
-failed       -> recoverable     somebody found that nothing had happened
+parked       -> completed       somebody found the outcome
+parked       -> recoverable     somebody found that nothing had happened
 any but a live claim -> in_progress   claim past retention: a new request, attempt + 1
 """
 
@@ -22,7 +22,7 @@ class Status(str, Enum):
     IN_PROGRESS = "in_progress"  # an attempt claimed it; alive for as long as its lease
     COMPLETED = "completed"  # the outcome is recorded; every retry is answered from it
     RECOVERABLE = "recoverable"  # known to have had no effect; the next retry runs
-    FAILED = "failed"  # parked: nobody knows whether it took effect
+    PARKED = "parked"  # nobody knows whether it took effect; it waits for somebody to find out
 
     __str__ = str.__str__
 
@@ -40,12 +40,12 @@ class Decision(Enum):
 
     REPLAY = "replay"  # answer from the recorded outcome
     WAIT = "wait"  # another attempt is alive
-    REFUSE_REUSE = "refuse_reuse"  # the key belongs to another payload
+    REFUSE_REUSED = "refuse_reused"  # the key belongs to another payload
     TAKE_OVER = "take_over"  # claim it again, same payload, attempt + 1
     START_OVER = "start_over"  # retention is over: claim it for this payload, as if absent
     RECONCILE = "reconcile"  # abandoned; find out before anything runs
     PARK = "park"  # abandoned; nobody may run it again
-    REPORT_UNKNOWN = "report_unknown"  # parked already
+    REPORT_PARKED = "report_parked"  # its outcome is unknown already
 
 
 _ABANDONED = {
@@ -72,11 +72,11 @@ def decide(
     if retention_over:
         return Decision.START_OVER
     if not same_payload:
-        return Decision.REFUSE_REUSE
+        return Decision.REFUSE_REUSED
     if status is Status.COMPLETED:
         return Decision.REPLAY
-    if status is Status.FAILED:
-        return Decision.REPORT_UNKNOWN
+    if status is Status.PARKED:
+        return Decision.REPORT_PARKED
     if status is Status.RECOVERABLE:
         return Decision.TAKE_OVER
     return _ABANDONED[recovery]

@@ -60,7 +60,7 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
         return self.filter(status=Status.RECOVERABLE)
 
     def parked(self) -> RecordQuerySet:
-        return self.filter(status=Status.FAILED)
+        return self.filter(status=Status.PARKED)
 
     def live(self) -> RecordQuerySet:
         """Claims whose lease runs."""
@@ -114,7 +114,7 @@ class IdempotencyRecord(models.Model):
                 fields=["status", "lease_expires_at"],
                 condition=models.Q(status=Status.IN_PROGRESS.value)
                 | models.Q(status=Status.RECOVERABLE.value)
-                | models.Q(status=Status.FAILED.value),
+                | models.Q(status=Status.PARKED.value),
                 name="idempotency_record_unfinished",
             ),
         ]

@@ -11,7 +11,7 @@ isn't known.
 ``completed``      the outcome is recorded
 ``replayed``       a retry was answered from the recorded outcome
 ``conflicted``     a duplicate met a live claim and was told so
-``mismatched``     the key came with another payload and was refused
+``key_reused``     the key came with another payload and was refused
 ``released``       an attempt ended without an effect; a retry runs at once
 ``parked``         nobody can say how an attempt ended; it waits for somebody to find out
 ``recovered``      a sweep, a reconciler or an operator settled a record; ``status`` (str) is its new state. The
@@ -40,7 +40,7 @@ taken_over = Signal(use_caching=True)
 completed = Signal(use_caching=True)
 replayed = Signal(use_caching=True)
 conflicted = Signal(use_caching=True)
-mismatched = Signal(use_caching=True)
+key_reused = Signal(use_caching=True)
 released = Signal(use_caching=True)
 parked = Signal(use_caching=True)
 lease_lost = Signal(use_caching=True)

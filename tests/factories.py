@@ -66,7 +66,7 @@ class RecordFactory(DjangoModelFactory[IdempotencyRecord]):
     class Params:
         abandoned = factory.Trait(lease_expires_at=factory.LazyFunction(lambda: from_now(-timedelta(minutes=1))))
         recoverable = factory.Trait(status=Status.RECOVERABLE, lease_expires_at=None)
-        parked = factory.Trait(status=Status.FAILED, lease_expires_at=None)
+        parked = factory.Trait(status=Status.PARKED, lease_expires_at=None)
         completed = factory.Trait(
             status=Status.COMPLETED,
             lease_expires_at=None,

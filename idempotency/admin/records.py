@@ -36,7 +36,7 @@ _STATES: dict[str, tuple[str, Callable[[RecordQuerySet], RecordQuerySet]]] = {
     "abandoned": ("in progress, lease over", RecordQuerySet.abandoned),
     "completed": ("completed", RecordQuerySet.completed),
     "recoverable": ("recoverable", RecordQuerySet.recoverable),
-    "parked": ("failed: outcome unknown", RecordQuerySet.parked),
+    "parked": ("parked: outcome unknown", RecordQuerySet.parked),
     "past_retention": ("past retention", RecordQuerySet.past_retention),
 }
 
@@ -136,7 +136,7 @@ class IdempotencyRecordAdmin(ReadOnlyAdmin):
             return f"completed, {record.response_status}"
         if record.status == Status.IN_PROGRESS:
             return _STATES["live" if time_left(record, record.lease_expires_at) > timedelta(0) else "abandoned"][0]
-        return _STATES["parked" if record.status == Status.FAILED else "recoverable"][0]
+        return _STATES["parked" if record.status == Status.PARKED else "recoverable"][0]
 
     @admin.display(description="age")
     def age(self, record: IdempotencyRecord) -> str:

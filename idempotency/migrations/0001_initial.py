@@ -42,7 +42,7 @@ class Migration(migrations.Migration):
                             ("in_progress", "in progress"),
                             ("completed", "completed"),
                             ("recoverable", "recoverable"),
-                            ("failed", "failed"),
+                            ("parked", "parked"),
                         ],
                         max_length=16,
                     ),
@@ -67,7 +67,7 @@ class Migration(migrations.Migration):
                 "indexes": [
                     models.Index(
                         condition=models.Q(
-                            ("status", "in_progress"), ("status", "recoverable"), ("status", "failed"), _connector="OR"
+                            ("status", "in_progress"), ("status", "recoverable"), ("status", "parked"), _connector="OR"
                         ),
                         fields=["status", "lease_expires_at"],
                         name="idempotency_record_unfinished",

@@ -256,8 +256,8 @@ def _one_round(operation: Operation, scope: Scope, payload: Payload, using: str)
         return None  # parked by this caller or another, or settled by its owner after all: look again
     if decision is Decision.WAIT:
         raise InProgressError(retry_after=retry_after(row, operation))
-    if decision is Decision.REFUSE_REUSE:
-        signals.send(signals.mismatched, operation, scope, row.attempt)
+    if decision is Decision.REFUSE_REUSED:
+        signals.send(signals.key_reused, operation, scope, row.attempt)
         raise KeyReusedError
     raise OutcomeUnknownError
 

@@ -63,7 +63,7 @@ def settle(claim: Claim) -> Outcome | None:
             if not claims.park(claim):
                 raise InProgressError(retry_after=1)  # this reconciler was slow, and another one took over
             signals.send(signals.parked, claim.operation, claim.scope, claim.attempt)
-            announce_recovery(claim, Status.FAILED)
+            announce_recovery(claim, Status.PARKED)
             raise OutcomeUnknownError
         backoff = min(2**claim.attempt, LONGEST_BACKOFF)
         claims.postpone(claim, timedelta(seconds=backoff))

@@ -102,7 +102,7 @@ def start_over(using: str, scope: Scope, row: Row, request_hash: str, *, lease: 
 
 def park_abandoned(using: str, scope: Scope, row: Row) -> bool:
     abandoned = _observed(using, scope, row).filter(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
-    return _changed_one(abandoned, status=Status.FAILED, lease_expires_at=None)
+    return _changed_one(abandoned, status=Status.PARKED, lease_expires_at=None)
 
 
 def complete(using: str, fence: Fence, outcome: Outcome) -> bool:
@@ -127,7 +127,7 @@ def release(using: str, fence: Fence) -> bool:
 
 
 def park(using: str, fence: Fence) -> bool:
-    return _changed_one(_fenced(using, fence), status=Status.FAILED, lease_expires_at=None)
+    return _changed_one(_fenced(using, fence), status=Status.PARKED, lease_expires_at=None)
 
 
 def _records(using: str, scope: Scope) -> QuerySet[IdempotencyRecord]:

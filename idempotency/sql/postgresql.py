@@ -83,7 +83,7 @@ AND NOT (status = 'in_progress' AND lease_expires_at > statement_timestamp())
 
 PARK_ABANDONED = f"""
 UPDATE idempotency_record
-SET status = 'failed', lease_expires_at = NULL
+SET status = 'parked', lease_expires_at = NULL
 {OBSERVED}
 AND status = 'in_progress' AND lease_expires_at <= statement_timestamp()
 """
@@ -116,7 +116,7 @@ AND status = 'in_progress'
 
 PARK = f"""
 UPDATE idempotency_record
-SET status = 'failed', lease_expires_at = NULL
+SET status = 'parked', lease_expires_at = NULL
 {OBSERVED}
 AND status = 'in_progress'
 """

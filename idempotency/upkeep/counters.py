@@ -62,7 +62,7 @@ class Counters:
         "completed": signals.completed,
         "replayed": signals.replayed,
         "conflicted": signals.conflicted,
-        "mismatched": signals.mismatched,
+        "key_reused": signals.key_reused,
         "released": signals.released,
         "lease_lost": signals.lease_lost,
         "recovered": signals.recovered,

@@ -39,25 +39,25 @@ class ResolutionRefusedError(IdempotencyError):
 
 
 def mark_not_executed(record: IdempotencyRecord, *, by: Any, reason: str = "") -> None:
-    """Say of a failed (parked) record that the operation did not take effect: it is recoverable, and a retry runs it.
+    """Say of a parked record that the operation did not take effect: it is recoverable, and a retry runs it.
 
     If that is wrong, or a late call still arrives, the retry's effect is a second one. Results of steps that were
     stored stay, and the retry skips those steps.
 
     :param record: as the decision was made on it. It is not changed; read it again.
     :param by: who decides, for the audit: a user, or a name (str).
-    :raises ResolutionRefusedError: the record is not failed, or has changed since it was read.
+    :raises ResolutionRefusedError: the record is not parked, or has changed since it was read.
     """
-    _resolve(record, Status.RECOVERABLE, "marked not executed", by, reason, allowed={Status.FAILED})
+    _resolve(record, Status.RECOVERABLE, "marked not executed", by, reason, allowed={Status.PARKED})
 
 
 def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: Any, reason: str = "") -> None:
-    """Say of a failed (parked) record that the operation took effect, and how: every retry is answered with that.
+    """Say of a parked record that the operation took effect, and how: every retry is answered with that.
 
     :param response_or_result: the ``HttpResponse`` that retries get, of a status that the operation records; or, for a
         ``claim()`` block, its JSON result.
     :param by: who decides, for the audit: a user, or a name (str).
-    :raises ResolutionRefusedError: the record is not failed, or has changed since it was read.
+    :raises ResolutionRefusedError: the record is not parked, or has changed since it was read.
     :raises ImproperlyConfigured: no operation of the record's name is declared in this process, so it can't be said
         what may be recorded for it.
     :raises ValueError: a response of this status is not an outcome of the operation.
@@ -77,7 +77,7 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
         f"recorded outcome {outcome.status}",
         by,
         reason,
-        allowed={Status.FAILED},
+        allowed={Status.PARKED},
         completed_at=Now(),
         response_status=outcome.status,
         response_headers=outcome.headers,
@@ -87,7 +87,7 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
 
 
 def release(record: IdempotencyRecord, *, by: Any, reason: str = "", force: bool = False) -> None:
-    """Free an abandoned claim or a failed record, so that a retry runs the operation at once.
+    """Free an abandoned claim or a parked record, so that a retry runs the operation at once.
 
     A claim that is freed gets the next attempt number, so its owner, should it live after all, has lost its lease: its
     renewals and its outcome match nothing.
@@ -100,7 +100,7 @@ def release(record: IdempotencyRecord, *, by: Any, reason: str = "", force: bool
 
     :param record: as the decision was made on it. It is not changed; read it again.
     :param by: who decides, for the audit: a user, or a name (str).
-    :raises ResolutionRefusedError: the record is neither claimed nor failed, or has changed since it was read; or its
+    :raises ResolutionRefusedError: the record is neither claimed nor parked, or has changed since it was read; or its
         claim is alive and may not be forced.
     """
     operation = registry.get(record.operation)
@@ -113,7 +113,7 @@ def release(record: IdempotencyRecord, *, by: Any, reason: str = "", force: bool
         if not forced:
             free = Q(lease_expires_at__lte=Now())
     _resolve(
-        record, Status.RECOVERABLE, verb, by, reason, allowed={Status.FAILED, Status.IN_PROGRESS}, free=free, **changes
+        record, Status.RECOVERABLE, verb, by, reason, allowed={Status.PARKED, Status.IN_PROGRESS}, free=free, **changes
     )
 
 

@@ -1,7 +1,7 @@
 """The purge: forget records whose retention is over, one bounded batch at a time.
 
 A record is past retention by the database's clock. Never purged is a claim, live or abandoned: an abandoned one is
-recovered first, because its row is all that is known of it. A failed one waits for somebody to resolve it, unless the
+recovered first, because its row is all that is known of it. A parked one waits for somebody to resolve it, unless the
 caller says otherwise.
 
 A batch that dies before its COMMIT deleted nothing; one that dies after it is done. Several purges may run at once.
@@ -53,15 +53,15 @@ class PurgeResult:
     reached: datetime | None
 
 
-def due(*, include_failed: bool = False, using: str | None = None) -> RecordQuerySet:
+def due(*, include_parked: bool = False, using: str | None = None) -> RecordQuerySet:
     """The records that a purge would delete now."""
-    return _due(using or alias(), _statuses(include_failed), None)
+    return _due(using or alias(), _statuses(include_parked), None)
 
 
 def purge_once(
     *,
     batch_size: int = DEFAULT_BATCH_SIZE,
-    include_failed: bool = False,
+    include_parked: bool = False,
     after: datetime | None = None,
     using: str | None = None,
 ) -> PurgeResult:
@@ -76,7 +76,7 @@ def purge_once(
     if not 1 <= batch_size <= MAX_BATCH_SIZE:
         raise ValueError(f"batch_size must be between 1 and {MAX_BATCH_SIZE}, not {batch_size}.")
     using = using or alias()
-    statuses = _statuses(include_failed)
+    statuses = _statuses(include_parked)
     delete = postgresql_purge.delete_due if connections[using].vendor == "postgresql" else _delete_due
 
     def transact() -> PurgeResult:
@@ -93,7 +93,7 @@ def purge_once(
 
 
 def purge_batches(
-    *, batch_size: int = DEFAULT_BATCH_SIZE, include_failed: bool = False, using: str | None = None
+    *, batch_size: int = DEFAULT_BATCH_SIZE, include_parked: bool = False, using: str | None = None
 ) -> Iterator[PurgeResult]:
     """Purge batch after batch until nothing more is due. The caller may stop between any two.
 
@@ -103,15 +103,15 @@ def purge_batches(
     """
     after = None
     while True:
-        batch = purge_once(batch_size=batch_size, include_failed=include_failed, after=after, using=using)
+        batch = purge_once(batch_size=batch_size, include_parked=include_parked, after=after, using=using)
         yield batch
         if batch.exhausted:
             return
         after = batch.reached
 
 
-def _statuses(include_failed: bool) -> frozenset[Status]:
-    return PURGED | {Status.FAILED} if include_failed else PURGED
+def _statuses(include_parked: bool) -> frozenset[Status]:
+    return PURGED | {Status.PARKED} if include_parked else PURGED
 
 
 def _due(using: str, statuses: Collection[Status], after: datetime | None) -> RecordQuerySet:

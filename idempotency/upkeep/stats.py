@@ -33,7 +33,7 @@ EVENTS = {
     "completions": "completed",
     "replays": "replayed",
     "conflicts": "conflicted",
-    "mismatches": "mismatched",
+    "reused_keys": "key_reused",
     "releases": "released",
     "lease_losses": "lease_lost",
     "recoveries": "recovered",
@@ -74,7 +74,7 @@ class Stats:
     in_progress: Number
     recoverable: Number
     completed: Number
-    #: Failed: nobody knows how they ended, and they wait for somebody to find out.
+    #: Nobody knows how they ended, and they wait for somebody to find out.
     parked: Number
     #: In progress with their lease over.
     abandoned: Number
@@ -92,7 +92,7 @@ class Stats:
     #: Replays among all requests that named a key and met no trouble: replays / (replays + claims + take-overs).
     replay_rate: Number
     conflicts: Number
-    mismatches: Number
+    reused_keys: Number
     releases: Number
     lease_losses: Number
     #: Abandoned claims settled by a sweep, a reconciler or an operator, to whatever end.
@@ -130,7 +130,7 @@ def stats(using: str | None = None) -> Stats:
         in_progress=unfinished[Status.IN_PROGRESS],
         recoverable=unfinished[Status.RECOVERABLE],
         completed=completed,
-        parked=unfinished[Status.FAILED],
+        parked=unfinished[Status.PARKED],
         abandoned=_counted(records.abandoned()),
         **_in_progress(records, unfinished[Status.IN_PROGRESS].kind),
         **{name: Number(count, Kind.RECENT) for name, count in counted.items()},

@@ -37,7 +37,7 @@ IDLE_TIMEOUT = timedelta(seconds=5)
 #: Nor does any of its statements run for longer, whatever the planner made of it. The largest batch needs a second.
 STATEMENT_TIMEOUT = timedelta(seconds=60)
 
-_SETTLED_AS = {Recovery.REEXECUTE: Status.RECOVERABLE, Recovery.PARK: Status.FAILED}
+_SETTLED_AS = {Recovery.REEXECUTE: Status.RECOVERABLE, Recovery.PARK: Status.PARKED}
 
 
 @dataclass
@@ -142,14 +142,14 @@ def _settle_at_once(
             again = abandoned(using).filter(account_id__in={row.account_id for row in rows})
             changed = again.filter(pk__in=[row.pk for row in rows]).update(status=status, lease_expires_at=None)
             settled += [(row, status) for row in rows]
-            if status is Status.FAILED:
+            if status is Status.PARKED:
                 result.parked += changed
             else:
                 result.recoverable += changed
     for row, status in settled:
         scope = row.scope
         operation = operations[row.operation]
-        if status is Status.FAILED:
+        if status is Status.PARKED:
             signals.send(signals.parked, operation, scope, row.attempt)
         signals.send(signals.recovered, operation, scope, row.attempt, status=str(status))
     return found

@@ -229,7 +229,7 @@ class BadNetwork(httpx.BaseTransport):
             self._saw(Seen.CONFLICT)
             self.conflict = self.conflict or answer
         elif answer.code == "idempotency_key_reused":
-            self._saw(Seen.MISMATCH)
+            self._saw(Seen.KEY_REUSED)
         elif answer.status == 503:
             self._saw(Seen.UNAVAILABLE)
         elif answer.status == 502:

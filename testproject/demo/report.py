@@ -171,7 +171,7 @@ class Report:
         seen("broken off by the server's death", Seen.BROKEN, section=True)
         seen("replays of the recorded outcome", Seen.REPLAY)
         seen("conflicts, 409: another attempt at work", Seen.CONFLICT)
-        seen("changed payloads rejected, 422", Seen.MISMATCH)
+        seen("changed payloads rejected, 422", Seen.KEY_REUSED)
         seen("told to come back, 503", Seen.UNAVAILABLE)
         seen("other server errors, 5xx", Seen.ERROR, section=True)
         seen("charges whose worker was killed on purpose", Seen.KILLED_AT_WORK)

@@ -13,7 +13,7 @@ class Seen(str, Enum):
     ATTEMPT = "attempt"  # a request was sent
     REPLAY = "replay"  # a recorded outcome came back
     CONFLICT = "conflict"  # 409: another attempt is at work
-    MISMATCH = "mismatch"  # 422: the key belongs to another payload
+    KEY_REUSED = "key_reused"  # 422: the key belongs to another payload
     CUT = "cut"  # the client reset the connection
     TIMEOUT = "timeout"  # the client stopped waiting
     BROKEN = "broken"  # the connection broke, as it does when a worker is killed

@@ -147,7 +147,7 @@ def complaints(
         found.append("No request was cut, or none timed out.")
     if not seen.get(Seen.REPLAY) or not seen.get(Seen.CONFLICT):
         found.append("No duplicate was answered with a replay, or none met another attempt at work.")
-    if not seen.get(Seen.MISMATCH):
+    if not seen.get(Seen.KEY_REUSED):
         found.append("No changed payload was rejected.")
     if not control.doubled:
         found.append("The unprotected endpoint doubled nothing, so the storm would not have shown a fault.")

@@ -111,7 +111,7 @@ def test_everything_else_has_an_exception_of_its_own(account: str) -> None:
     send(account)
     with pytest.raises(KeyReusedError):
         send(account, payload={"to": "carol"})
-    IdempotencyRecord.objects.update(status="failed")
+    IdempotencyRecord.objects.update(status="parked")
     with pytest.raises(OutcomeUnknownError):
         send(account)
     assert effects() == ["one"]
@@ -143,7 +143,7 @@ def test_a_policy_may_be_given_with_the_name(account: str) -> None:
         park()
     with pytest.raises(OutcomeUnknownError):
         park()
-    assert record().status == "failed"
+    assert record().status == "parked"
 
 
 def test_an_inner_block_has_a_claim_of_its_own(account: str) -> None:

@@ -82,7 +82,7 @@ def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post
         end_lease()
     answer = post("/reconciled/")  # attempt 4 is the last that the operation allows
     assert (answer.status_code, answer.json()["code"]) == (409, "idempotency_outcome_unknown")
-    assert (record().status, asked, effects()) == ("failed", [2, 3, 4], [])
+    assert (record().status, asked, effects()) == ("parked", [2, 3, 4], [])
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_the_sweep_settles_each_claim_as_its_operation_declares(post: Post, cut_
     assert {row.idempotency_key: row.status for row in IdempotencyRecord.objects.all()} == {
         "in": "recoverable",
         "again": "recoverable",
-        "park": "failed",
+        "park": "parked",
         "completed": "completed",
         "not-executed": "recoverable",
         "unknown": "in_progress",
@@ -270,7 +270,7 @@ def test_the_sweep_parks_what_stays_unknown(post: Post, cut_off: Any) -> None:
     reconciler.find_out = ANSWERS["unknown"]
     IdempotencyRecord.objects.update(attempt=9)
     assert recover_once().parked == 1
-    assert record().status == "failed"
+    assert record().status == "parked"
 
 
 def test_the_sweep_leaves_live_claims_and_everything_else_alone(post: Post) -> None:

@@ -58,7 +58,7 @@ def test_a_run_recovers_batch_after_batch_and_returns_plain_data() -> None:
 
 def test_a_run_purges_batch_after_batch_and_returns_plain_data() -> None:
     make_records(7)
-    kept = make_records(1, Status.FAILED) + make_records(1, expires=HOUR)
+    kept = make_records(1, Status.PARKED) + make_records(1, expires=HOUR)
     assert tasks.purge_expired_records(batch_size=3) == {"deleted": 7, "messages": 0, "exhausted": True}
     assert remaining() == {*kept}
 
@@ -181,7 +181,7 @@ FINDINGS = {
 }
 SETTLED = {
     "shop.reexecute": {"recoverable": 2},
-    "shop.park": {"failed": 2},
+    "shop.park": {"parked": 2},
     "shop.reconcile": {"completed": 2},
     "of.another.project": {"in_progress": 2},
 }

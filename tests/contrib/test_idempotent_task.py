@@ -266,4 +266,4 @@ def test_a_message_whose_outcome_is_unknown_is_put_aside_and_its_record_stays_pa
     assert inbox.deliver().answer == "acknowledged"
     [dead] = inbox.messages(DEAD)
     assert "not known" in dead["idempotency_dead_letter_reason"]
-    assert (record().status, effects(), inbox.messages()) == ("failed", {"a": 1}, [])
+    assert (record().status, effects(), inbox.messages()) == ("parked", {"a": 1}, [])

@@ -136,7 +136,7 @@ class Processes:
         if record is None:
             self.problem("P7: the record is gone")
             return
-        self.verdict.parked = record["status"] == "failed"
+        self.verdict.parked = record["status"] == "parked"
         if record["status"] == "in_progress" or record["status"] == "recoverable":
             self.problem(f"P7: the record never came to rest: {record}")
         if self.verdict.parked and self.cell.declaration != "park":

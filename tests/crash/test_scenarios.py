@@ -136,7 +136,7 @@ def test_a_recovery_killed_half_way_is_simply_run_again(run: Run, passes: int) -
     run.answered(run.fork("sweep"))
 
     if run.cell.declaration == "park":
-        assert states(run, keys) == {"failed"}
+        assert states(run, keys) == {"parked"}
         assert {run.ask(key=key)["code"] for key in keys} == {"idempotency_outcome_unknown"}
         return
     assert states(run, keys) == ({"completed", "recoverable"} if reconciles else {"recoverable"})
@@ -160,7 +160,7 @@ def test_two_recoveries_at_once_settle_each_claim_once(run: Run) -> None:
     settled = [sweep["swept"][name] for sweep in both if "swept" in sweep for name in SETTLED]
     assert sum(settled) == CLAIMS, both
     if run.cell.declaration == "park":
-        assert states(run, keys) == {"failed"}
+        assert states(run, keys) == {"parked"}
     else:
         converge(run, keys)
 

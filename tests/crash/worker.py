@@ -317,7 +317,7 @@ class Worker:
         return {"swept": describe(recover_once())}
 
     def purge(self) -> dict[str, Any]:
-        return {"purged": retention.purge_once(include_failed=False).deleted}
+        return {"purged": retention.purge_once(include_parked=False).deleted}
 
 
 def account_of(request: HttpRequest) -> str | None:

@@ -44,7 +44,7 @@ def acquire(operation: Operation = parks, key: str = "k") -> Any:
     return claims.acquire(operation, Scope("1", operation.name, key), PAYLOAD)
 
 
-def record(operation: Operation | str = parks, status: Status = Status.FAILED, **fields: Any) -> IdempotencyRecord:
+def record(operation: Operation | str = parks, status: Status = Status.PARKED, **fields: Any) -> IdempotencyRecord:
     """A record as an operator looks at it."""
     name = operation if isinstance(operation, str) else operation.name
     values = {"idempotency_key": "k", "expires": HOUR, "request_hash": PAYLOAD.request_hash, "operation": name}
@@ -131,7 +131,7 @@ def test_what_is_no_outcome_is_refused(found: Any, error: type[Exception]) -> No
     seen = record()
     with pytest.raises(error):
         record_outcome(seen, found, by="ops")
-    assert state(seen) == ("failed", 1)
+    assert state(seen) == ("parked", 1)
 
 
 def test_no_outcome_is_recorded_for_an_operation_that_is_not_known() -> None:
@@ -238,8 +238,8 @@ def test_a_claim_is_not_resolved_before_it_is_parked(decision: str, lease: timed
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"status": "completed"}, "is completed, attempt 1 by now; it was failed, attempt 1"),
-        ({"attempt": 2}, "is failed, attempt 2 by now"),
+        ({"status": "completed"}, "is completed, attempt 1 by now; it was parked, attempt 1"),
+        ({"attempt": 2}, "is parked, attempt 2 by now"),
         ({"status": "in_progress", "attempt": 2}, "is in progress, attempt 2 by now"),
     ],
 )
@@ -267,7 +267,7 @@ def test_another_row_that_took_the_id_is_left_alone() -> None:
     IdempotencyRecord.objects.update(idempotency_key="another")
     with pytest.raises(ResolutionRefusedError, match="being settled"):
         mark_not_executed(seen, by="ops")
-    assert state(seen) == ("failed", 1)
+    assert state(seen) == ("parked", 1)
 
 
 @pytest.mark.parametrize("nobody", [None, "", 7])
@@ -275,7 +275,7 @@ def test_a_decision_has_somebody_behind_it(nobody: Any) -> None:
     seen = record()
     with pytest.raises(TypeError, match="by="):
         mark_not_executed(seen, by=nobody)
-    assert state(seen) == ("failed", 1)
+    assert state(seen) == ("parked", 1)
 
 
 def test_of_two_who_decide_at_once_one_wins() -> None:
@@ -311,7 +311,7 @@ def test_a_decision_leaves_an_audit_entry(decision: str, caplog: pytest.LogCaptu
     (line,) = [one.getMessage() for one in caplog.records if one.name == "idempotency.audit"]
     assert "by olga, reason: 'asked the bank\\nforged line'" in line
     assert f"Record {seen.pk} (operation 'tests.operators.park', key a-rather…" in line
-    assert "failed, attempt 1 to " in line
+    assert "parked, attempt 1 to " in line
     assert "a-rather-long-key" not in line
     assert "secret" not in line + entry.change_message
 
@@ -340,7 +340,7 @@ def test_a_decision_without_its_audit_entry_is_none(monkeypatch: pytest.MonkeyPa
     seen = record()
     with pytest.raises(RuntimeError, match="no room"):
         mark_not_executed(seen, by=User.objects.create(username="olga"))
-    assert state(seen) == ("failed", 1)
+    assert state(seen) == ("parked", 1)
 
 
 def test_in_a_transaction_of_the_callers_it_stands_or_falls_with_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -349,7 +349,7 @@ def test_in_a_transaction_of_the_callers_it_stands_or_falls_with_it(caplog: pyte
     with transaction.atomic():
         mark_not_executed(seen, by="ops")
         transaction.set_rollback(True)
-    assert state(seen) == ("failed", 1)
+    assert state(seen) == ("parked", 1)
     assert caplog.text == ""
     with transaction.atomic():
         mark_not_executed(seen, by="ops")

@@ -59,21 +59,21 @@ def raising_signal(signum: int, *, in_batch: int) -> Iterator[None]:
 
 def test_it_purges_all_that_is_due_and_says_so() -> None:
     make_records(1_234)
-    kept = make_records(2, expires=HOUR) + make_records(2, Status.FAILED) + make_records(2, Status.IN_PROGRESS)
+    kept = make_records(2, expires=HOUR) + make_records(2, Status.PARKED) + make_records(2, Status.IN_PROGRESS)
     assert purge() == (0, ["Purged 1,234 records from database 'default'."])
     assert remaining() == {*kept}
     assert purge() == (0, ["Purged 0 records from database 'default'."])
 
 
 def test_parked_records_go_when_asked_for() -> None:
-    make_records(1, Status.FAILED)
-    assert purge(include_failed=True) == (0, ["Purged 1 record from database 'default'."])
+    make_records(1, Status.PARKED)
+    assert purge(include_parked=True) == (0, ["Purged 1 record from database 'default'."])
 
 
 def test_a_dry_run_counts_and_deletes_nothing() -> None:
     make_records(3)
     make_records(2, Status.RECOVERABLE)
-    make_records(2, Status.FAILED)
+    make_records(2, Status.PARKED)
     make_records(1, Status.IN_PROGRESS)
     make_records(7, expires=HOUR)
     before = remaining()
@@ -82,10 +82,10 @@ def test_a_dry_run_counts_and_deletes_nothing() -> None:
         [
             "Would purge 5 records from database 'default'.",
             "Would keep 1 record past retention: in progress.",
-            "Would keep 2 records past retention: failed.",
+            "Would keep 2 records past retention: parked.",
         ],
     )
-    assert purge(dry_run=True, include_failed=True) == (
+    assert purge(dry_run=True, include_parked=True) == (
         0,
         ["Would purge 7 records from database 'default'.", "Would keep 1 record past retention: in progress."],
     )

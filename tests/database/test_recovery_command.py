@@ -86,7 +86,7 @@ def test_it_settles_what_is_abandoned_and_says_so(monkeypatch: pytest.MonkeyPatc
         ["Settled 7 claims: 3 recoverable, 1 completed, 2 parked, 1 to be asked for again."],
         [],
     )
-    assert states() == {"recoverable": 3, "failed": 2, "completed": 1, "in_progress": 2}
+    assert states() == {"recoverable": 3, "parked": 2, "completed": 1, "in_progress": 2}
     assert recover() == (0, ["Settled 0 claims: 0 recoverable, 0 completed, 0 parked."], [])
 
 
@@ -311,7 +311,7 @@ def test_a_sweep_reads_what_is_abandoned_and_nothing_else() -> None:
         )
     abandon(10)
     make_records(30, Status.IN_PROGRESS, lease=HOUR)
-    make_records(30, Status.FAILED)
+    make_records(30, Status.PARKED)
     found: list[int] = []
     assert most_rows_read(lambda: found.append(recover_once().recoverable)) <= 13
     assert found == [13]

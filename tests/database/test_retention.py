@@ -31,19 +31,19 @@ def test_what_is_past_retention_goes_and_the_rest_stays() -> None:
 
 
 @pytest.mark.parametrize("lease", [HOUR, -HOUR, None], ids=["live", "abandoned", "without lease"])
-@pytest.mark.parametrize("include_failed", [False, True])
-def test_a_claim_is_never_purged(lease: timedelta | None, include_failed: bool) -> None:
+@pytest.mark.parametrize("include_parked", [False, True])
+def test_a_claim_is_never_purged(lease: timedelta | None, include_parked: bool) -> None:
     kept = make_records(3, Status.IN_PROGRESS, lease=lease)
-    assert purge_once(include_failed=include_failed) == PurgeResult(deleted=0, exhausted=True, reached=None)
+    assert purge_once(include_parked=include_parked) == PurgeResult(deleted=0, exhausted=True, reached=None)
     assert remaining() == {*kept}
 
 
 def test_a_parked_record_goes_only_when_asked_for() -> None:
-    kept = make_records(3, Status.FAILED)
+    kept = make_records(3, Status.PARKED)
     make_records(1)
     assert purge_once().deleted == 1
     assert remaining() == {*kept}
-    assert purge_once(include_failed=True).deleted == 3
+    assert purge_once(include_parked=True).deleted == 3
     assert remaining() == set()
 
 

@@ -118,15 +118,15 @@ def test_a_duplicate_of_a_live_claim_is_a_conflict(receiver: Receiver) -> None:
     assert receiver.sent == [sent("claimed"), sent("conflicted", attempt=0)]
 
 
-def test_another_payload_is_a_mismatch(receiver: Receiver) -> None:
+def test_another_payload_is_a_reused_key(receiver: Receiver) -> None:
     complete(acquire())
     with pytest.raises(KeyReusedError):
         acquire(payload=Payload({"amount": 2}))
-    assert receiver.sent[2:] == [sent("mismatched")]
+    assert receiver.sent[2:] == [sent("key_reused")]
 
 
 @pytest.mark.parametrize(
-    ("operation", "name", "left"), [(plain, "released", Status.RECOVERABLE), (parks, "parked", Status.FAILED)]
+    ("operation", "name", "left"), [(plain, "released", Status.RECOVERABLE), (parks, "parked", Status.PARKED)]
 )
 def test_a_run_that_failed_is_released_or_parked(
     receiver: Receiver, operation: Operation, name: str, left: Status
@@ -169,14 +169,14 @@ def test_what_nobody_may_run_again_is_parked_by_the_retry(receiver: Receiver) ->
     with pytest.raises(OutcomeUnknownError):
         acquire(parks)
     assert receiver.sent[1:] == [sent("parked", parks)]
-    assert status() == Status.FAILED
+    assert status() == Status.PARKED
 
 
 @pytest.mark.parametrize(
     ("operation", "expected"),
     [
         (plain, [sent("recovered", plain, status="recoverable")]),
-        (parks, [sent("parked", parks), sent("recovered", parks, status="failed")]),
+        (parks, [sent("parked", parks), sent("recovered", parks, status="parked")]),
     ],
     ids=["reexecute", "park"],
 )
@@ -194,7 +194,7 @@ def test_the_sweep_tells_what_became_of_each_claim(
     [
         (Completed({}), [sent("recovered", asks, 2, status="completed")]),
         (NotExecuted(), [sent("recovered", asks, 2, status="recoverable")]),
-        (Unknown(), [sent("parked", asks, 2), sent("recovered", asks, 2, status="failed")]),
+        (Unknown(), [sent("parked", asks, 2), sent("recovered", asks, 2, status="parked")]),
     ],
     ids=["completed", "not executed", "unknown"],
 )
@@ -216,11 +216,11 @@ def test_a_retry_that_finds_the_outcome_tells_the_same(receiver: Receiver) -> No
 
 
 def test_an_operator_settles_a_record(receiver: Receiver) -> None:
-    make_records(1, Status.FAILED, expires=HOUR, operation=parks.name, idempotency_key="k")
+    make_records(1, Status.PARKED, expires=HOUR, operation=parks.name, idempotency_key="k")
     resolutions.mark_not_executed(IdempotencyRecord.objects.get(), by="ops")
-    IdempotencyRecord.objects.update(status=Status.FAILED)
+    IdempotencyRecord.objects.update(status=Status.PARKED)
     resolutions.record_outcome(IdempotencyRecord.objects.get(), {}, by="ops")
-    IdempotencyRecord.objects.update(status=Status.FAILED, operation="tests.signals.unknown")
+    IdempotencyRecord.objects.update(status=Status.PARKED, operation="tests.signals.unknown")
     resolutions.release(IdempotencyRecord.objects.get(), by="ops")
     assert registry.get("tests.signals.unknown") is None
     assert receiver.sent == [

@@ -56,7 +56,7 @@ def test_an_empty_table_is_empty() -> None:
 def test_a_small_table_is_counted_exactly() -> None:
     make_records(5)
     make_records(1, Status.RECOVERABLE)
-    make_records(2, Status.FAILED)
+    make_records(2, Status.PARKED)
     make_records(1, Status.IN_PROGRESS, lease=HOUR, created_at=from_now(-3 * HOUR))
     make_records(2, Status.IN_PROGRESS, lease=-timedelta(minutes=5), attempt=4)
     seen = numbers()
@@ -89,7 +89,7 @@ def test_counting_stops_at_a_bound_and_says_so(monkeypatch: pytest.MonkeyPatch) 
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("TRUNCATE idempotency_record CASCADE")  # and so nothing is estimated of it
-    make_records(7, Status.FAILED)
+    make_records(7, Status.PARKED)
     make_records(4, Status.IN_PROGRESS, lease=-HOUR)
     make_records(3, Status.RECOVERABLE)
     seen = numbers()
@@ -105,7 +105,7 @@ def test_counting_stops_at_a_bound_and_says_so(monkeypatch: pytest.MonkeyPatch) 
 def test_a_big_table_is_estimated_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "MAX_COUNTED", 500)
     fill(20_000)
-    make_records(3, Status.FAILED)
+    make_records(3, Status.PARKED)
     make_records(2, Status.IN_PROGRESS, lease=-HOUR)
     seen = numbers()
     assert seen["records"].kind is seen["completed"].kind is Kind.ESTIMATE
@@ -118,7 +118,7 @@ def test_a_big_table_is_estimated_and_not_read(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.sqlite
 def test_the_few_that_are_not_completed_are_found_by_their_index() -> None:
     with connection.cursor() as cursor:
-        for status in ("in_progress", "recoverable", "failed"):
+        for status in ("in_progress", "recoverable", "parked"):
             cursor.execute(
                 "EXPLAIN QUERY PLAN SELECT 1 FROM idempotency_record WHERE status = %s ORDER BY lease_expires_at",
                 [status],
@@ -148,7 +148,7 @@ def test_what_has_happened_is_counted_written_or_not() -> None:
         "replays": 24,
         "replay_rate": 0.75,
         "conflicts": 0,
-        "mismatches": 0,
+        "reused_keys": 0,
         "releases": 0,
         "lease_losses": 0,
         "recoveries": 2,
@@ -193,11 +193,11 @@ def run(**options: Any) -> str:
 
 def test_the_command_shows_a_table() -> None:
     make_records(1_234)
-    make_records(2, Status.FAILED)
+    make_records(2, Status.PARKED)
     make_records(1, Status.IN_PROGRESS, lease=-timedelta(seconds=90))
     table = run()
     assert any(line.split() == ["completed", "1,234", "exact"] for line in table.splitlines())
-    assert any(line.split() == ["parked", "(failed)", "2", "exact"] for line in table.splitlines())
+    assert any(line.split() == ["parked", "2", "exact"] for line in table.splitlines())
     assert any(line.split()[:3] == ["longest", "overdue", "90"] for line in table.splitlines()), table
     assert ("MB" in table) == (connection.vendor == "postgresql")
 
@@ -229,7 +229,7 @@ def test_the_command_shows_what_is_not_there_as_a_dash() -> None:
 
 
 def test_the_command_writes_json() -> None:
-    make_records(2, Status.FAILED)
+    make_records(2, Status.PARKED)
     data = json.loads(run(json=True))
     assert data["parked"] == {"value": 2, "kind": "exact"}
     assert set(data) == set(idempotency_stats.LABELS)

@@ -29,7 +29,8 @@ class TestVerdict:
         assert len(complaints(found, CONTROL, ALL_SEEN, kills=3, take_overs=2, can_be_outlived=True)) == 1
 
     @pytest.mark.parametrize(
-        "never", [Seen.KILLED_AT_WORK, Seen.OUTLIVED, Seen.CUT, Seen.TIMEOUT, Seen.REPLAY, Seen.CONFLICT, Seen.MISMATCH]
+        "never",
+        [Seen.KILLED_AT_WORK, Seen.OUTLIVED, Seen.CUT, Seen.TIMEOUT, Seen.REPLAY, Seen.CONFLICT, Seen.KEY_REUSED],
     )
     def test_a_storm_in_which_a_trouble_never_came_fails(self, never: Seen) -> None:
         seen = {**ALL_SEEN, never: 0}

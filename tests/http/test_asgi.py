@@ -204,7 +204,7 @@ def test_a_run_that_fails_after_the_client_has_gone_is_released(alice: Caller, s
         assert visit.sent == []
 
     asyncio.run(scenario())
-    expected = Status.RECOVERABLE if policy == "in a transaction" else Status.FAILED
+    expected = Status.RECOVERABLE if policy == "in a transaction" else Status.PARKED
     assert IdempotencyRecord.objects.get().status == expected
     assert effects() == 0
 

@@ -163,6 +163,6 @@ def test_an_abandoned_claim_of_a_parked_operation_is_never_run_again(
         assert problem_code(refused) == "idempotency_outcome_unknown"
         assert "Retry-After" not in refused
         assert refused["Idempotency-Key"] == "k"
-    assert IdempotencyRecord.objects.get().status == Status.FAILED
+    assert IdempotencyRecord.objects.get().status == Status.PARKED
     assert problem_code(alice.post(data={"amount": 2}, key="k")) == "idempotency_key_reused"
     assert effects() == 1

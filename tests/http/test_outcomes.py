@@ -258,7 +258,7 @@ def test_a_crash_of_an_operation_that_may_have_had_its_effect_is_parked(
     for _ in range(2):
         assert problem_code(alice.post(f"/{query}", key="k")) == "idempotency_outcome_unknown"
     assert effects() == 1
-    assert IdempotencyRecord.objects.get().status == Status.FAILED
+    assert IdempotencyRecord.objects.get().status == Status.PARKED
 
 
 @pytest.mark.scenario(13)

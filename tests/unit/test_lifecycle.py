@@ -25,15 +25,15 @@ def cell(status: Status, **facts: bool | Recovery) -> Decision:
     ("status", "lease_over", "same_payload", "expected"),
     [
         (Status.COMPLETED, False, True, Decision.REPLAY),
-        (Status.COMPLETED, False, False, Decision.REFUSE_REUSE),
+        (Status.COMPLETED, False, False, Decision.REFUSE_REUSED),
         (Status.IN_PROGRESS, False, True, Decision.WAIT),
         (Status.IN_PROGRESS, False, False, Decision.WAIT),
         (Status.IN_PROGRESS, True, True, Decision.TAKE_OVER),
-        (Status.IN_PROGRESS, True, False, Decision.REFUSE_REUSE),
+        (Status.IN_PROGRESS, True, False, Decision.REFUSE_REUSED),
         (Status.RECOVERABLE, False, True, Decision.TAKE_OVER),
-        (Status.RECOVERABLE, False, False, Decision.REFUSE_REUSE),
-        (Status.FAILED, False, True, Decision.REPORT_UNKNOWN),
-        (Status.FAILED, False, False, Decision.REFUSE_REUSE),
+        (Status.RECOVERABLE, False, False, Decision.REFUSE_REUSED),
+        (Status.PARKED, False, True, Decision.REPORT_PARKED),
+        (Status.PARKED, False, False, Decision.REFUSE_REUSED),
     ],
 )
 def test_a_duplicate_gets_what_the_design_says(
@@ -71,16 +71,16 @@ def test_every_cell_keeps_the_promises(
     # Retention over: a new request, and only then may another payload run.
     assert (decision is Decision.START_OVER) == (retention_over and not live)
     if not same_payload and not retention_over and not live:
-        assert decision is Decision.REFUSE_REUSE
+        assert decision is Decision.REFUSE_REUSED
     # P5: an outcome within retention is replayed or refused, never run again.
     if status is Status.COMPLETED and not retention_over:
-        assert decision in {Decision.REPLAY, Decision.REFUSE_REUSE}
+        assert decision in {Decision.REPLAY, Decision.REFUSE_REUSED}
     # An operation that never declared REEXECUTE is not run again after a crash.
     if status is Status.IN_PROGRESS and recovery is not Recovery.REEXECUTE and not retention_over:
         assert decision is not Decision.TAKE_OVER
     # What is parked stays parked until somebody has found out, or nobody asks any more.
-    if status is Status.FAILED and not retention_over:
-        assert decision in {Decision.REPORT_UNKNOWN, Decision.REFUSE_REUSE}
+    if status is Status.PARKED and not retention_over:
+        assert decision in {Decision.REPORT_PARKED, Decision.REFUSE_REUSED}
 
 
 def test_a_status_is_written_as_its_value() -> None:

@@ -53,8 +53,8 @@ class Command(BatchCommand):
     help = (
         "Delete idempotency records past their retention, and messages that were sent as long ago, oldest first, in "
         "bounded batches.\n"
-        "Claims are never deleted, nor are messages that were not sent; parked (failed) records only with "
-        "--include-failed.\n"
+        "Claims are never deleted, nor are messages that were not sent; parked records only with "
+        "--include-parked.\n"
         "May run at any time, and more than once at a time."
     )
     epilog = EPILOG
@@ -71,7 +71,7 @@ class Command(BatchCommand):
             "--pause", type=float, default=0.0, metavar="S", help="seconds to wait between batches (default: 0)"
         )
         parser.add_argument("--dry-run", action="store_true", help="count what is due, delete nothing")
-        parser.add_argument("--include-failed", action="store_true", help="delete parked records past retention too")
+        parser.add_argument("--include-parked", action="store_true", help="delete parked records past retention too")
         parser.add_argument("--database", metavar="ALIAS", help="default: the database that records are written to")
 
     def handle(
@@ -81,7 +81,7 @@ class Command(BatchCommand):
         max_batches: int | None,
         pause: float,
         dry_run: bool,
-        include_failed: bool,
+        include_parked: bool,
         database: str | None,
         **options: Any,
     ) -> None:
@@ -92,14 +92,14 @@ class Command(BatchCommand):
         check_database(using)
         with refusals_as_errors(using, "What earlier batches deleted stays deleted."):
             if dry_run:
-                self._count(using, include_failed)
+                self._count(using, include_parked)
             else:
-                self._purge(using, batch_size, max_batches, pause, include_failed, options)
+                self._purge(using, batch_size, max_batches, pause, include_parked, options)
 
-    def _count(self, using: str, include_failed: bool) -> None:
+    def _count(self, using: str, include_parked: bool) -> None:
         past_retention = IdempotencyRecord.objects.using(using).past_retention()
         counted = dict(past_retention.order_by().values_list("status").annotate(count=Count("pk")))
-        kept = [Status.IN_PROGRESS] if include_failed else [Status.IN_PROGRESS, Status.FAILED]
+        kept = [Status.IN_PROGRESS] if include_parked else [Status.IN_PROGRESS, Status.PARKED]
         going = sum(count for status, count in counted.items() if status not in kept)
         self.stdout.write(f"Would purge {_counted(going, 'record')} from database {using!r}.")
         for status in kept:
@@ -115,14 +115,14 @@ class Command(BatchCommand):
         batch_size: int,
         max_batches: int | None,
         pause: float,
-        include_failed: bool,
+        include_parked: bool,
         options: dict[str, Any],
     ) -> None:
         kinds = [
             _Kind(
                 "record",
-                purge_batches(batch_size=batch_size, include_failed=include_failed, using=using),
-                due(include_failed=include_failed, using=using),
+                purge_batches(batch_size=batch_size, include_parked=include_parked, using=using),
+                due(include_parked=include_parked, using=using),
             ),
             _Kind("sent message", purge_sent_batches(batch_size=batch_size, using=using), sent_past_retention(using)),
         ]

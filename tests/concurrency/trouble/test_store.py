@@ -210,7 +210,7 @@ def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_a
     monkeypatch.setattr(backend, "park_abandoned", parked_meanwhile)
     assert code_of(post("/park/")) == "idempotency_outcome_unknown"
     signals.parked.disconnect(note)
-    assert (record().status, parked) == ("failed", [])
+    assert (record().status, parked) == ("parked", [])
 
 
 def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:

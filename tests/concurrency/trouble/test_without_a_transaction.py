@@ -28,7 +28,7 @@ def test_outside_of_a_transaction_the_outcome_is_recorded_and_replayed(post: Pos
 def test_park_never_runs_again_by_itself(post: Post) -> None:
     handler.after = fail
     assert post("/park/").status_code == 500
-    assert (record().status, effects()) == ("failed", ["one"])
+    assert (record().status, effects()) == ("parked", ["one"])
     handler.after = lambda request: None
     for _ in range(2):
         answer = post("/park/")
@@ -43,7 +43,7 @@ def test_an_abandoned_claim_of_a_park_operation_is_parked_and_not_run(post: Post
     abandon()
     end_lease()
     assert code_of(post("/park/")) == "idempotency_outcome_unknown"
-    assert (record().status, effects(), handler.attempts) == ("failed", [], [1])
+    assert (record().status, effects(), handler.attempts) == ("parked", [], [1])
 
 
 def test_an_operation_with_a_reconciler_that_failed_keeps_its_claim_until_somebody_can_ask(post: Post) -> None:
@@ -72,7 +72,7 @@ def test_an_unrecordable_answer_outside_of_a_transaction_is_given_up_as_declared
     assert post("/again/", key="a").status_code == 503
     assert record("a").status == "recoverable"
     assert post("/park/", key="p").status_code == 503
-    assert record("p").status == "failed"
+    assert record("p").status == "parked"
 
 
 def test_outside_of_a_transaction_a_lost_lease_is_answered_from_the_winner(post: Post) -> None:

@@ -26,7 +26,7 @@ OUTCOME = {"status": "201", "content_type": "application/json", "body": '{"id": 
 
 
 def parked(**fields: Any) -> int:
-    (pk,) = make_records(1, Status.FAILED, **{"expires": HOUR, "operation": charges.name} | fields)
+    (pk,) = make_records(1, Status.PARKED, **{"expires": HOUR, "operation": charges.name} | fields)
     return pk
 
 
@@ -60,10 +60,10 @@ def test_a_parked_record_is_resolved_after_a_question_and_leaves_an_audit_entry(
     pk = parked(idempotency_key="8e03978e")
     page = ask(operator, action, pk)
     seen = text(page)
-    for shown in (charges.name, "8e03978e", "failed: outcome unknown", "No, take me back"):
+    for shown in (charges.name, "8e03978e", "parked: outcome unknown", "No, take me back"):
         assert shown in seen
     assert "takes effect" in seen or "took effect" in seen
-    assert state_of(pk) == ("failed", 1)  # nothing was decided yet
+    assert state_of(pk) == ("parked", 1)  # nothing was decided yet
 
     values = OUTCOME if action == "record_outcome" else {"reason": "asked the bank"}
     (said,) = decide(operator, page, **values)
@@ -82,12 +82,12 @@ def test_each_decision_needs_its_own_permission(client: Client, action: str) -> 
     other = {"resolve": "release_idempotencyrecord", "release": "resolve_idempotencyrecord"}[ACTIONS[action]]
     log_in(client, "view_idempotencyrecord", "change_idempotencyrecord", "view_response_body", other)
     pk = parked()
-    seen = f"{pk}:1:failed"
+    seen = f"{pk}:1:parked"
     values = {"action": action, "_selected_action": [pk], "decided": "yes", "seen": [seen], "force": "on", **OUTCOME}
     page = client.post(LIST, values, follow=True)
     assert "No action selected" in text(page)
     assert f'value="{action}"' not in client.get(LIST).content.decode()
-    assert state_of(pk) == ("failed", 1)
+    assert state_of(pk) == ("parked", 1)
     assert not LogEntry.objects.exists()
 
 
@@ -121,12 +121,12 @@ def test_a_form_that_is_wrong_is_shown_again(operator: Client, wrong: dict[str, 
     page = ask(operator, "record_outcome", pk)
     again = operator.post(
         LIST,
-        {"action": "record_outcome", "_selected_action": [pk], "decided": "yes", "seen": f"{pk}:1:failed"}
+        {"action": "record_outcome", "_selected_action": [pk], "decided": "yes", "seen": f"{pk}:1:parked"}
         | {**OUTCOME, **wrong},
     )
     assert said in text(again)
-    assert "failed: outcome unknown" in text(again)
-    assert state_of(pk) == ("failed", 1)
+    assert "parked: outcome unknown" in text(again)
+    assert state_of(pk) == ("parked", 1)
     assert decide(operator, again, **OUTCOME) == ["Record an outcome: 1 record."]
     assert page.status_code == 200
 
@@ -138,7 +138,7 @@ def test_what_the_operation_would_not_record_is_refused_with_the_reason(operator
     unknown = parked(operation="tests.admin.removed")
     (said,) = decide(operator, ask(operator, "record_outcome", unknown), **OUTCOME)
     assert "operations.py" in said
-    assert (state_of(pk), state_of(unknown)) == (("failed", 1), ("failed", 1))
+    assert (state_of(pk), state_of(unknown)) == (("parked", 1), ("parked", 1))
 
 
 def test_what_was_decided_is_what_was_seen(operator: Client) -> None:
@@ -150,10 +150,10 @@ def test_what_was_decided_is_what_was_seen(operator: Client) -> None:
     IdempotencyRecord.objects.filter(pk=fourth).delete()
     said = decide(operator, page, reason="asked")
     assert [message for message in said if "is completed, attempt 1 by now" in message]
-    assert [message for message in said if "is failed, attempt 2 by now" in message]
+    assert [message for message in said if "is parked, attempt 2 by now" in message]
     assert f"Record {fourth} is gone: it was purged." in said
     assert said[-1] == "Mark as not executed: 1 record."
-    assert [state_of(pk) for pk in (first, second, third)] == [("recoverable", 1), ("completed", 1), ("failed", 2)]
+    assert [state_of(pk) for pk in (first, second, third)] == [("recoverable", 1), ("completed", 1), ("parked", 2)]
 
 
 def test_a_form_whose_record_is_gone_is_shown_without_it(operator: Client) -> None:
@@ -185,16 +185,16 @@ def test_no_more_are_decided_at_once_than_fit_a_page(operator: Client, monkeypat
     one = operator.post(LIST, {"action": "record_outcome", "_selected_action": pks}, follow=True)
     assert "Record an outcome: select up to 1 at a time." in text(one)
     forged = {"action": "release", "_selected_action": pks, "decided": "yes", "reason": "x"}
-    operator.post(LIST, {**forged, "seen": [f"{pk}:1:failed" for pk in [pks[0], pks[0], pks[2]]]})
-    assert state_of(pks[2]) == ("failed", 1)
+    operator.post(LIST, {**forged, "seen": [f"{pk}:1:parked" for pk in [pks[0], pks[0], pks[2]]]})
+    assert state_of(pks[2]) == ("parked", 1)
 
 
-@pytest.mark.parametrize("token", ["", "1", "x:1:failed", "1:1:no such state", "1:1:failed:more"])
+@pytest.mark.parametrize("token", ["", "1", "x:1:parked", "1:1:no such state", "1:1:parked:more"])
 def test_a_forged_form_is_a_bad_request(operator: Client, token: str) -> None:
     pk = parked()
     values = {"action": "release", "_selected_action": [pk], "decided": "yes", "seen": token, "reason": "x"}
     assert operator.post(LIST, values).status_code == 400
-    assert state_of(pk) == ("failed", 1)
+    assert state_of(pk) == ("parked", 1)
 
 
 def test_a_page_that_asks_escapes_what_a_client_sent(operator: Client) -> None:
@@ -207,7 +207,7 @@ def test_a_page_that_asks_escapes_what_a_client_sent(operator: Client) -> None:
 @pytest.mark.failure_mode(52)
 def test_no_body_is_shown_to_who_resolves_without_the_permission(operator: Client) -> None:
     pk = secret_record(expires=HOUR, operation=charges.name)
-    IdempotencyRecord.objects.update(status=Status.FAILED)
+    IdempotencyRecord.objects.update(status=Status.PARKED)
     for action in ACTIONS:
         assert "4242" not in ask(operator, action, pk).content.decode()
     decide(operator, ask(operator, "record_outcome", pk), **{**OUTCOME, "body": '"5353"'})

@@ -171,7 +171,7 @@ def test_it_filters_by_state(viewer: Client) -> None:
     record("abandoned", Status.IN_PROGRESS, lease=-HOUR)
     record("completed", Status.COMPLETED)
     record("recoverable", Status.RECOVERABLE)
-    record("parked", Status.FAILED)
+    record("parked", Status.PARKED)
     record("old", Status.COMPLETED, expires=-HOUR)
     assert listed(viewer, state="live") == ["live"]
     assert listed(viewer, state="abandoned") == ["abandoned"]
@@ -214,12 +214,12 @@ def test_each_state_is_told_in_words(viewer: Client) -> None:
     make_records(1, Status.IN_PROGRESS, lease=-timedelta(seconds=90), expires=-timedelta(days=1))
     make_records(1, Status.IN_PROGRESS, expires=HOUR)
     make_records(1, Status.RECOVERABLE)
-    make_records(1, Status.FAILED)
+    make_records(1, Status.PARKED)
     make_records(1, response_status=402)
     rows = viewer.get(LIST).context["cl"].result_list
     shown = records.IdempotencyRecordAdmin(IdempotencyRecord, records.admin.site)
     states = [shown.state(row) for row in rows]
-    assert states == ["completed, 402", "failed: outcome unknown", "recoverable", *["in progress, lease over"] * 2]
+    assert states == ["completed, 402", "parked: outcome unknown", "recoverable", *["in progress, lease over"] * 2]
     assert [shown.lease(row) for row in rows][:4] == [display.NONE] * 4
     assert re.fullmatch(r"over for 1 min 3\d s", shown.lease(rows[4]))
     assert shown.retention(rows[4]) == "over for 1 d"
