@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         Wait,
     )
     from .protocol.block import claim
-    from .protocol.execution import current_claim
+    from .protocol.context import current_claim
 
 __version__ = "0.1.0"
 
@@ -42,7 +42,7 @@ _HOMES = {
     "Unknown": "operation",
     "Wait": "operation",
     "claim": "protocol.block",
-    "current_claim": "protocol.execution",
+    "current_claim": "protocol.context",
     "idempotent": "http.decorators",
 }
 

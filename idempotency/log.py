@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from .protocol.execution import current_claim
+from .protocol.context import current_claim
 
 
 class ClaimFilter(logging.Filter):

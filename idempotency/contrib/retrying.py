@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import re
 import ssl
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 from uuid import uuid4
 
 try:
@@ -30,9 +29,7 @@ except ImportError as error:
     ) from error
 
 from ..keys import HEADER, shorten
-
-if TYPE_CHECKING:
-    from ..protocol.claims import Claim
+from ..protocol.context import current_claim
 
 logger = logging.getLogger("idempotency")
 
@@ -110,7 +107,7 @@ class Tries(ABC, Generic[A]):
     def __init__(self, policy: RetryPolicy, method: str, place: str, key: str | None, name: str | None) -> None:
         self.policy = policy
         self.call = f"{method} {place}"
-        self.claim = _claim()
+        self.claim = current_claim()
         self.key = self._choose_key(name) if key is None else key
         self.total = policy.total
         if self.claim is not None:
@@ -248,14 +245,6 @@ def _moment(text: str) -> datetime | None:
 def bounded(timeout: float | None, left: float) -> float:
     """A timeout of the caller's, cut to what is left of the total."""
     return left if timeout is None else min(timeout, left)
-
-
-def _claim() -> Claim | None:
-    # Not imported, because that would ask every client for a Django project. Where nothing has imported it, nothing
-    # is protected, and there is no claim.
-    execution = sys.modules.get("idempotency.protocol.execution")
-    claim: Claim | None = None if execution is None else execution.current_claim()
-    return claim
 
 
 def _error_of(state: RetryCallState) -> BaseException | None:

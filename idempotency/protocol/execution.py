@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,6 +20,7 @@ from ..outcome import Outcome
 from ..scope import Scope
 from . import claims
 from .claims import Claim
+from .context import claim_in_context
 from .faults import fault_point
 from .heartbeat import heartbeat
 from .recovery import settle
@@ -32,13 +32,6 @@ logger = logging.getLogger("idempotency")
 #: How often a waiting duplicate looks for the outcome, in seconds: soon at first, then at a pace that costs little.
 FIRST_POLL = 0.02
 SLOWEST_POLL = 0.5
-
-_current: ContextVar[Claim | None] = ContextVar("idempotency_claim", default=None)
-
-
-def current_claim() -> Claim | None:
-    """The claim that the calling code runs under: the innermost one, or None outside of a protected operation."""
-    return _current.get()
 
 
 def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Claim | Outcome:
@@ -90,7 +83,7 @@ def run_under(claim: Claim) -> Iterator[Slot]:
     :raises UnavailableError: the outcome could not be recorded, or COMMIT failed without saying how it ended.
     :raises TransactionBrokenError: the block swallowed a database error and went on.
     """
-    token = _current.set(claim)
+    token = claim_in_context.set(claim)
     try:
         with heartbeat(claim), _in_transaction(claim) if claim.operation.transaction else _in_autocommit(claim) as slot:
             fault_point("handler.before")
@@ -99,7 +92,7 @@ def run_under(claim: Claim) -> Iterator[Slot]:
         signals.send(signals.lease_lost, claim.operation, claim.scope, claim.attempt)
         raise
     finally:
-        _current.reset(token)
+        claim_in_context.reset(token)
     if slot.outcome is not None:
         fault_point("complete.committed")
         signals.send(signals.completed, claim.operation, claim.scope, claim.attempt)

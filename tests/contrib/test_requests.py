@@ -6,6 +6,7 @@ import importlib
 import io
 import pickle
 import ssl
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -187,6 +188,13 @@ def test_a_session_can_be_sent_to_another_process(server: Server) -> None:
         assert copy.post(server.url, timeout=PATIENCE).status_code == 201
         adapter = copy.get_adapter("http://")
     assert (adapter.policy, adapter._pool_maxsize) == (policy, 3)
+
+
+def test_the_adapter_needs_no_django_project() -> None:
+    script = (
+        "import sys; from idempotency.contrib.requests import *; IdempotentAdapter(); sys.exit('django' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": ":".join(sys.path)}, check=True)
 
 
 @pytest.mark.parametrize("missing", ["requests", "tenacity"])

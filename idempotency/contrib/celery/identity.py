@@ -12,7 +12,7 @@ from typing import Any
 from celery import current_task
 
 from ... import keys
-from ...protocol.execution import current_claim
+from ...protocol.context import current_claim
 from ...scope import Scope, scope_of
 
 #: The key under which a consumer claims the message. Without it the message's id is the key.
