@@ -163,7 +163,7 @@ class IdempotencyStep(models.Model):
         return f"{self.name} of record {self.record_id}"
 
 
-class MessageState(models.TextChoices):
+class MessageStatus(models.TextChoices):
     """What has become of a message of the outbox. The values are what the database holds."""
 
     PENDING = "pending"  # to be sent once it is due, or being sent while a relay's lease runs
@@ -188,8 +188,9 @@ class OutboxMessage(models.Model):
     headers = models.JSONField(default=dict, blank=True)
     #: Messages with one ordering key are sent in the order in which they were written; empty asks for no order.
     ordering_key = BytewiseCharField(max_length=255, blank=True, default="")
-    state = models.CharField(max_length=8, choices=MessageState.choices, default=MessageState.PENDING)
-    #: How often a relay has tried, or may have: counted before the attempt, because a relay can die in it.
+    status = models.CharField(max_length=8, choices=MessageStatus.choices, default=MessageStatus.PENDING)
+    #: How often a relay has tried, or may have: counted before the try, because a relay can die in it. A count and not
+    #: a fencing number: a try that did not take place is taken off again, and a requeued message starts at 0.
     attempts = models.PositiveIntegerField(default=0)
     next_try_at = models.DateTimeField(db_default=Now())
     #: Until when a relay that is sending it is presumed alive.
@@ -206,20 +207,20 @@ class OutboxMessage(models.Model):
             # What a relay, the backlog and the admin look for, among many that are sent and not purged yet. By due time
             # and never by id: a lower id may commit after a higher one was sent.
             models.Index(
-                fields=["state", "next_try_at"],
-                condition=models.Q(state=MessageState.PENDING.value) | models.Q(state=MessageState.DEAD.value),
+                fields=["status", "next_try_at"],
+                condition=models.Q(status=MessageStatus.PENDING.value) | models.Q(status=MessageStatus.DEAD.value),
                 name="idempotency_outbox_unsent",
             ),
             # What comes before a message in its order.
             models.Index(
                 fields=["ordering_key", "id"],
-                condition=~models.Q(ordering_key="") & ~models.Q(state=MessageState.SENT.value),
+                condition=~models.Q(ordering_key="") & ~models.Q(status=MessageStatus.SENT.value),
                 name="idempotency_outbox_order",
             ),
             # What a purge looks for.
             models.Index(
                 fields=["sent_at"],
-                condition=models.Q(state=MessageState.SENT.value),
+                condition=models.Q(status=MessageStatus.SENT.value),
                 name="idempotency_outbox_sent",
             ),
         ]
@@ -229,7 +230,7 @@ class OutboxMessage(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.topic} {self.message_id}: {self.state}"
+        return f"{self.topic} {self.message_id}: {self.status}"
 
 
 class IdempotencyCounter(models.Model):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from idempotency.models import MessageState, OutboxMessage
+from idempotency.models import MessageStatus, OutboxMessage
 from tests.records import from_now
 
 SENDER = "tests.outbox.broker"
@@ -81,7 +81,7 @@ def send_to_file(message: OutboxMessage) -> None:
 
 def make_messages(
     count: int = 1,
-    state: MessageState = MessageState.PENDING,
+    status: MessageStatus = MessageStatus.PENDING,
     *,
     due: timedelta = -timedelta(seconds=1),
     lease: timedelta | None = None,
@@ -95,7 +95,7 @@ def make_messages(
         "next_try_at": from_now(due),
         "lease_expires_at": None if lease is None else from_now(lease),
         "sent_at": None if sent is None else from_now(sent),
-        "state": state,
+        "status": status,
         **fields,
     }
     made = OutboxMessage.objects.bulk_create(
@@ -109,13 +109,13 @@ def make_messages(
     return [message.pk for message in made]
 
 
-def states() -> list[tuple[str, int]]:
+def statuses() -> list[tuple[str, int]]:
     """State and attempts of every message, in the order of their ids."""
-    return list(OutboxMessage.objects.order_by("pk").values_list("state", "attempts"))
+    return list(OutboxMessage.objects.order_by("pk").values_list("status", "attempts"))
 
 
 def make_due() -> None:
     """Let every pending message's time come, and its lease be over."""
-    waiting = OutboxMessage.objects.filter(state=MessageState.PENDING)
+    waiting = OutboxMessage.objects.filter(status=MessageStatus.PENDING)
     waiting.update(next_try_at=from_now(-timedelta(seconds=1)))
     waiting.exclude(lease_expires_at=None).update(lease_expires_at=from_now(-timedelta(seconds=1)))

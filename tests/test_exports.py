@@ -19,7 +19,7 @@ from django.test import Client
 
 from idempotency.contrib.celery import send
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
 from testproject.exports import TASK
 from testproject.models import Charge, Export
@@ -179,7 +179,7 @@ def test_without_a_broker_exports_are_accepted_and_their_messages_wait(
     result = relay_once()
     assert (result.sent, result.put_back) == (0, 1)
     message = OutboxMessage.objects.get()
-    assert (message.state, message.attempts) == (MessageState.PENDING, 0)
+    assert (message.status, message.attempts) == (MessageStatus.PENDING, 0)
     assert is_running(alice.post())
 
 
@@ -230,7 +230,7 @@ def test_a_worker_runs_the_export_and_its_duplicates_get_what_it_found(
         assert (ended.status_code, ended["Idempotency-Replayed"]) == (200, "true")
         assert (ended.json()["charges"], ended.json()["total"]) == (2, 742)
     assert set(Export.objects.values_list("runs", flat=True)) == {1}
-    assert set(OutboxMessage.objects.values_list("state", flat=True)) == {MessageState.SENT}
+    assert set(OutboxMessage.objects.values_list("status", flat=True)) == {MessageStatus.SENT}
 
 
 def all_ended(exporter: Exporter, keys: list[str]) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from idempotency.contrib.celery import send
-from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from testproject.models import Charge, UnprotectedCharge
 from testproject.orders import fee_of
 from tests.concurrency.racing import race
@@ -42,7 +42,7 @@ def buyer(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Buyer:
 
 
 def published() -> list[tuple[str, Any]]:
-    assert set(OutboxMessage.objects.values_list("state", flat=True)) <= {MessageState.PENDING}
+    assert set(OutboxMessage.objects.values_list("status", flat=True)) <= {MessageStatus.PENDING}
     messages = OutboxMessage.objects.order_by("pk").values_list("topic", "payload")
     return [(topic.rpartition(".")[2], json.loads(payload)) for topic, payload in messages]
 

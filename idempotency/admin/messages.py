@@ -22,7 +22,7 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 
-from ..models import MessageState, OutboxMessage
+from ..models import MessageStatus, OutboxMessage
 from ..outbox import alias
 from ..outbox.backlog import requeue
 from ..upkeep.resolutions import ResolutionRefusedError
@@ -32,21 +32,24 @@ from .display import NONE, ReadOnlyAdmin, StateFilter, preformatted, time_left, 
 _SECRET_FIELDS = ("payload", "headers")
 
 _STATES: dict[str, tuple[str, Callable[[QuerySet[OutboxMessage]], QuerySet[OutboxMessage]]]] = {
-    "due": ("pending, due", lambda found: found.filter(state=MessageState.PENDING, next_try_at__lte=Now())),
-    "waiting": ("pending, not due yet", lambda found: found.filter(state=MessageState.PENDING, next_try_at__gt=Now())),
-    "dead": ("dead", lambda found: found.filter(state=MessageState.DEAD)),
-    "sent": ("sent", lambda found: found.filter(state=MessageState.SENT)),
+    "due": ("pending, due", lambda found: found.filter(status=MessageStatus.PENDING, next_try_at__lte=Now())),
+    "waiting": (
+        "pending, not due yet",
+        lambda found: found.filter(status=MessageStatus.PENDING, next_try_at__gt=Now()),
+    ),
+    "dead": ("dead", lambda found: found.filter(status=MessageStatus.DEAD)),
+    "sent": ("sent", lambda found: found.filter(status=MessageStatus.SENT)),
 }
 
 
-class MessageStateFilter(StateFilter):
+class MessageStatusFilter(StateFilter):
     states = _STATES
 
 
 @admin.register(OutboxMessage)
 class OutboxMessageAdmin(ReadOnlyAdmin):
     list_display = ("message_id", "topic", "account_id", "current_state", "attempts", "age", "next_try", "ordering_key")
-    list_filter = (MessageStateFilter,)
+    list_filter = (MessageStatusFilter,)
     search_fields = ("message_id",)  # how they are searched: get_search_results()
     search_help_text = "A message's id, or the key that its consumer claims, which ends in it."
     ordering = ("-id",)
@@ -137,8 +140,8 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def current_state(self, message: OutboxMessage) -> str:
-        if message.state != MessageState.PENDING:
-            return message.state
+        if message.status != MessageStatus.PENDING:
+            return message.status
         if message.lease_expires_at is not None:
             held = time_left(message, message.lease_expires_at) > timedelta(0)
             return "being sent" if held else "pending, its relay disappeared"
@@ -150,7 +153,7 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
 
     @admin.display(description="next try")
     def next_try(self, message: OutboxMessage) -> str:
-        if message.state != MessageState.PENDING:
+        if message.status != MessageStatus.PENDING:
             return NONE
         left = time_left(message, message.next_try_at)
         return f"in {written(left)}" if left > timedelta(0) else f"due for {written(-left)}"

@@ -110,7 +110,7 @@ class Migration(migrations.Migration):
                 ("headers", models.JSONField(blank=True, default=dict)),
                 ("ordering_key", idempotency.models.BytewiseCharField(blank=True, default="", max_length=255)),
                 (
-                    "state",
+                    "status",
                     models.CharField(
                         choices=[("pending", "Pending"), ("sent", "Sent"), ("dead", "Dead")],
                         default="pending",
@@ -132,19 +132,19 @@ class Migration(migrations.Migration):
                 ],
                 "indexes": [
                     models.Index(
-                        condition=models.Q(("state", "pending"), ("state", "dead"), _connector="OR"),
-                        fields=["state", "next_try_at"],
+                        condition=models.Q(("status", "pending"), ("status", "dead"), _connector="OR"),
+                        fields=["status", "next_try_at"],
                         name="idempotency_outbox_unsent",
                     ),
                     models.Index(
                         condition=models.Q(
-                            models.Q(("ordering_key", ""), _negated=True), models.Q(("state", "sent"), _negated=True)
+                            models.Q(("ordering_key", ""), _negated=True), models.Q(("status", "sent"), _negated=True)
                         ),
                         fields=["ordering_key", "id"],
                         name="idempotency_outbox_order",
                     ),
                     models.Index(
-                        condition=models.Q(("state", "sent")), fields=["sent_at"], name="idempotency_outbox_sent"
+                        condition=models.Q(("status", "sent")), fields=["sent_at"], name="idempotency_outbox_sent"
                     ),
                 ],
             },

@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 
 from .. import sql
 from ..conf import settings
-from ..models import MessageState, OutboxMessage
+from ..models import MessageStatus, OutboxMessage
 from ..upkeep import audit
 from ..upkeep.resolutions import ResolutionRefusedError
 from ..upkeep.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult
@@ -42,14 +42,14 @@ def backlog(*, using: str | None = None) -> Backlog:
     others of its ordering key.
     """
     messages = OutboxMessage.objects.using(using or router.db_for_write(OutboxMessage))
-    pending = messages.filter(state=MessageState.PENDING)
+    pending = messages.filter(status=MessageStatus.PENDING)
     # In the order of the index. max() of the difference would read all of them.
     longest = pending.filter(next_try_at__lte=Now()).order_by("next_try_at")
     age = ExpressionWrapper(Now() - F("next_try_at"), DurationField())
     return Backlog(
         pending=pending[:MAX_COUNTED].count(),
         oldest_due=longest.values_list(age, flat=True).first(),
-        dead=messages.filter(state=MessageState.DEAD)[:MAX_COUNTED].count(),
+        dead=messages.filter(status=MessageStatus.DEAD)[:MAX_COUNTED].count(),
     )
 
 
@@ -68,8 +68,8 @@ def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
     with transaction.atomic(using=using):
         # Of two people who decide at once one wins: after that it isn't dead any more. A relay that had it and was
         # frozen since may yet mark it as sent, which is then true, or may put it off a little.
-        dead = OutboxMessage.objects.using(using).filter(pk=message.pk, state=MessageState.DEAD)
-        if dead.update(state=MessageState.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None) != 1:
+        dead = OutboxMessage.objects.using(using).filter(pk=message.pk, status=MessageStatus.DEAD)
+        if dead.update(status=MessageStatus.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None) != 1:
             raise ResolutionRefusedError(f"Message {message.message_id} is not dead, or not any more.")
         audit.enter(message, f"{message.topic} {message.message_id}", "requeued", by, reason)
         transaction.on_commit(lambda: _note(message, by, reason), using=using, robust=True)
@@ -81,7 +81,7 @@ def _note(message: OutboxMessage, by: Any, reason: str) -> None:
 
 def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
     """What was sent longer ago than ``TTL``, and would be purged now. Never what was not sent."""
-    return OutboxMessage.objects.using(using).filter(state=MessageState.SENT, sent_at__lte=Now() - settings.ttl)
+    return OutboxMessage.objects.using(using).filter(status=MessageStatus.SENT, sent_at__lte=Now() - settings.ttl)
 
 
 def purge_sent_once(

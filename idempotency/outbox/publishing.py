@@ -22,8 +22,8 @@ from django.db.models.functions import Now
 from django.utils.module_loading import import_string
 
 from ..exceptions import MessageReusedError, NoTransactionError
-from ..models import IdempotencyRecord, MessageState, OutboxMessage, RecordQuerySet
-from ..protocol.execution import current_claim
+from ..models import IdempotencyRecord, MessageStatus, OutboxMessage, RecordQuerySet
+from ..protocol.context import current_claim
 from ..scope import Scope
 from ..sql import postgresql_outbox
 
@@ -167,7 +167,7 @@ def _published_before(using: str, message: OutboxMessage, scope: Scope, delay: t
     # A key that is used again after its retention makes a new request, and the old one's message may not have been
     # purged yet. It was sent, so nothing is lost with it.
     record = RecordQuerySet(IdempotencyRecord, using=using).in_scope(*astuple(scope))
-    earlier = found.filter(state=MessageState.SENT, created_at__lt=Subquery(record.values("created_at")))
+    earlier = found.filter(status=MessageStatus.SENT, created_at__lt=Subquery(record.values("created_at")))
     if earlier.delete()[0] and _insert(using, message, delay):
         return message
     before = found.get()

@@ -4,7 +4,7 @@ A batch is leased in a transaction of its own, then published outside of any, th
 anywhere leaves messages whose lease runs out, and the next one sends them, some for a second time: a broker's
 confirmation and a commit can't be made one. So a message may be sent more than once, and always carries the same id.
 
-Messages are found by state and due time. Never by an id that was reached: ids are given out before they are committed,
+Messages are found by status and due time. Never by an id that was reached: ids are given out before they are committed,
 so a lower one may appear after a higher one was sent.
 """
 
@@ -25,7 +25,7 @@ from django.utils.module_loading import import_string
 
 from .. import signals, sql
 from ..exceptions import BrokerUnavailableError
-from ..models import MessageState, OutboxMessage
+from ..models import MessageStatus, OutboxMessage
 from ..protocol.faults import fault_point
 
 logger = logging.getLogger("idempotency")
@@ -100,9 +100,9 @@ def due(using: str) -> QuerySet[OutboxMessage]:
     messages = OutboxMessage.objects.using(using)
     free = Q(lease_expires_at=None) | Q(lease_expires_at__lte=Now())
     # The conditions of the index that answers this, in its own words.
-    earlier = messages.exclude(ordering_key="").exclude(state=MessageState.SENT)
+    earlier = messages.exclude(ordering_key="").exclude(status=MessageStatus.SENT)
     held_up = Exists(earlier.filter(ordering_key=OuterRef("ordering_key"), pk__lt=OuterRef("pk")))
-    return messages.filter(free, Q(ordering_key="") | ~held_up, state=MessageState.PENDING, next_try_at__lte=Now())
+    return messages.filter(free, Q(ordering_key="") | ~held_up, status=MessageStatus.PENDING, next_try_at__lte=Now())
 
 
 def relay_once(
@@ -186,7 +186,7 @@ def _take_in_transaction(using: str, limit: int, skip: Collection[str]) -> _Batc
     if dead:
         gone = OutboxMessage.objects.using(using).filter(pk__in=[message.pk for message in dead])
         error = f"A relay disappeared while it had this message, {MAX_ATTEMPTS} times."
-        gone.update(state=MessageState.DEAD, lease_expires_at=None, error=error)
+        gone.update(status=MessageStatus.DEAD, lease_expires_at=None, error=error)
         for message in dead:
             message.error = error
     return _Batch(messages, suspects, dead, exhausted=len(messages) < limit and not left_over)
@@ -202,8 +202,8 @@ def _followers(using: str, heads: list[OutboxMessage], limit: int, skip: Collect
     if not last or limit < 1:
         return []
     free = Q(lease_expires_at=None) | Q(lease_expires_at__lte=Now(), attempts__lt=SUSPICIOUS)
-    ready = free & Q(state=MessageState.PENDING, next_try_at__lte=Now())
-    unsent = OutboxMessage.objects.using(using).exclude(ordering_key="").exclude(state=MessageState.SENT)
+    ready = free & Q(status=MessageStatus.PENDING, next_try_at__lte=Now())
+    unsent = OutboxMessage.objects.using(using).exclude(ordering_key="").exclude(status=MessageStatus.SENT)
     behind = unsent.filter(ordering_key__in=last, pk__gt=min(last.values())).order_by("ordering_key", "pk")
     if connections[using].features.has_select_for_update:
         # A relay may be taking one of them this moment, if the head before it was committed after it. Not skipped: what
@@ -263,14 +263,14 @@ def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:
     if outcomes.confirmed:
         # Not fenced: a relay that was slow and lost its lease says what is true as well. The broker has the message.
         confirmed = messages.filter(pk__in=[message.pk for message in outcomes.confirmed])
-        sent = confirmed.exclude(state=MessageState.SENT).update(
-            state=MessageState.SENT, sent_at=Now(), lease_expires_at=None, error=""
+        sent = confirmed.exclude(status=MessageStatus.SENT).update(
+            status=MessageStatus.SENT, sent_at=Now(), lease_expires_at=None, error=""
         )
         fault_point("relay.marked")
         result.sent += sent
         signals.relayed.send_robust(sender=OutboxMessage, count=sent)
     # Everything else is fenced on the attempt: another relay may have the message by now, or may have sent it.
-    mine = messages.filter(state=MessageState.PENDING)
+    mine = messages.filter(status=MessageStatus.PENDING)
     for (attempts, error), failed in _alike(outcomes.failed).items():
         if attempts < MAX_ATTEMPTS:
             backoff = timedelta(seconds=min(2**attempts, LONGEST_BACKOFF))
@@ -279,7 +279,7 @@ def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:
             continue
         for message in failed:
             over = mine.filter(pk=message.pk, attempts=attempts)
-            if over.update(state=MessageState.DEAD, lease_expires_at=None, error=error):
+            if over.update(status=MessageStatus.DEAD, lease_expires_at=None, error=error):
                 message.error = error
                 _announce_dead(message, result)
     for (attempts, error), put_back in _alike(outcomes.put_back).items():

@@ -14,7 +14,7 @@ from ..models import OutboxMessage
 # after one that was cut off meets its own messages as a matter of course.
 _INSERT = """
 INSERT INTO idempotency_outbox (message_id, account_id, idempotency_key, topic, sender, payload, headers, ordering_key,
-    state, attempts, error, next_try_at)
+    status, attempts, error, next_try_at)
 VALUES (%s, %s, %s, %s, %s, %s::json, %s::jsonb, %s, 'pending', 0, '', statement_timestamp() + %s)
 ON CONFLICT (message_id) DO NOTHING
 RETURNING id, created_at, next_try_at

@@ -9,7 +9,7 @@ from pathlib import Path
 from django.db import connection
 from django.db.models import QuerySet
 
-from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from testproject.models import (
     BaseCharge,
     BasePayout,
@@ -94,7 +94,7 @@ def count_messages(run: str) -> int:
 
 
 def are_messages_pending(run: str) -> bool:
-    return _messages(run).filter(state=MessageState.PENDING).exists()
+    return _messages(run).filter(status=MessageStatus.PENDING).exists()
 
 
 def _messages(run: str) -> QuerySet[OutboxMessage]:

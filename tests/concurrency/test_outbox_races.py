@@ -16,12 +16,12 @@ from django.db import connection, transaction
 from idempotency import Operation, claim
 from idempotency.exceptions import LeaseLostError
 from idempotency.lifecycle import Recovery
-from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox import publish
 from idempotency.outbox.relay import RelayResult, relay_batches, relay_once
 from tests.concurrency.racing import Gate, in_background, race
 from tests.database import processes
-from tests.outbox import FILE_SENDER, SENDER, broker, make_due, make_messages, states
+from tests.outbox import FILE_SENDER, SENDER, broker, make_due, make_messages, statuses
 from tests.records import HOUR, from_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -111,7 +111,7 @@ def test_relays_at_once_send_each_message_once(batch_size: int) -> None:
 
     assert sum(race([relay] * 4)) == 120
     assert sorted(broker.payloads) == [*range(120)]
-    assert states() == [("sent", 1)] * 120
+    assert statuses() == [("sent", 1)] * 120
 
 
 def test_relays_at_once_keep_the_order_of_each_key() -> None:
@@ -192,14 +192,14 @@ def test_a_relay_killed_between_publishing_and_marking_sends_again_with_the_same
     killed = processes.start(RELAY, "killed", env=environment)
     killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
-    assert states() == [("pending", 1)] * 6
+    assert statuses() == [("pending", 1)] * 6
     assert sum(sent_ids(sent_file).values()) == 3
     output, errors = processes.start(RELAY, "run", env=environment).communicate(timeout=60)
     assert output.split() == ["started", "0"], errors  # the lease of the one that was killed runs
     make_due()
     output, errors = processes.start(RELAY, "run", env=environment).communicate(timeout=60)
     assert output.split() == ["started", "6"], errors
-    assert states() == [("sent", 2)] * 6
+    assert statuses() == [("sent", 2)] * 6
     assert sent_ids(sent_file).keys() == all_ids()
     assert sorted(sent_ids(sent_file).values()) == [1, 1, 1, 2, 2, 2]
 
@@ -218,7 +218,7 @@ def test_a_relay_that_wakes_after_its_lease_sends_again_and_undoes_nothing(sent_
     output, errors = frozen.communicate("\n\n\n", timeout=60)
     assert output.split()[-1] == "0", errors
     assert sent_ids(sent_file) == dict.fromkeys(all_ids(), 2)
-    assert states() == [("sent", 2)] * 4
+    assert statuses() == [("sent", 2)] * 4
     assert list(OutboxMessage.objects.order_by("pk").values_list("sent_at", flat=True)) == sent_at
 
 
@@ -232,5 +232,5 @@ def test_a_relay_frozen_while_it_takes_a_batch_holds_up_nobody() -> None:
         (result,) = race([relay_once])
         assert result.sent == 2
     assert relay_once().sent == 1
-    assert OutboxMessage.objects.filter(state=MessageState.SENT).count() == 3
+    assert OutboxMessage.objects.filter(status=MessageStatus.SENT).count() == 3
     assert not connection.in_atomic_block

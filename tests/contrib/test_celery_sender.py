@@ -16,7 +16,7 @@ from idempotency import claim
 from idempotency.contrib import celery as contrib
 from idempotency.contrib.celery import CelerySender, publishing
 from idempotency.exceptions import BrokerUnavailableError
-from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox import CELERY, publish
 from idempotency.outbox.relay import relay_once
 from idempotency.protocol import faults
@@ -151,7 +151,7 @@ def test_a_broker_that_is_gone_costs_the_first_commit_a_warning_and_the_next_one
     warnings = [line for line in caplog.records if line.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "No worker could be asked to relay the outbox" in warnings[0].getMessage()
-    assert OutboxMessage.objects.filter(state=MessageState.PENDING).count() == 2
+    assert OutboxMessage.objects.filter(status=MessageStatus.PENDING).count() == 2
     monkeypatch.setattr(fresh_sender, "_quiet_until", 0.0)  # the while is over
     fresh_sender.nudge()
     assert len([line for line in caplog.records if line.levelno == logging.WARNING]) == 2
@@ -167,7 +167,7 @@ def test_a_message_goes_from_the_commit_through_the_relay_to_its_one_effect(inbo
     inbox.drain()  # the nudged relay, and then what it has sent
     sent = OutboxMessage.objects.get()
     consumed = IdempotencyRecord.objects.get(operation="tests.send")
-    assert (sent.state, effects()) == (MessageState.SENT, {"a": 1})
+    assert (sent.status, effects()) == (MessageStatus.SENT, {"a": 1})
     assert (consumed.account_id, consumed.idempotency_key) == ("7", sent.idempotency_key)
     assert consumed.scope.trace == run.result
 

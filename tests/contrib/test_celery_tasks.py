@@ -15,7 +15,7 @@ from django.conf import settings
 
 from idempotency import Operation
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord, MessageState
+from idempotency.models import IdempotencyRecord, MessageStatus
 from tests.database import processes
 from tests.outbox import broker, make_messages
 from tests.records import HOUR, make_records, remaining
@@ -74,9 +74,9 @@ def test_a_run_is_bounded_and_tells_that_more_is_due() -> None:
 
 
 def test_a_run_purges_sent_messages_as_well_and_counts_them_by_themselves() -> None:
-    make_messages(5, MessageState.SENT, sent=-96 * HOUR)
+    make_messages(5, MessageStatus.SENT, sent=-96 * HOUR)
     assert tasks.purge_expired_records(batch_size=2) == {"deleted": 0, "messages": 5, "exhausted": True}
-    make_messages(5, MessageState.SENT, sent=-96 * HOUR)
+    make_messages(5, MessageStatus.SENT, sent=-96 * HOUR)
     counts = tasks.purge_expired_records(batch_size=2, max_batches=2)
     assert counts == {"deleted": 0, "messages": 4, "exhausted": False}
 

@@ -12,7 +12,7 @@ import pytest
 from django.db import transaction
 
 from idempotency import claim
-from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox import publish
 from testproject.models import Receipt
 from tests.contrib.brokers import RedisServer
@@ -186,4 +186,4 @@ def test_only_what_was_committed_goes_from_the_outbox_to_the_worker(inbox: Inbox
     with transaction.atomic():
         publish(retried.name, {"label": "committed"})  # the nudge on commit has a worker relay it
     assert eventually(lambda: effects() == {"committed": 1})
-    assert eventually(lambda: OutboxMessage.objects.get().state == MessageState.SENT)
+    assert eventually(lambda: OutboxMessage.objects.get().status == MessageStatus.SENT)

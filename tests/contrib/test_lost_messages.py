@@ -13,7 +13,7 @@ from django.db.models import F
 from idempotency import claim, tasks
 from idempotency.contrib.celery import idempotent_task, resend_lost_messages
 from idempotency.contrib.celery import lost as lost_module
-from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox import publish
 from testproject.celery import app
 from tests.records import from_now
@@ -46,7 +46,7 @@ def sent(topic: str = TASK, *, ago: timedelta = HOUR, waited: timedelta = MINUTE
     with transaction.atomic():
         message = publish(topic, {"to": "bob"}, **options)
     OutboxMessage.objects.filter(pk=message.pk).update(
-        state=MessageState.SENT, attempts=1, sent_at=from_now(-ago), created_at=from_now(-ago - waited)
+        status=MessageStatus.SENT, attempts=1, sent_at=from_now(-ago), created_at=from_now(-ago - waited)
     )
     return message
 
@@ -56,15 +56,15 @@ def consume(message: OutboxMessage, operation: str, account: str) -> None:
         run.result = None
 
 
-def states() -> list[str]:
-    return list(OutboxMessage.objects.order_by("pk").values_list("state", flat=True))
+def statuses() -> list[str]:
+    return list(OutboxMessage.objects.order_by("pk").values_list("status", flat=True))
 
 
 def test_a_message_without_a_record_is_sent_again_under_its_id() -> None:
     message = sent()
     assert resend_lost_messages() == 1
     again = OutboxMessage.objects.get()
-    assert (again.message_id, again.state, again.attempts) == (message.message_id, MessageState.PENDING, 0)
+    assert (again.message_id, again.status, again.attempts) == (message.message_id, MessageStatus.PENDING, 0)
     assert again.next_try_at <= again.created_at + 2 * HOUR
     assert resend_lost_messages() == 0  # it waits for a relay
 
@@ -87,7 +87,7 @@ def test_the_record_must_be_the_consumers_own() -> None:
 def test_a_message_of_an_operation_is_looked_for_under_its_account() -> None:
     with claim("tests.lost.producer", account_id="7", key="k"):
         message = publish(TASK, {"to": "bob"})
-    OutboxMessage.objects.update(state=MessageState.SENT, sent_at=from_now(-HOUR), created_at=from_now(-HOUR))
+    OutboxMessage.objects.update(status=MessageStatus.SENT, sent_at=from_now(-HOUR), created_at=from_now(-HOUR))
     consume(message, TASK, "7")
     assert resend_lost_messages() == 0
     IdempotencyRecord.objects.filter(operation=TASK).delete()
@@ -127,7 +127,7 @@ def test_all_pages_are_looked_at_also_where_a_relay_has_marked_a_batch_at_once(m
         sent(ago=HOUR - minutes * MINUTE)
     consume(OutboxMessage.objects.order_by("pk")[2], TASK, "celery")
     assert resend_lost_messages() == 9
-    assert states().count(MessageState.SENT) == 1
+    assert statuses().count(MessageStatus.SENT) == 1
 
 
 def test_one_that_was_sent_again_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from idempotency import Operation, claim, current_claim
 from idempotency.exceptions import LeaseLostError, MessageReusedError, NoTransactionError
 from idempotency.lifecycle import Recovery
-from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox import publish
 from idempotency.outbox.relay import relay_once
 from testproject.models import Transfer
@@ -72,7 +72,7 @@ def test_a_message_is_there_when_its_transaction_has_committed() -> None:
     assert (stored.topic, stored.payload, stored.headers) == ("orders.placed", '{"id": 1}', {"tenant": "a"})
     assert (stored.account_id, stored.idempotency_key) == ("", str(message.message_id))
     assert (stored.ordering_key, stored.sender) == ("order 1", SENDER)
-    assert (stored.state, stored.attempts, stored.lease_expires_at) == (MessageState.PENDING, 0, None)
+    assert (stored.status, stored.attempts, stored.lease_expires_at) == (MessageStatus.PENDING, 0, None)
     assert relay_once().sent == 1
     assert broker.deliveries == [(message.message_id, "orders.placed", {"id": 1})]
 
@@ -231,7 +231,7 @@ def test_what_was_published_before_is_returned_whatever_has_become_of_it() -> No
     relay_once()
     run(outside, lambda: returned.append(send(payload={"b": [2, None], "a": 1})))
     before, after = returned
-    assert (after.pk, after.message_id, after.state) == (before.pk, before.message_id, MessageState.SENT)
+    assert (after.pk, after.message_id, after.status) == (before.pk, before.message_id, MessageStatus.SENT)
     assert relay_once().sent == 0
 
 

@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand
 from django.test import RequestFactory
 
 from idempotency.exceptions import BrokerUnavailableError
-from idempotency.models import MessageState, OutboxMessage
+from idempotency.models import MessageStatus, OutboxMessage
 from idempotency.outbox import publish, relay
 from idempotency.outbox.relay import relay_once
 from testproject.models import Charge
@@ -75,7 +75,7 @@ def test_the_other_examples_publish_what_they_say(page: Any) -> None:
 
 def test_the_alarms_ring(page: Any) -> None:
     assert not any(page.outbox_alarms().values())
-    make_messages(1, MessageState.DEAD)
+    make_messages(1, MessageStatus.DEAD)
     make_messages(1, due=-10 * relay.LEASE)
     assert page.outbox_alarms() == {
         "nobody relays": True,

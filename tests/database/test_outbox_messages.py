@@ -15,13 +15,13 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from idempotency.models import MessageState, OutboxMessage
+from idempotency.models import MessageStatus, OutboxMessage
 from idempotency.outbox import backlog as messages
 from idempotency.outbox.backlog import Backlog, backlog, purge_sent_batches, purge_sent_once, requeue
 from idempotency.upkeep.resolutions import ResolutionRefusedError
 from idempotency.upkeep.retention import MAX_BATCH_SIZE
 from tests.database.statements import explaining
-from tests.outbox import make_messages, states
+from tests.outbox import make_messages, statuses
 from tests.records import HOUR
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,7 +37,7 @@ def kept() -> set[int]:
 
 
 def test_an_empty_outbox_has_no_backlog() -> None:
-    make_messages(3, MessageState.SENT, sent=-HOUR)
+    make_messages(3, MessageStatus.SENT, sent=-HOUR)
     assert backlog() == Backlog(pending=0, oldest_due=None, dead=0)
 
 
@@ -45,7 +45,7 @@ def test_the_backlog_is_what_was_not_sent_and_how_long_it_has_been_due() -> None
     make_messages(2, due=-HOUR)
     make_messages(due=-2 * HOUR)
     make_messages(2, due=HOUR)
-    make_messages(4, MessageState.DEAD, due=-3 * HOUR)
+    make_messages(4, MessageStatus.DEAD, due=-3 * HOUR)
     found = backlog()
     assert (found.pending, found.dead) == (5, 4)
     assert found.oldest_due is not None
@@ -60,15 +60,15 @@ def test_what_is_not_due_yet_is_no_delay() -> None:
 def test_counting_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "MAX_COUNTED", 2)
     make_messages(3)
-    make_messages(3, MessageState.DEAD)
+    make_messages(3, MessageStatus.DEAD)
     assert (backlog().pending, backlog().dead) == (2, 2)
 
 
 @pytest.mark.postgres
 def test_the_backlog_is_read_from_the_index_of_what_is_not_sent() -> None:
-    make_messages(3_000, MessageState.SENT, sent=-HOUR)
+    make_messages(3_000, MessageStatus.SENT, sent=-HOUR)
     make_messages(5)
-    make_messages(5, MessageState.DEAD)
+    make_messages(5, MessageStatus.DEAD)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE idempotency_outbox")
     with CaptureQueriesContext(connection) as statements:
@@ -86,15 +86,15 @@ def test_the_backlog_is_read_from_the_index_of_what_is_not_sent() -> None:
 
 
 def test_a_dead_message_is_requeued_as_if_it_were_new(caplog: pytest.LogCaptureFixture) -> None:
-    (pk,) = make_messages(1, MessageState.DEAD, attempts=16, error="no such queue", due=-DAY)
+    (pk,) = make_messages(1, MessageStatus.DEAD, attempts=16, error="no such queue", due=-DAY)
     dead = OutboxMessage.objects.get()
     with caplog.at_level(logging.INFO, "idempotency.audit"):
         requeue(dead, by="the night shift", reason="queue made")
     now = OutboxMessage.objects.get(pk=pk)
-    assert (now.state, now.attempts, now.message_id) == (MessageState.PENDING, 0, dead.message_id)
+    assert (now.status, now.attempts, now.message_id) == (MessageStatus.PENDING, 0, dead.message_id)
     assert abs(timezone.now() - now.next_try_at) < timedelta(minutes=1)
     assert now.error == "no such queue", "until it is sent, it is worth knowing"
-    assert dead.state == MessageState.DEAD, "what was decided on is left as it was seen"
+    assert dead.status == MessageStatus.DEAD, "what was decided on is left as it was seen"
     assert (
         f"Message {dead.message_id} on orders.placed requeued by the night shift, reason: 'queue made'" in caplog.text
     )
@@ -103,7 +103,7 @@ def test_a_dead_message_is_requeued_as_if_it_were_new(caplog: pytest.LogCaptureF
 
 def test_a_user_who_requeues_leaves_an_entry_in_the_log_of_the_admin() -> None:
     user = User.objects.create(username="operator")
-    make_messages(2, MessageState.DEAD)
+    make_messages(2, MessageStatus.DEAD)
     first, second = OutboxMessage.objects.order_by("pk")
     requeue(first, by=user, reason="queue made")
     requeue(second, by=user)
@@ -114,18 +114,18 @@ def test_a_user_who_requeues_leaves_an_entry_in_the_log_of_the_admin() -> None:
     ]
 
 
-@pytest.mark.parametrize("state", [MessageState.PENDING, MessageState.SENT])
-def test_only_a_dead_message_is_requeued(state: MessageState) -> None:
+@pytest.mark.parametrize("status", [MessageStatus.PENDING, MessageStatus.SENT])
+def test_only_a_dead_message_is_requeued(status: MessageStatus) -> None:
     user = User.objects.create(username="operator")
-    make_messages(1, state, attempts=3)
+    make_messages(1, status, attempts=3)
     with pytest.raises(ResolutionRefusedError, match="not dead"):
         requeue(OutboxMessage.objects.get(), by=user)
-    assert states() == [(state, 3)]
+    assert statuses() == [(status, 3)]
     assert not LogEntry.objects.exists()
 
 
 def test_of_two_who_requeue_one_is_told_that_it_is_done() -> None:
-    make_messages(1, MessageState.DEAD)
+    make_messages(1, MessageStatus.DEAD)
     seen = OutboxMessage.objects.get()
     requeue(seen, by="one")
     with pytest.raises(ResolutionRefusedError):
@@ -134,18 +134,18 @@ def test_of_two_who_requeue_one_is_told_that_it_is_done() -> None:
 
 @pytest.mark.parametrize("by", ["", None, 1])
 def test_nobody_requeues_without_a_name(by: Any) -> None:
-    make_messages(1, MessageState.DEAD)
+    make_messages(1, MessageStatus.DEAD)
     with pytest.raises(TypeError, match="by="):
         requeue(OutboxMessage.objects.get(), by=by)
-    assert states() == [("dead", 0)]
+    assert statuses() == [("dead", 0)]
 
 
 def test_a_decision_that_is_rolled_back_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    make_messages(1, MessageState.DEAD)
+    make_messages(1, MessageStatus.DEAD)
     with caplog.at_level(logging.INFO, "idempotency.audit"), transaction.atomic():
         requeue(OutboxMessage.objects.get(), by="one")
         transaction.set_rollback(True)
-    assert states() == [("dead", 0)]
+    assert statuses() == [("dead", 0)]
     assert not caplog.text
 
 
@@ -153,11 +153,11 @@ def test_a_decision_that_is_rolled_back_is_not_logged(caplog: pytest.LogCaptureF
 
 
 def test_what_was_sent_longer_ago_than_the_retention_goes_and_nothing_else() -> None:
-    make_messages(3, MessageState.SENT, sent=-4 * DAY)
+    make_messages(3, MessageStatus.SENT, sent=-4 * DAY)
     remains = {
-        *make_messages(2, MessageState.SENT, sent=-2 * DAY),
+        *make_messages(2, MessageStatus.SENT, sent=-2 * DAY),
         *make_messages(2, due=-40 * DAY),
-        *make_messages(2, MessageState.DEAD, due=-40 * DAY),
+        *make_messages(2, MessageStatus.DEAD, due=-40 * DAY),
     }
     result = purge_sent_once()
     assert (result.deleted, result.exhausted) == (3, True)
@@ -169,7 +169,7 @@ def test_what_was_sent_longer_ago_than_the_retention_goes_and_nothing_else() -> 
 
 def test_batches_are_bounded_and_go_on_where_the_one_before_ended() -> None:
     for age in range(5):
-        make_messages(1, MessageState.SENT, sent=-(9 - age) * DAY)
+        make_messages(1, MessageStatus.SENT, sent=-(9 - age) * DAY)
     with CaptureQueriesContext(connection) as statements:
         assert [batch.deleted for batch in purge_sent_batches(batch_size=2)] == [2, 2, 1]
     selects = [one["sql"] for one in statements.captured_queries if re.search("sent_at. >=", one["sql"])]
@@ -178,7 +178,7 @@ def test_batches_are_bounded_and_go_on_where_the_one_before_ended() -> None:
 
 
 def test_a_large_batch_fits_the_database() -> None:
-    make_messages(1_500, MessageState.SENT, sent=-4 * DAY)
+    make_messages(1_500, MessageStatus.SENT, sent=-4 * DAY)
     assert purge_sent_once(batch_size=2_000).deleted == 1_500
 
 
@@ -190,8 +190,8 @@ def test_a_batch_has_its_bounds(size: int) -> None:
 
 @pytest.mark.postgres
 def test_a_purge_reads_the_index_of_what_was_sent() -> None:
-    make_messages(3_000, MessageState.SENT, sent=-HOUR)
-    make_messages(10, MessageState.SENT, sent=-4 * DAY)
+    make_messages(3_000, MessageStatus.SENT, sent=-HOUR)
+    make_messages(10, MessageStatus.SENT, sent=-4 * DAY)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE idempotency_outbox")
 

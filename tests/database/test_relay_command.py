@@ -16,10 +16,10 @@ from django.db import OperationalError, connection
 
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.management.commands import relay_outbox
-from idempotency.models import IdempotencyRecord, MessageState, OutboxMessage
+from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.protocol.faults import armed
 from tests.commands import Terminal, run_command, wrong_arguments
-from tests.outbox import OTHER_SENDER, broker, make_due, make_messages, other_broker, states
+from tests.outbox import OTHER_SENDER, broker, make_due, make_messages, other_broker, statuses
 from tests.records import HOUR, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -89,7 +89,7 @@ def test_a_dry_run_counts_and_sends_nothing() -> None:
     make_messages(2, due=-HOUR)
     make_messages(3, due=HOUR)
     make_messages(2, due=-HOUR, ordering_key="a")
-    make_messages(1, MessageState.DEAD)
+    make_messages(1, MessageStatus.DEAD)
     code, (pending, due, dead), errors = run(dry_run=True)
     assert (code, errors) == (0, [])
     assert pending == "7 messages pending, of which 3 can be sent now."
@@ -169,7 +169,7 @@ def test_a_database_that_refuses_is_an_error_with_its_own_code(at_batch: Any) ->
     with pytest.raises(CommandError, match=r"'default' refused: no route to host\nWhat was sent") as refused:
         run(batch_size=2, database="default")
     assert refused.value.returncode == 1
-    assert states() == [("sent", 1)] * 2 + [("pending", 1)] * 2
+    assert statuses() == [("sent", 1)] * 2 + [("pending", 1)] * 2
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -179,7 +179,7 @@ def test_a_signal_ends_the_run_after_the_batch_in_hand(signum: signal.Signals, c
     with pytest.raises(CommandError, match=rf"Stopped by {signum.name}\. More may be due") as stopped:
         run(batch_size=2)
     assert stopped.value.returncode == code
-    assert states() == [("sent", 1)] * 4 + [("pending", 0)] * 2
+    assert statuses() == [("sent", 1)] * 4 + [("pending", 0)] * 2
 
 
 # Again and again
@@ -230,7 +230,7 @@ def test_a_watch_outlives_a_database_that_refuses_for_a_while(monkeypatch: pytes
 
     def sleep(seconds: float) -> None:
         make_due()
-        if states() == [("sent", 2)]:
+        if statuses() == [("sent", 2)]:
             signal.raise_signal(signal.SIGTERM)
 
     make_messages(1)
@@ -252,9 +252,9 @@ def purge(**options: Any) -> tuple[int, list[str]]:
 @pytest.fixture
 def _old_rows() -> None:
     make_records(3)
-    make_messages(5, MessageState.SENT, sent=-4 * DAY)
-    make_messages(1, MessageState.SENT, sent=-HOUR)
-    make_messages(1, MessageState.DEAD, due=-4 * DAY)
+    make_messages(5, MessageStatus.SENT, sent=-4 * DAY)
+    make_messages(1, MessageStatus.SENT, sent=-HOUR)
+    make_messages(1, MessageStatus.DEAD, due=-4 * DAY)
     make_messages(1, due=-4 * DAY)
 
 
@@ -268,7 +268,7 @@ def test_sent_messages_are_purged_after_the_records_and_counted_by_themselves() 
         0,
         ["Purged 3 records from database 'default'.", "Purged 5 sent messages from database 'default'."],
     )
-    assert sorted(state for state, _ in states()) == ["dead", "pending", "sent"]
+    assert sorted(status for status, _ in statuses()) == ["dead", "pending", "sent"]
     assert purge() == (0, ["Purged 0 records from database 'default'."])
 
 

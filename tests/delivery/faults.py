@@ -229,7 +229,7 @@ def producer_rolled_back(scene: Scene, verdict: Verdict, count: int) -> None:
     relay = scene.start_relay()
     publish(scene, count, rolled_back=True)
     scene.until(lambda: not scene.unsent(), "what is committed is sent")
-    highest = scene.stage.query("SELECT max(id) FROM idempotency_outbox WHERE state = 'sent'")[0][0]
+    highest = scene.stage.query("SELECT max(id) FROM idempotency_outbox WHERE status = 'sent'")[0][0]
     skipped = sum(number < highest for number in written)
     for writer in writers:
         writer.tell()
@@ -339,7 +339,7 @@ def forgotten(scene: Scene, verdict: Verdict, count: int) -> None:
     purger = scene.start("purger")
     verdict.struck = purger.hear()["deleted"]
     scene.stage.query(
-        "UPDATE idempotency_outbox SET state = 'pending' WHERE payload ->> 'label' LIKE %s", f"{scene.name}-kept-%"
+        "UPDATE idempotency_outbox SET status = 'pending' WHERE payload ->> 'label' LIKE %s", f"{scene.name}-kept-%"
     )
     scene.relay_all()
     scene.settle()

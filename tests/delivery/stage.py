@@ -151,7 +151,7 @@ class Scene:
             process.end()
         self._processes.clear()
         # Only a script that failed has left anything, and that must not fail those after it.
-        self.stage.query("DELETE FROM idempotency_outbox WHERE state <> 'sent'")
+        self.stage.query("DELETE FROM idempotency_outbox WHERE status <> 'sent'")
         forget(self.stage.broker)
 
     # The database's clock, moved by back-dating
@@ -159,13 +159,13 @@ class Scene:
     def end_leases(self) -> None:
         """End the leases of all relays that have messages."""
         self.stage.query(
-            "UPDATE idempotency_outbox SET lease_expires_at = %s WHERE state = 'pending' AND lease_expires_at > now()",
+            "UPDATE idempotency_outbox SET lease_expires_at = %s WHERE status = 'pending' AND lease_expires_at > now()",
             LONG_AGO,
         )
 
     def end_backoffs(self) -> None:
         self.stage.query(
-            "UPDATE idempotency_outbox SET next_try_at = %s WHERE state = 'pending' AND next_try_at > now()", LONG_AGO
+            "UPDATE idempotency_outbox SET next_try_at = %s WHERE status = 'pending' AND next_try_at > now()", LONG_AGO
         )
 
     # Looking
@@ -195,7 +195,7 @@ class Scene:
         return self.stage.log_since(self._log_offset)
 
     def unsent(self) -> int:
-        return int(self.stage.query("SELECT count(*) FROM idempotency_outbox WHERE state = 'pending'")[0][0])
+        return int(self.stage.query("SELECT count(*) FROM idempotency_outbox WHERE status = 'pending'")[0][0])
 
     def deliveries(self) -> int:
         """How often a message has reached a task."""

@@ -15,7 +15,7 @@ from celery import current_app
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
-from ...models import IdempotencyRecord, MessageState, OutboxMessage
+from ...models import IdempotencyRecord, MessageStatus, OutboxMessage
 from ...outbox import CELERY, alias
 from ...scope import Scope
 from .identity import ACCOUNT_HEADER, DEFAULT_ACCOUNT, KEY_HEADER
@@ -57,7 +57,7 @@ def resend_lost_messages(
     policies = {task.name: policy for task, policy in idempotent_tasks(app or current_app._get_current_object())}
     messages = OutboxMessage.objects.using(using or alias())
     sent = messages.filter(
-        state=MessageState.SENT,
+        status=MessageStatus.SENT,
         sender=CELERY,
         topic__in=sorted(policies),
         sent_at__lte=Now() - older_than,
@@ -69,8 +69,8 @@ def resend_lost_messages(
         missing = _without_record(page, policies)
         # Still sent, and not sent again since: another run of this may have been faster.
         for message in missing:
-            again = messages.filter(pk=message.pk, state=MessageState.SENT, sent_at=message.sent_at)
-            found += again.update(state=MessageState.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None)
+            again = messages.filter(pk=message.pk, status=MessageStatus.SENT, sent_at=message.sent_at)
+            found += again.update(status=MessageStatus.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None)
         after = page[-1].sent_at
     return found
 

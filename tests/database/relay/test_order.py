@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from idempotency.models import MessageState, OutboxMessage
+from idempotency.models import MessageStatus, OutboxMessage
 from idempotency.outbox.backlog import requeue
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
 from idempotency.protocol import faults
 from tests.database.relay.trouble import BROKEN, UNREACHABLE, kill, message, relay_killed
-from tests.outbox import OTHER_SENDER, SENDER, broker, make_due, make_messages, other_broker, states
+from tests.outbox import OTHER_SENDER, SENDER, broker, make_due, make_messages, other_broker, statuses
 from tests.records import HOUR, MINUTE
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -43,7 +43,7 @@ def test_what_is_behind_a_message_of_another_sender_waits_for_its_own() -> None:
     make_messages(1, ordering_key="a", sender=OTHER_SENDER)
     make_messages(1, ordering_key="a")
     assert relay_once(skip={SENDER}) == RelayResult(sent=1)
-    assert states() == [("sent", 1), ("pending", 0)]
+    assert statuses() == [("sent", 1), ("pending", 0)]
 
 
 @pytest.mark.parametrize("error", [BROKEN, UNREACHABLE])
@@ -62,12 +62,12 @@ def test_order_is_kept_across_failures(error: Exception) -> None:
     make_due()
     assert relay_once().sent == 3
     assert broker.payloads == [1, 2, 3]
-    counted = [attempts for _, attempts in states()]
+    counted = [attempts for _, attempts in statuses()]
     assert counted == ([1, 3, 1, 1, 1] if error is BROKEN else [1] * 5), "who waits is not tried"
 
 
 def test_a_dead_message_holds_up_those_behind_it_until_it_is_requeued() -> None:
-    (dead,) = make_messages(1, MessageState.DEAD, ordering_key="a", attempts=MAX_ATTEMPTS)
+    (dead,) = make_messages(1, MessageStatus.DEAD, ordering_key="a", attempts=MAX_ATTEMPTS)
     make_messages(2, ordering_key="a", payload='"behind"')
     make_messages(1, payload='"elsewhere"')
     assert relay_once().sent == 1

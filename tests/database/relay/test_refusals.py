@@ -12,7 +12,7 @@ from idempotency.outbox import relay
 from idempotency.outbox.backlog import requeue
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
 from tests.database.relay.trouble import BROKEN, UNREACHABLE, message
-from tests.outbox import OTHER_SENDER, broker, make_due, make_messages, other_broker, states
+from tests.outbox import OTHER_SENDER, broker, make_due, make_messages, other_broker, statuses
 from tests.records import HOUR
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -35,15 +35,15 @@ def test_a_message_that_is_refused_is_tried_again_later_and_later() -> None:
     assert message(pk).error == "ValueError: no such queue"
     expected = [min(2**attempt, 3600) for attempt in range(1, MAX_ATTEMPTS)]
     assert all(abs(wait - due) <= 2 for wait, due in zip(waits, expected, strict=True)), waits
-    assert states() == [("pending", MAX_ATTEMPTS - 1)]
+    assert statuses() == [("pending", MAX_ATTEMPTS - 1)]
     assert relay_once() == RelayResult(dead=1)
-    assert states() == [("dead", MAX_ATTEMPTS)]
+    assert statuses() == [("dead", MAX_ATTEMPTS)]
     make_due()
     assert relay_once() == RelayResult()
     broker.reset()
     requeue(message(pk), by="a test")
     assert relay_once() == RelayResult(sent=1)
-    assert states() == [("sent", 1)]
+    assert statuses() == [("sent", 1)]
     assert message(pk).error == ""
 
 
@@ -77,13 +77,13 @@ def test_a_broker_that_can_not_be_reached_is_nobodys_fault() -> None:
         assert result == RelayResult(
             put_back=2, unavailable={"tests.outbox.broker": "BrokerUnavailableError: no route"}
         )
-        assert states() == [("pending", 0)] * 2
+        assert statuses() == [("pending", 0)] * 2
         assert all(3 < seconds_until_next_try(pk) <= 6 for pk in (first, second))
         make_due()
     assert message(first).error == "BrokerUnavailableError: no route"
     broker.reset()
     assert relay_once() == RelayResult(sent=2)
-    assert states() == [("sent", 1)] * 2
+    assert statuses() == [("sent", 1)] * 2
 
 
 def test_a_broker_that_can_not_be_reached_is_asked_once_a_run_and_holds_up_no_other() -> None:

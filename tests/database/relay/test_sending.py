@@ -9,7 +9,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from idempotency.models import MessageState, OutboxMessage
+from idempotency.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import RelayResult, relay_batches, relay_once
 from tests.database.relay.trouble import BROKEN
 from tests.outbox import broker, make_messages
@@ -22,12 +22,12 @@ def test_what_is_due_is_sent_longest_due_first_and_marked() -> None:
     make_messages(due=-MINUTE, payload='"second"')
     make_messages(due=-HOUR, payload='"first"')
     make_messages(due=HOUR, payload='"later"')
-    make_messages(state=MessageState.SENT, payload='"sent before"')
-    make_messages(state=MessageState.DEAD, payload='"dead"')
+    make_messages(status=MessageStatus.SENT, payload='"sent before"')
+    make_messages(status=MessageStatus.DEAD, payload='"dead"')
     assert relay_once() == RelayResult(sent=2)
     assert broker.payloads == ["first", "second"]
     sent = OutboxMessage.objects.filter(attempts=1)
-    assert {(one.state, one.attempts, one.lease_expires_at, one.error) for one in sent} == {("sent", 1, None, "")}
+    assert {(one.status, one.attempts, one.lease_expires_at, one.error) for one in sent} == {("sent", 1, None, "")}
     assert all(abs((one.sent_at - timezone.now()).total_seconds()) < 60 for one in sent if one.sent_at)
     assert relay_once() == RelayResult()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import OperationalError, connection
 
-from idempotency.models import MessageState, OutboxMessage
+from idempotency.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
 from tests.database.statements import before_statement, explaining, in_thread
 from tests.outbox import make_messages
@@ -49,7 +49,7 @@ def test_a_batch_is_not_taken_again_for_ever() -> None:
 
 @pytest.mark.postgres
 def test_a_batch_is_found_through_the_indexes_of_what_is_not_sent() -> None:
-    make_messages(3_000, MessageState.SENT, sent=-HOUR, ordering_key="a")
+    make_messages(3_000, MessageStatus.SENT, sent=-HOUR, ordering_key="a")
     make_messages(20, ordering_key="a")
     make_messages(20)
     with connection.cursor() as cursor:

@@ -15,15 +15,15 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from idempotency.admin import display, messages
-from idempotency.models import MessageState, OutboxMessage
+from idempotency.models import MessageStatus, OutboxMessage
 from tests.http.admin.pages import SECRET, log_in, text
-from tests.outbox import make_messages, states
+from tests.outbox import make_messages, statuses
 from tests.records import HOUR
 
 pytestmark = pytest.mark.django_db
 
 LIST = reverse("admin:idempotency_outboxmessage_changelist")
-PENDING, SENT, DEAD = MessageState.PENDING, MessageState.SENT, MessageState.DEAD
+PENDING, SENT, DEAD = MessageStatus.PENDING, MessageStatus.SENT, MessageStatus.DEAD
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_nobody_adds_changes_or_deletes_a_message(client: Client) -> None:
     assert client.post(detail(pk), {"state": "sent"}).status_code == 403
     assert client.post(detail(pk, "delete"), {"post": "yes"}).status_code == 403
     client.post(LIST, {"action": "delete_selected", "_selected_action": [pk], "post": "yes"})
-    assert states() == [("pending", 0)]
+    assert statuses() == [("pending", 0)]
 
 
 def test_who_has_no_permission_sees_nothing(client: Client) -> None:
@@ -74,7 +74,7 @@ def test_who_has_no_permission_sees_nothing(client: Client) -> None:
 
 
 def test_a_payload_is_shown_to_the_permitted_only(client: Client) -> None:
-    pk = secret_message(state=DEAD)
+    pk = secret_message(status=DEAD)
     log_in(client, "view_outboxmessage", "requeue_outboxmessage")
     with CaptureQueriesContext(connection) as statements:
         pages = [client.get(LIST), client.get(detail(pk)), client.get(detail(pk, "history")), ask(client, pk)]
@@ -190,7 +190,7 @@ def test_who_may_only_look_requeues_nothing(viewer: Client) -> None:
     (pk,) = make_messages(1, DEAD)
     assert "Requeue" not in text(viewer.get(LIST))
     decide(viewer, pk, reason="because")
-    assert states() == [("dead", 0)]
+    assert statuses() == [("dead", 0)]
 
 
 def test_a_dead_message_is_requeued_after_a_page_that_asks(operator: Client) -> None:
@@ -199,9 +199,9 @@ def test_a_dead_message_is_requeued_after_a_page_that_asks(operator: Client) -> 
     assert "should be repaired first" in text(page)
     assert "no such queue <b>" in text(page)
     assert page.content.decode().count('name="seen"') == 2
-    assert states() == [("dead", 16)] * 2
+    assert statuses() == [("dead", 16)] * 2
     assert decide(operator, first, second, reason="queue made") == ["Requeue: 2 messages."]
-    assert states() == [("pending", 0)] * 2
+    assert statuses() == [("pending", 0)] * 2
     assert {entry.change_message for entry in LogEntry.objects.all()} == {"requeued: queue made"}
     assert "requeued: queue made" in text(operator.get(detail(first, "history")))
 
@@ -212,12 +212,12 @@ def test_without_a_reason_it_asks_again(operator: Client) -> None:
     page = operator.post(LIST, form)
     assert "This field is required" in text(page)
     assert f'name="seen" value="{pk}"' in page.content.decode()
-    assert states() == [("dead", 0)]
+    assert statuses() == [("dead", 0)]
 
 
 def test_what_has_become_of_a_message_meanwhile_is_said(operator: Client) -> None:
     dead, pending, gone = make_messages(3, DEAD)
-    OutboxMessage.objects.filter(pk=pending).update(state=PENDING)
+    OutboxMessage.objects.filter(pk=pending).update(status=PENDING)
     OutboxMessage.objects.filter(pk=gone).delete()
     said = decide(operator, dead, pending, gone, reason="queue made")
     assert len(said) == 3
@@ -232,7 +232,7 @@ def test_no_more_are_requeued_at_once_than_fit_a_page(operator: Client, monkeypa
     page = operator.post(LIST, {"action": "requeue", "_selected_action": pks}, follow=True)
     assert "Requeue: select up to 2 at a time." in text(page)
     assert decide(operator, *pks, reason="x") == ["Requeue: 2 messages."]
-    assert states() == [("pending", 0), ("pending", 0), ("dead", 0)]
+    assert statuses() == [("pending", 0), ("pending", 0), ("dead", 0)]
 
 
 @pytest.mark.parametrize("token", ["", "x", "1.5"])
@@ -240,4 +240,4 @@ def test_a_forged_form_is_a_bad_request(operator: Client, token: str) -> None:
     (pk,) = make_messages(1, DEAD)
     form = {"action": "requeue", "_selected_action": [pk], "decided": "yes", "seen": token, "reason": "x"}
     assert operator.post(LIST, form).status_code == 400
-    assert states() == [("dead", 0)]
+    assert statuses() == [("dead", 0)]
