@@ -32,6 +32,7 @@ html_title = f"django-idempotency {release}"
 html_copy_source = False
 
 myst_heading_anchors = 3
+myst_enable_extensions = ["deflist"]
 
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"

@@ -108,8 +108,8 @@ class IdempotencyRecord(models.Model):
         indexes: ClassVar = [
             # What recovery, the statistics and the admin look for is a handful of rows among millions of completed
             # ones. No B-tree that finds them lets the completing update stay heap-only. A BRIN does, but comes to match
-            # every page once purged pages are used again; docs/benchmarks.md has the figures. An OR of equalities and
-            # not an IN, so that SQLite too sees that each of the three states is covered.
+            # every page once purged pages are used again: docs/explanation/benchmarks.md has the figures. An OR of
+            # equalities and not an IN, so that SQLite too sees that each of the three states is covered.
             models.Index(
                 fields=["status", "lease_expires_at"],
                 condition=models.Q(status=Status.IN_PROGRESS.value)

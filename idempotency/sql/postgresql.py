@@ -1,7 +1,7 @@
 """PostgreSQL: one statement claims, and a claim that is lost writes nothing.
 
 The loser's record is read by a second statement. Folding the read into the insert (a CTE) would save a replay one
-round trip and cost every first execution the planning of both; ``docs/benchmarks.md`` has the figures.
+round trip and cost every first execution the planning of both; ``docs/explanation/benchmarks.md`` has the figures.
 
 Clocks: ``now()`` stands still for a whole transaction, and the completing update ends one that may have been long, so
 every time here is ``statement_timestamp()``. Settings are local to the transaction (``set_config(..., true)``), because

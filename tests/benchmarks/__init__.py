@@ -1,5 +1,5 @@
 """What protection costs, measured: ``python -m tests.benchmarks``.
 
-``docs/benchmarks.md`` has the figures and how to read them. Nothing here is a test, but for ``test_smoke.py``, which
-keeps it running.
+``docs/explanation/benchmarks.md`` has the figures and says how to read them. Nothing here is a test, except
+``test_smoke.py``, which keeps it running.
 """

@@ -329,7 +329,7 @@ def test_a_key_used_again_after_its_retention_publishes_again() -> None:
     run(inside, lambda: send(payload="second"))
     assert relay_once().sent == 1
     assert broker.payloads == ["first", "second"]
-    assert ids() == first, "what is derived from a key stays the same; see docs/downstream.md"
+    assert ids() == first, "what is derived from a key stays the same; see docs/explanation/derived-keys.md"
 
 
 @pytest.mark.scenario(5)

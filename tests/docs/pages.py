@@ -14,21 +14,26 @@ if not README.exists():
     pytest.skip("the tests stand outside of the checkout, without its documentation", allow_module_level=True)
 
 DOCS = ROOT / "docs"
-PAGES = [README, *sorted(DOCS.glob("*.md"))]
+#: Each page by its name: its path below ``docs/``, or ``README.md``.
+PAGES = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md"))} | {"README.md": README}
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def each_page() -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+    return pytest.mark.parametrize("name", PAGES)
 
 
-def blocks(path: Path, *languages: str) -> list[str]:
-    return [text for language, text in FENCED.findall(path.read_text()) if language in languages]
+def text_of(name: str) -> str:
+    return PAGES[name].read_text()
 
 
-def section(page: str, heading: str) -> str:
-    """What stands below a heading of the second level."""
-    _, found, rest = (DOCS / page).read_text().partition(f"\n## {heading}\n")
+def blocks(name: str, *languages: str) -> list[str]:
+    return [text for language, text in FENCED.findall(text_of(name)) if language in languages]
+
+
+def section(name: str, heading: str) -> str:
+    """What stands below a heading of the second or third level."""
+    _, found, rest = re.sub(r"^###? ", "## ", text_of(name), flags=re.MULTILINE).partition(f"\n## {heading}\n")
     assert found, heading
     return rest.partition("\n## ")[0]
 

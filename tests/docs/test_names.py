@@ -7,7 +7,6 @@ import json
 import re
 from dataclasses import fields
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from django.core.management import load_command_class
@@ -23,11 +22,11 @@ from idempotency.operation import DEFAULT_MAX_ATTEMPTS, Operation
 from idempotency.protocol.recovery import LONGEST_BACKOFF
 from idempotency.upkeep.stats import Kind, Stats
 from testproject.provider.faults import FAULTS
-from tests.docs.pages import PAGES, README, ROOT, blocks, code, each_page, section, table
+from tests.docs.pages import PAGES, ROOT, blocks, code, each_page, section, table, text_of
 
 
 def test_every_signal_is_listed_with_its_arguments() -> None:
-    rows = {code(row[0]): row for row in table((ROOT / "docs/signals.md").read_text()) if len(row) == 3}
+    rows = {code(row[0]): row for row in table(text_of("reference/signals.md")) if len(row) == 3}
     sent = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
     assert set(rows) == sent
     assert {name: code(row[1]) for name, row in rows.items() if code(row[1])} == {
@@ -38,22 +37,22 @@ def test_every_signal_is_listed_with_its_arguments() -> None:
 
 
 def test_every_number_of_the_statistics_is_listed() -> None:
-    text = section("operations.md", "What to watch")
+    text = section("how-to/monitor.md", "What to watch")
     listed = [name for row in table(text) for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(listed) == sorted(field.name for field in fields(Stats))
     assert [str(kind) for kind in Kind if f"`{kind}`" not in text] == []
 
 
 @each_page()
-def test_every_task_of_a_schedule_exists(path: Path) -> None:
+def test_every_task_of_a_schedule_exists(name: str) -> None:
     tasks = (ROOT / "idempotency/tasks.py").read_text()  # read, because Celery needn't be installed
-    named = re.findall(r'"task": "([\w.]+)"', path.read_text())
-    assert [name for name in named if f'name="{name}"' not in tasks] == []
+    named = re.findall(r'"task": "([\w.]+)"', text_of(name))
+    assert [task for task in named if f'name="{task}"' not in tasks] == []
 
 
 def test_the_table_of_attempts_and_times_is_right() -> None:
     """An abandoned first attempt is reconciled as attempt 2, and each Unknown waits for two to the power of it."""
-    rows = table(section("crashes.md", "`Unknown`: asked again, and parked in the end"))
+    rows = table(section("explanation/crashes.md", "`Unknown`: asked again, and parked in the end"))
     units = {"minutes": 60, "hour": 3600, "day": 86_400}
     for attempts, written in rows:
         number, unit = written.split()
@@ -63,7 +62,7 @@ def test_the_table_of_attempts_and_times_is_right() -> None:
 
 
 def settings_table() -> list[list[str]]:
-    _, _, text = README.read_text().partition("<!-- settings -->")
+    _, _, text = text_of("reference/settings.md").partition("<!-- settings -->")
     return table(text.partition("<!-- end of settings -->")[0])
 
 
@@ -89,7 +88,7 @@ def errors() -> list[type[exceptions.IdempotencyError]]:
 
 
 def test_the_wire_contract_has_every_answer() -> None:
-    rows = {code(row[2]): row[1] for row in table((ROOT / "docs/wire.md").read_text()) if len(row) == 4}
+    rows = {code(row[2]): row[1] for row in table(text_of("reference/wire.md")) if len(row) == 4}
     answers = {error.code: str(error.status_code) for error in errors() if "title" in vars(error)}
     # Over HTTP a lost lease is answered from the winner's record.
     del answers[exceptions.LeaseLostError.code], answers[exceptions.IdempotencyError.code]
@@ -100,7 +99,7 @@ def test_the_problems_shown_are_those_that_are_sent() -> None:
     by_code = {error.code: error for error in errors()}
     shown = [
         json.loads(line)
-        for block in blocks(ROOT / "docs/wire.md", "http")
+        for block in blocks("reference/wire.md", "http")
         for line in block.splitlines()
         if line.startswith('{"type"')
     ]
@@ -110,7 +109,7 @@ def test_the_problems_shown_are_those_that_are_sent() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    reference = (ROOT / "docs/api.md").read_text()
+    reference = text_of("reference/api.md")
     spellings = {name: (f":: idempotency.{name}\n", f"`{name}`") for name in idempotency.__all__}
     assert [name for name, either in spellings.items() if not any(text in reference for text in either)] == []
     assert [error.__name__ for error in errors() if f".. autoexception:: {error.__name__}\n" not in reference] == []
@@ -119,31 +118,33 @@ def test_every_public_name_is_in_the_reference() -> None:
 def test_every_system_check_is_listed() -> None:
     used = set(re.findall(r"idempotency\.[EW]\d{3}", inspect.getsource(checks)))
     used |= {f"idempotency.{error_id}" for _, error_id in checks.SETTINGS.values()}
-    listed = {code(row[0]) for row in table((ROOT / "docs/policy.md").read_text())}
+    listed = {code(row[0]) for row in table(text_of("reference/checks.md"))}
     assert {check_id for check_id in listed if check_id and re.search(r"\.[EW]\d", check_id)} == used
 
 
-#: The package's commands, and the section of the operations guide that each is explained in.
+#: The package's commands, and the page and section that explains each.
 COMMANDS = {
-    "purge_idempotency": "Purging",
-    "recover_idempotency": "Recovery",
-    "idempotency_stats": "What to watch",
+    "purge_idempotency": ("reference/commands.md", "Purging"),
+    "recover_idempotency": ("reference/commands.md", "Recovery"),
+    "relay_outbox": ("how-to/publish-a-message.md", "The relay"),
+    "idempotency_stats": ("how-to/monitor.md", "What to watch"),
 }
 
 
 @each_page()
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_of_a_command_exists(name: str, path: Path) -> None:
-    lines = [line for block in blocks(path, "sh", "text", "ini") for line in block.splitlines() if f" {name}" in line]
-    parser = load_command_class("idempotency", name).create_parser("manage.py", name)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_of_a_command_exists(name: str, command: str) -> None:
+    texts = blocks(name, "sh", "text", "ini")
+    lines = [line for text in texts for line in text.splitlines() if f" {command}" in line]
+    parser = load_command_class("idempotency", command).create_parser("manage.py", command)
     for line in lines:
-        parser.parse_args(line.partition(f" {name}")[2].split())
+        parser.parse_args(line.partition(f" {command}")[2].split())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_of_a_command_is_listed(name: str) -> None:
     options = options_of(load_command_class("idempotency", name)) - options_of(BaseCommand())
-    cells = [code(row[0]) for row in table(section("operations.md", COMMANDS[name]))]
+    cells = [code(row[0]) for row in table(section(*COMMANDS[name]))]
     assert {cell.split()[0] for cell in cells if cell and cell.startswith("--")} == options
 
 
@@ -152,26 +153,26 @@ def options_of(command: BaseCommand) -> set[str]:
 
 
 @each_page()
-def test_every_endpoint_of_the_sample_exists(path: Path) -> None:
-    for endpoint in re.findall(r"`(?:[A-Z]+ )?(/[a-z/]+/)`|http://127\.0\.0\.1:8000(/[a-z/]+/)", path.read_text()):
+def test_every_endpoint_of_the_sample_exists(name: str) -> None:
+    for endpoint in re.findall(r"`(?:[A-Z]+ )?(/[a-z/]+/)`|http://127\.0\.0\.1:8000(/[a-z/]+/)", text_of(name)):
         resolve("".join(endpoint))
 
 
 @each_page()
-def test_every_option_of_the_provider_exists(path: Path) -> None:
-    commands = re.findall(r"python -m testproject\.provider(.*)", "\n".join(blocks(path, "sh")))
+def test_every_option_of_the_provider_exists(name: str) -> None:
+    commands = re.findall(r"python -m testproject\.provider(.*)", "\n".join(blocks(name, "sh")))
     named = set(re.findall(r"--[a-z-]+", " ".join(commands)))
     assert named <= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "testproject/provider/__main__.py").read_text()))
 
 
 def test_every_fault_of_the_provider_is_listed() -> None:
-    rows = table(section("downstream.md", "The sample project's payouts"))
+    rows = table(section("reference/sample-project.md", "The sample project's payouts"))
     assert [name for row in rows if len(row) == 2 and (name := code(row[0]))] == list(FAULTS)
 
 
 def test_every_row_of_the_demo_that_is_explained_is_shown() -> None:
     shown = (ROOT / "testproject/demo/report.py").read_text()
-    rows = table(section("downstream.md", "The sample project's payouts"))
+    rows = table(section("reference/sample-project.md", "The sample project's payouts"))
     named = [name for row in rows if len(row) == 2 and not code(row[0]) for name in re.split(", and |, ", row[0])]
     named = [name.replace("run again", "run again, same derived key") for name in named if name != "same derived key"]
     assert len(named) >= 10
@@ -179,14 +180,14 @@ def test_every_row_of_the_demo_that_is_explained_is_shown() -> None:
 
 
 def test_the_indexes_are_named_as_they_are() -> None:
-    named = {name for path in PAGES for name in re.findall(r"`(idempotency_record_\w+)`", path.read_text())}
+    named = {name for page in PAGES for name in re.findall(r"`(idempotency_record_\w+)`", text_of(page))}
     assert named == {index.name for index in IdempotencyRecord._meta.indexes}
 
 
 @each_page()
-def test_every_file_that_is_named_exists(path: Path) -> None:
-    text = path.read_text()
-    names = [name for name in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in name]
-    missing = [name for name in names if not (path.parent / name).exists()]
-    missing += [name for name in re.findall(r"`(idempotency/[\w/]+\.py)`", text) if not (ROOT / name).exists()]
+def test_every_file_that_is_named_exists(name: str) -> None:
+    text, folder = text_of(name), PAGES[name].parent
+    files = [folder / link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    files += [ROOT / file for file in re.findall(r"`((?:idempotency|testproject|docs)/[\w/-]+\.\w+)`", text)]
+    missing = [file for file in files if not file.exists()]
     assert missing == []

@@ -1,4 +1,7 @@
-"""What protection adds to a request, in statements and transactions. ``docs/benchmarks.md`` says what that costs."""
+"""What protection adds to a request, in statements and transactions.
+
+``docs/explanation/benchmarks.md`` says what that costs.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,136 @@
+"""The project that the documentation's examples belong to, and how a page's code is run in it."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+from uuid import UUID
+
+import celery
+import httpx
+import pytest
+from django.test import override_settings
+from rest_framework import serializers
+
+from idempotency import checks
+from idempotency.contrib.httpx import IdempotentTransport
+from idempotency.outbox import publish
+from testproject import models
+from testproject.celery import app
+from tests.contrib.conftest import inbox, redis_server, server  # noqa: F401 - fixtures
+from tests.docs.pages import blocks
+from tests.operations import forgetting_operations
+from tests.outbox import SENDER, broker
+
+#: Runs a page's examples, and gives all that they have defined, by name.
+RunPage = Callable[[str], dict[str, Any]]
+
+
+class ShopChargeSerializer(serializers.ModelSerializer[models.Charge]):
+    class Meta:
+        model = models.Charge
+        fields = ("id", "amount", "currency")
+
+
+class Provider:
+    """What the examples call ``shop.provider``. It deduplicates nothing."""
+
+    class ProviderError(Exception):
+        """Nobody knows."""
+
+    def __init__(self) -> None:
+        self.paid: list[tuple[str, int]] = []
+        #: What goes wrong with the next payment: "before" it or "after" it.
+        self.fails = ""
+
+    def names(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("ProviderError", "pay", "ship", "find")}
+
+    def pay(self, key: UUID, amount: int, *, valid_until: float | None = None) -> dict[str, Any]:
+        fails, self.fails = self.fails, ""
+        if fails == "before":
+            raise self.ProviderError
+        self.paid.append((str(key), amount))
+        if fails == "after":
+            raise self.ProviderError
+        return {"id": len(self.paid), "amount": amount}
+
+    def ship(self, key: UUID, payout_id: int) -> dict[str, Any]:
+        return {"id": self.pay(key, payout_id)["id"]}
+
+    def find(self, key: UUID) -> dict[str, Any] | None:
+        found = [number for number, (paid, _) in enumerate(self.paid) if paid == str(key)]
+        return {"id": found[0] + 1, "amount": self.paid[found[0]][1]} if found else None
+
+
+@pytest.fixture
+def provider() -> Provider:
+    return Provider()
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What every transport that a page makes would have slept, in seconds."""
+    waits: list[float] = []
+    monkeypatch.setitem(IdempotentTransport.__init__.__kwdefaults__, "sleep", waits.append)
+    return waits
+
+
+@pytest.fixture
+def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[float]) -> Iterator[RunPage]:
+    """Runs a page's Python, block by block.
+
+    A block that begins with the name of a file becomes that module, so that later blocks can import it. Any other block
+    goes on where the page's blocks before it ended. What is published goes to the tests' broker.
+    """
+
+    def install(name: str, **names: Any) -> ModuleType:
+        module = ModuleType(name)
+        vars(module).update(names)
+        parent, _, child = name.rpartition(".")
+        if parent in sys.modules:
+            monkeypatch.setattr(sys.modules[parent], child, module, raising=False)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    def run(name: str) -> dict[str, Any]:
+        defined: dict[str, Any] = {}
+        for source in blocks(name, "python"):
+            file = re.match(r"# (\S+)\.py\n", source)
+            module = install(file[1].replace("/", ".")) if file else ModuleType("example")
+            vars(module).update({} if file else defined, DATABASES={"default": {}})
+            exec(compile(source, f"{name}: {module.__name__}", "exec"), vars(module))
+            if file and file[1] == "settings":
+                with override_settings(**{key: value for key, value in vars(module).items() if key == "IDEMPOTENCY"}):
+                    assert checks.check_settings(None) == []
+            defined.update({key: value for key, value in vars(module).items() if not key.startswith("__")})
+        return defined
+
+    install("shop")
+    install("shop.models", **{name: getattr(models, name) for name in ("Charge", "Export", "Transfer", "Notification")})
+    install("shop.serializers", ChargeSerializer=ShopChargeSerializer)
+    install("shop.provider", **provider.names())
+    install("shop.reports", make_report=lambda request: "7", open_report=lambda report_id: io.BytesIO(b"a,b\n1,2\n"))
+    monkeypatch.setitem(publish.__kwdefaults__, "sender", SENDER)
+    broker.reset()
+    # A shared task would be one of every app that a later test makes.
+    monkeypatch.setattr(celery, "shared_task", lambda **options: app.task(shared=False, lazy=False, **options))
+    app.set_current()
+    known = set(app.tasks)
+    clients: list[httpx.Client] = []
+
+    def run_and_remember(name: str) -> dict[str, Any]:
+        defined = run(name)
+        clients.extend(value for value in defined.values() if isinstance(value, httpx.Client))
+        return defined
+
+    with forgetting_operations():
+        yield run_and_remember
+    for client in clients:
+        client.close()
+    for name in set(app.tasks) - known:
+        app.tasks.pop(name)
