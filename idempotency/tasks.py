@@ -15,15 +15,14 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from .outbox import relay
 from .outbox.backlog import purge_sent_batches
 from .outbox.relay import DEFAULT_BATCH_SIZE as RELAY_BATCH_SIZE
 from .outbox.relay import RelayResult, relay_batches
 from .upkeep.counters import counters
 from .upkeep.retention import DEFAULT_BATCH_SIZE as PURGE_BATCH_SIZE
-from .upkeep.retention import purge_batches
+from .upkeep.retention import PurgeResult, purge_batches
 from .upkeep.sweep import DEFAULT_BATCH_SIZE as RECOVERY_BATCH_SIZE
-from .upkeep.sweep import RecoveryResult, describe, recover_batches
+from .upkeep.sweep import RecoveryResult, recover_batches
 
 try:
     from celery import shared_task
@@ -51,11 +50,9 @@ def _recover_expired_leases(batch_size: int = RECOVERY_BATCH_SIZE, max_batches: 
     :returns: counts of records: ``recoverable``, ``completed``, ``parked``, ``postponed``; ``unknown_operations``, by
         name; and ``exhausted``, False where the next run has something to do already.
     """
-    result = RecoveryResult()
-    for batch in islice(recover_batches(batch_size=batch_size), max_batches):
-        result += batch
+    result = sum(islice(recover_batches(batch_size=batch_size), max_batches), RecoveryResult())
     counters.flush()  # a worker has no requests after which it would be done
-    return {**describe(result), "exhausted": result.exhausted}
+    return result.as_dict()
 
 
 def _purge_expired_records(batch_size: int = PURGE_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
@@ -65,13 +62,13 @@ def _purge_expired_records(batch_size: int = PURGE_BATCH_SIZE, max_batches: int 
     :returns: ``deleted``, a count of records; ``messages``, one of messages; and ``exhausted``, False where the next
         run has something to do already.
     """
-    deleted, messages, exhausted = 0, 0, True
-    for batch in islice(purge_batches(batch_size=batch_size), max_batches):
-        deleted, exhausted = deleted + batch.deleted, batch.exhausted
-    purged_all = exhausted
-    for batch in islice(purge_sent_batches(batch_size=batch_size), max_batches):
-        messages, exhausted = messages + batch.deleted, batch.exhausted
-    return {"deleted": deleted, "messages": messages, "exhausted": purged_all and exhausted}
+    records = sum(islice(purge_batches(batch_size=batch_size), max_batches), PurgeResult())
+    messages = sum(islice(purge_sent_batches(batch_size=batch_size), max_batches), PurgeResult())
+    return {
+        "deleted": records.deleted,
+        "messages": messages.deleted,
+        "exhausted": records.exhausted and messages.exhausted,
+    }
 
 
 def _relay_outbox(batch_size: int = RELAY_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
@@ -88,7 +85,7 @@ def _relay_outbox(batch_size: int = RELAY_BATCH_SIZE, max_batches: int = MAX_BAT
         result += batch
         if time.monotonic() >= end:
             break
-    return {**relay.describe(result), "exhausted": result.exhausted}
+    return result.as_dict()
 
 
 def _resend_lost_messages(

@@ -15,6 +15,7 @@ from .. import sql
 from ..conf import settings
 from ..models import MessageStatus, OutboxMessage
 from ..upkeep import audit
+from ..upkeep.batches import check_batch_size, in_batches
 from ..upkeep.resolutions import ResolutionRefusedError
 from ..upkeep.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult
 from .relay import IDLE_TIMEOUT, STATEMENT_TIMEOUT
@@ -96,8 +97,7 @@ def purge_sent_once(
     :raises ValueError: the batch size is not between 1 and 10,000.
     :raises DatabaseError: as the database does; nothing of the batch is deleted then.
     """
-    if not 1 <= batch_size <= MAX_BATCH_SIZE:
-        raise ValueError(f"batch_size must be between 1 and {MAX_BATCH_SIZE}, not {batch_size}.")
+    check_batch_size(batch_size, MAX_BATCH_SIZE)
     using = using or router.db_for_write(OutboxMessage)
     connection = connections[using]
     with transaction.atomic(using=using, durable=True):
@@ -113,7 +113,7 @@ def purge_sent_once(
         # A message that is sent stays as it is, so nothing has to be looked at again.
         chunks = [ids[start : start + step] for start in range(0, len(ids), step)]
         deleted = sum(OutboxMessage.objects.using(using).filter(pk__in=chunk).delete()[0] for chunk in chunks)
-    return PurgeResult(deleted, len(found) < batch_size, found[-1][1] if found else None)
+    return PurgeResult(deleted, found[-1][1] if found else None, exhausted=len(found) < batch_size)
 
 
 def purge_sent_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[PurgeResult]:
@@ -121,10 +121,7 @@ def purge_sent_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | Non
 
     Each starts where the one before it ended, so as not to walk over what is deleted and not vacuumed yet.
     """
-    after = None
-    while True:
-        batch = purge_sent_once(batch_size=batch_size, after=after, using=using)
-        yield batch
-        if batch.exhausted:
-            return
-        after = batch.reached
+
+    return in_batches(
+        lambda before: purge_sent_once(batch_size=batch_size, after=before.reached if before else None, using=using)
+    )

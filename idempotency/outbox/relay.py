@@ -27,6 +27,7 @@ from .. import signals, sql
 from ..exceptions import BrokerUnavailableError
 from ..models import MessageStatus, OutboxMessage
 from ..protocol.faults import fault_point
+from ..upkeep.batches import BatchResult, check_batch_size, in_batches
 
 logger = logging.getLogger("idempotency")
 
@@ -63,8 +64,8 @@ _MAX_ROUNDS = 5
 
 
 @dataclass
-class RelayResult:
-    """One batch, as counts of messages."""
+class RelayResult(BatchResult):
+    """One batch of a relay, as counts of messages. It is exhausted if nothing more is due that can be sent now."""
 
     #: Confirmed by their broker, and not known to have been before.
     sent: int = 0
@@ -76,23 +77,10 @@ class RelayResult:
     put_back: int = 0
     #: The senders whose broker can't be reached, and the error.
     unavailable: dict[str, str] = field(default_factory=dict)
-    #: Whether nothing more is due that can be sent now, or others are at it.
-    exhausted: bool = True
 
     @property
     def touched(self) -> int:
         return self.sent + self.postponed + self.dead
-
-    def __add__(self, later: RelayResult) -> RelayResult:
-        """This batch and a later one of the same run, as one."""
-        return RelayResult(
-            sent=self.sent + later.sent,
-            postponed=self.postponed + later.postponed,
-            dead=self.dead + later.dead,
-            put_back=self.put_back + later.put_back,
-            unavailable=self.unavailable | later.unavailable,
-            exhausted=later.exhausted,
-        )
 
 
 def due(using: str) -> QuerySet[OutboxMessage]:
@@ -117,8 +105,7 @@ def relay_once(
     :raises ValueError: the batch size is not between 1 and 500.
     :raises DatabaseError: as the database does. What was sent and could not be marked is sent again.
     """
-    if not 1 <= batch_size <= MAX_BATCH_SIZE:
-        raise ValueError(f"batch_size must be between 1 and {MAX_BATCH_SIZE}, not {batch_size}.")
+    check_batch_size(batch_size, MAX_BATCH_SIZE)
     using = using or router.db_for_write(OutboxMessage)
     until = time.monotonic() + LEASE.total_seconds() / 2  # from before the lease, which can only begin later
     batch = _take(using, batch_size, skip)
@@ -139,12 +126,13 @@ def relay_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = N
     others. Raises what ``relay_once`` raises.
     """
     unreachable: set[str] = set()
-    while True:
-        batch = relay_once(batch_size=batch_size, using=using, skip=unreachable)
-        unreachable.update(batch.unavailable)
-        yield batch
-        if batch.exhausted:
-            return
+
+    def take(before: RelayResult | None) -> RelayResult:
+        if before is not None:
+            unreachable.update(before.unavailable)
+        return relay_once(batch_size=batch_size, using=using, skip=unreachable)
+
+    return in_batches(take)
 
 
 @dataclass
@@ -312,14 +300,3 @@ def _announce_dead(message: OutboxMessage, result: RelayResult) -> None:
         message_id=message.message_id,
         topic=message.topic,
     )
-
-
-def describe(result: RelayResult) -> dict[str, Any]:
-    """The counts as plain data, as a task's result or a command's report."""
-    return {
-        "sent": result.sent,
-        "postponed": result.postponed,
-        "dead": result.dead,
-        "put_back": result.put_back,
-        "unavailable": dict(result.unavailable),
-    }

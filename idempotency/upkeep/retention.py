@@ -23,6 +23,7 @@ from ..protocol.claims import alias
 from ..protocol.faults import fault_point
 from ..signals import purged
 from ..sql import postgresql_purge
+from .batches import BatchResult, check_batch_size, in_batches
 
 # A batch is one transaction, and so the most that a claim can come to wait for, that a standby has to replay at once,
 # and that is lost when the process is killed. A thousand rows take PostgreSQL 5 to 10 ms.
@@ -42,15 +43,18 @@ _IDLE_TIMEOUT = timedelta(seconds=5)
 _STATEMENT_TIMEOUT = timedelta(seconds=60)
 
 
-@dataclass(frozen=True)
-class PurgeResult:
-    """One batch."""
+@dataclass
+class PurgeResult(BatchResult):
+    """One batch of a purge."""
 
-    deleted: int
-    #: Whether the batch found fewer records than it may take: nothing more is due, or others are at it.
-    exhausted: bool
-    #: The latest retention's end among the records of the batch; None if it found none.
-    reached: datetime | None
+    #: How many rows are gone.
+    deleted: int = 0
+    #: When the last row of the batch fell due; None if the batch found none. The next batch starts there.
+    reached: datetime | None = None
+
+    @property
+    def touched(self) -> int:
+        return self.deleted
 
 
 def due(*, include_parked: bool = False, using: str | None = None) -> RecordQuerySet:
@@ -73,8 +77,7 @@ def purge_once(
     Raises ValueError unless 1 <= batch_size <= MAX_BATCH_SIZE, and django.db.DatabaseError as the database does;
     nothing of the batch is deleted then.
     """
-    if not 1 <= batch_size <= MAX_BATCH_SIZE:
-        raise ValueError(f"batch_size must be between 1 and {MAX_BATCH_SIZE}, not {batch_size}.")
+    check_batch_size(batch_size, MAX_BATCH_SIZE)
     using = using or alias()
     statuses = _statuses(include_parked)
     delete = postgresql_purge.delete_due if connections[using].vendor == "postgresql" else _delete_due
@@ -82,9 +85,9 @@ def purge_once(
     def transact() -> PurgeResult:
         with transaction.atomic(using=using, durable=True):
             sql.backend(using).bound_transaction(using, idle=_IDLE_TIMEOUT, statement=_STATEMENT_TIMEOUT)
-            result = PurgeResult(*delete(using, statuses, batch_size, after))
+            deleted, exhausted, reached = delete(using, statuses, batch_size, after)
             fault_point("purge.selected")
-        return result
+        return PurgeResult(deleted, reached, exhausted=exhausted)
 
     result = sql.retry_lost_races(_MAX_ROUNDS, using, transact)
     if result.deleted:
@@ -101,13 +104,12 @@ def purge_batches(
     all that was deleted, which stay until a vacuum, and of all that is kept, so the last batch would cost the most.
     What another transaction held locked is passed over, and is the next run's.
     """
-    after = None
-    while True:
-        batch = purge_once(batch_size=batch_size, include_parked=include_parked, after=after, using=using)
-        yield batch
-        if batch.exhausted:
-            return
-        after = batch.reached
+
+    def take(before: PurgeResult | None) -> PurgeResult:
+        after = before.reached if before else None
+        return purge_once(batch_size=batch_size, include_parked=include_parked, after=after, using=using)
+
+    return in_batches(take)
 
 
 def _statuses(include_parked: bool) -> frozenset[Status]:

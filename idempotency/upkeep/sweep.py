@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 from django.db import connections, transaction
 
@@ -23,6 +22,7 @@ from ..operation import Operation, registry
 from ..protocol import claims
 from ..protocol.faults import fault_point
 from ..protocol.recovery import announce_recovery, settle
+from .batches import BatchResult, check_batch_size, in_batches
 
 logger = logging.getLogger("idempotency")
 
@@ -41,8 +41,8 @@ _SETTLED_AS = {Recovery.REEXECUTE: Status.RECOVERABLE, Recovery.PARK: Status.PAR
 
 
 @dataclass
-class RecoveryResult:
-    """One sweep's batch, as counts of records."""
+class RecoveryResult(BatchResult):
+    """One batch of a sweep, as counts of records."""
 
     #: Now recoverable: the next retry runs.
     recoverable: int = 0
@@ -55,8 +55,6 @@ class RecoveryResult:
     #: Left alone, because no operation of that name is declared in this process. Looked for when nothing else is left
     #: to do, among the ``MAX_LISTED`` claims that have been abandoned longest.
     unknown_operations: Counter[str] = field(default_factory=Counter)
-    #: Whether the batch found fewer claims than it may take: nothing more is due, or others are at it.
-    exhausted: bool = True
 
     @property
     def settled(self) -> int:
@@ -65,17 +63,6 @@ class RecoveryResult:
     @property
     def touched(self) -> int:
         return self.settled + self.postponed
-
-    def __add__(self, later: RecoveryResult) -> RecoveryResult:
-        """This batch and a later one of the same sweep, as one. What is left is what the later one left."""
-        return RecoveryResult(
-            recoverable=self.recoverable + later.recoverable,
-            completed=self.completed + later.completed,
-            parked=self.parked + later.parked,
-            postponed=self.postponed + later.postponed,
-            unknown_operations=later.unknown_operations,
-            exhausted=later.exhausted,
-        )
 
 
 def abandoned(using: str | None = None) -> RecordQuerySet:
@@ -93,8 +80,7 @@ def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = No
     :raises ValueError: the batch size is not between 1 and 10,000.
     :raises DatabaseError: as the database does; what was settled before stays settled.
     """
-    if not 1 <= batch_size <= MAX_BATCH_SIZE:
-        raise ValueError(f"batch_size must be between 1 and {MAX_BATCH_SIZE}, not {batch_size}.")
+    check_batch_size(batch_size, MAX_BATCH_SIZE)
     using = using or claims.alias()
     operations = {operation.name: operation for operation in registry}
     result = RecoveryResult()
@@ -113,11 +99,7 @@ def recover_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None =
 
     Raises what ``recover_once`` raises.
     """
-    while True:
-        batch = recover_once(batch_size=batch_size, using=using)
-        yield batch
-        if batch.exhausted:
-            return
+    return in_batches(lambda before: recover_once(batch_size=batch_size, using=using))
 
 
 def _settle_at_once(
@@ -184,14 +166,3 @@ def _report_unknown(using: str, operations: Mapping[str, Operation], result: Rec
             count,
             name,
         )
-
-
-def describe(result: RecoveryResult) -> dict[str, Any]:
-    """The counts as plain data, as a task's result or a command's report."""
-    return {
-        "recoverable": result.recoverable,
-        "completed": result.completed,
-        "parked": result.parked,
-        "postponed": result.postponed,
-        "unknown_operations": dict(result.unknown_operations),
-    }

@@ -17,7 +17,7 @@ from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import MAX_WAIT, registry
 from idempotency.protocol import claims
-from idempotency.upkeep.sweep import RecoveryResult, abandoned, describe, recover_once
+from idempotency.upkeep.sweep import RecoveryResult, abandoned, recover_once
 from tests.concurrency.racing import PATIENCE, Gate, abandon, effects, end_lease, in_background, race, record
 from tests.concurrency.urls import handler, reconciler
 
@@ -252,12 +252,13 @@ def test_the_sweep_settles_each_claim_as_its_operation_declares(post: Post, cut_
         "unknown": "in_progress",
         "x": "in_progress",
     }
-    assert describe(result) == {
+    assert result.as_dict() == {
         "recoverable": 3,
         "completed": 1,
         "parked": 1,
         "postponed": 1,
         "unknown_operations": {"of.another.service": 1},
+        "exhausted": True,
     }
     assert (result.settled, result.touched) == (5, 6)
     again = recover_once()

@@ -29,7 +29,7 @@ from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reco
 from idempotency.operation import registry
 from idempotency.protocol import faults
 from idempotency.upkeep import retention
-from idempotency.upkeep.sweep import describe, recover_once
+from idempotency.upkeep.sweep import recover_once
 from testproject.models import Transfer
 from tests.crash import urls
 from tests.crash.channel import PATIENCE, Channel
@@ -314,7 +314,7 @@ class Worker:
         self._commit_outcomes_by(watched)
 
     def sweep(self) -> dict[str, Any]:
-        return {"swept": describe(recover_once())}
+        return {"swept": recover_once().as_dict()}
 
     def purge(self) -> dict[str, Any]:
         return {"purged": retention.purge_once(include_parked=False).deleted}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,8 +12,7 @@ from django.db import connection
 
 from idempotency import signals
 from idempotency.models import OutboxMessage
-from idempotency.outbox import relay
-from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_once
+from idempotency.outbox.relay import MAX_ATTEMPTS, relay_once
 from tests.database.relay.trouble import BROKEN, message
 from tests.outbox import broker, make_messages
 from tests.records import MINUTE
@@ -59,9 +57,3 @@ def test_a_signal_tells_of_a_dead_message(lease: timedelta | None, caplog: pytes
     assert (told["topic"], told["attempt"]) == ("orders.placed", MAX_ATTEMPTS)
     assert f"Message {dead.message_id} on orders.placed is dead" in caplog.text
     assert "secret" not in caplog.text
-
-
-def test_the_report_is_plain_data() -> None:
-    report = relay.describe(RelayResult(sent=1, postponed=2, dead=3, put_back=4, unavailable={"a": "b"}))
-    assert json.loads(json.dumps(report)) == report
-    assert report == {"sent": 1, "postponed": 2, "dead": 3, "put_back": 4, "unavailable": {"a": "b"}}
