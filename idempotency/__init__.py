@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .http.decorators import idempotent
-    from .operation import (
+    from .operation import Operation
+    from .policy import (
         ACCEPTED,
         CONFLICT,
         PARK,
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
         Attach,
         Completed,
         NotExecuted,
-        Operation,
         Reconcile,
         Unknown,
         Wait,
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ACCEPTED": "operation",
-    "Attach": "operation",
-    "CONFLICT": "operation",
-    "Completed": "operation",
-    "NotExecuted": "operation",
+    "ACCEPTED": "policy",
+    "Attach": "policy",
+    "CONFLICT": "policy",
+    "Completed": "policy",
+    "NotExecuted": "policy",
     "Operation": "operation",
-    "PARK": "operation",
-    "REEXECUTE": "operation",
-    "Reconcile": "operation",
-    "Unknown": "operation",
-    "Wait": "operation",
+    "PARK": "policy",
+    "REEXECUTE": "policy",
+    "Reconcile": "policy",
+    "Unknown": "policy",
+    "Wait": "policy",
     "claim": "protocol.block",
     "current_claim": "protocol.context",
     "idempotent": "http.decorators",

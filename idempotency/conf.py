@@ -1,52 +1,32 @@
-"""The ``IDEMPOTENCY`` setting: one typed property an entry, read from ``django.conf.settings`` when it is first used.
+"""The ``IDEMPOTENCY`` setting: its entries are validated together when one is first needed, and then kept.
 
-A value is kept, since a request looks at a dozen of them, until Django signals that the setting has changed: so
-``override_settings`` works and a test sees what it set. The system checks in ``checks.py`` validate the values; here a
-missing entry is its default, and an explicit one is taken as it is.
+Django signals that the setting has changed, and then all of it is read anew: so ``override_settings`` works and a test
+sees what it set. A wrong entry raises ``ImproperlyConfigured`` at the first use of any entry, because a guard that
+guesses what its settings mean fails open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
-from typing import Any
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.utils.module_loading import import_string
 
-#: Longer than the longest source of retries: a dead-letter queue replayed on Monday holds Friday's requests.
-DEFAULT_TTL = timedelta(days=3)
-#: As long as a handler may be silent before it is presumed dead; above the usual 30 s worker timeout.
-DEFAULT_LEASE = timedelta(seconds=60)
-DEFAULT_METHODS = ("POST", "PATCH")
-#: Headers that belong to the outcome. Everything else is made anew for each response.
-DEFAULT_RECORDED_HEADERS = ("Location", "ETag", "Content-Language", "Content-Encoding", "Link")
+from .options import SETTINGS, resolve
+from .policy import InProgressAnswer
+
 #: Never recorded, whatever the allow-list says: credentials belong to one exchange, not to an outcome.
 NEVER_RECORDED_HEADERS = frozenset({"set-cookie", "authorization", "proxy-authorization", "www-authenticate", "cookie"})
-DEFAULT_MAX_BODY = 1024 * 1024
-DEFAULT_MAX_RETRY_AFTER = timedelta(seconds=30)
 
 #: 408, 425 and 429 ask for a later retry, and so does every 5xx: a retry must run again.
 TRANSIENT_STATUSES = frozenset({408, 425, 429})
 
 SETTING = "IDEMPOTENCY"
-NAMES = frozenset(
-    {
-        "ACCOUNT",
-        "ERROR_RESPONSE",
-        "IN_PROGRESS",
-        "LEASE",
-        "MAX_BODY",
-        "MAX_RETRY_AFTER",
-        "METHODS",
-        "RECORDABLE",
-        "RECORDED_HEADERS",
-        "REQUIRED",
-        "TTL",
-    }
-)
 
 
 def is_recordable(status: int) -> bool:
@@ -62,74 +42,98 @@ def authenticated_user(request: Any) -> str | None:
     return str(user.pk)
 
 
-def resolve(value: Any) -> Any:
-    """``value``, or what it names where it is a dotted path."""
-    return import_string(value) if isinstance(value, str) else value
+@dataclass(frozen=True)
+class Problem:
+    """Something that is wrong with ``IDEMPOTENCY``, or with an operation: a system check, and an error at run time."""
+
+    message: str
+    hint: str
+    check_id: str
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint} ({self.check_id})"
 
 
-class Settings:
-    """The values in force. Durations are timedeltas, sizes are bytes."""
+def problems_of(entries: object) -> list[Problem]:
+    """What is wrong with a value of ``IDEMPOTENCY``, entry by entry and together."""
+    if not isinstance(entries, Mapping):
+        return [
+            Problem(
+                f"IDEMPOTENCY must be a dictionary, not {type(entries).__name__}.",
+                'For example IDEMPOTENCY = {"TTL": timedelta(days=3)}.',
+                "idempotency.E001",
+            )
+        ]
+    problems = [problem for name, value in entries.items() if (problem := _problem_of_entry(name, value))]
+    if problems:
+        return problems
+    lease, ttl = (entries.get(name, SETTINGS[name].default) for name in ("LEASE", "TTL"))
+    if lease < ttl:
+        return []
+    return [
+        Problem(
+            f"IDEMPOTENCY['LEASE'] ({lease}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}).",
+            "The lease is how long a crash blocks a key; the TTL is how long its outcome is kept.",
+            "idempotency.E014",
+        )
+    ]
 
-    @property
-    def _entries(self) -> Mapping[str, Any]:
-        entries: Mapping[str, Any] = getattr(django_settings, SETTING, {})
-        return entries
 
-    @cached_property
-    def ttl(self) -> timedelta:
-        value: timedelta = self._entries.get("TTL", DEFAULT_TTL)
-        return value
+def _problem_of_entry(name: Any, value: Any) -> Problem | None:
+    option = SETTINGS.get(name)
+    if option is None:
+        near = get_close_matches(str(name), SETTINGS, n=1, cutoff=0.5)
+        return Problem(
+            f"IDEMPOTENCY has no entry {name!r}.",
+            f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(sorted(SETTINGS))}.",
+            "idempotency.E002",
+        )
+    problem = option.problem_of_setting(value)
+    return (
+        None
+        if problem is None
+        else Problem(f"IDEMPOTENCY[{name!r}] {problem}, not {value!r}.", option.hint, option.check_id)
+    )
 
-    @cached_property
-    def lease(self) -> timedelta:
-        value: timedelta = self._entries.get("LEASE", DEFAULT_LEASE)
-        return value
 
-    @cached_property
-    def in_progress(self) -> Any:
-        from .operation import CONFLICT
+class Defaults:
+    """The options of an operation that have a setting, with the types of the values in force."""
 
-        return self._entries.get("IN_PROGRESS", CONFLICT)
+    ttl: timedelta
+    lease: timedelta
+    in_progress: InProgressAnswer
+    required: bool
+    methods: Collection[str]
+    account: Callable[[Any], str | None]
+    recordable: Callable[[int], bool]
+    headers: Collection[str]
+    max_body: int
 
-    @cached_property
-    def required(self) -> bool:
-        value: bool = self._entries.get("REQUIRED", True)
-        return value
 
-    @cached_property
-    def methods(self) -> Collection[str]:
-        value: Collection[str] = self._entries.get("METHODS", DEFAULT_METHODS)
-        return value
+class Settings(Defaults):
+    """The values in force. Durations are timedeltas, sizes are bytes, and dotted paths are what they name."""
 
-    @cached_property
-    def account(self) -> Callable[[Any], str | None]:
-        value: Callable[[Any], str | None] = resolve(self._entries.get("ACCOUNT", authenticated_user))
-        return value
+    max_retry_after: timedelta
+    error_response: Callable[[Any, Any], Any] | None
 
-    @cached_property
-    def recordable(self) -> Callable[[int], bool]:
-        value: Callable[[int], bool] = resolve(self._entries.get("RECORDABLE", is_recordable))
-        return value
+    if not TYPE_CHECKING:  # a type checker knows the attributes above, and that there are no others
 
-    @cached_property
-    def recorded_headers(self) -> Collection[str]:
-        value: Collection[str] = self._entries.get("RECORDED_HEADERS", DEFAULT_RECORDED_HEADERS)
-        return value
+        def __getattr__(self, name: str) -> Any:
+            """A value that was not read since the setting changed.
 
-    @cached_property
-    def max_body(self) -> int:
-        value: int = self._entries.get("MAX_BODY", DEFAULT_MAX_BODY)
-        return value
+            :raises ImproperlyConfigured: an entry of ``IDEMPOTENCY`` is wrong.
+            """
+            if name.startswith("_") or all(option.name != name for option in SETTINGS.values()):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            values = self._read()
+            vars(self).update(values)
+            return values[name]
 
-    @cached_property
-    def error_response(self) -> Callable[[Any, Any], Any] | None:
-        value: Callable[[Any, Any], Any] | None = resolve(self._entries.get("ERROR_RESPONSE"))
-        return value
-
-    @cached_property
-    def max_retry_after(self) -> timedelta:
-        value: timedelta = self._entries.get("MAX_RETRY_AFTER", DEFAULT_MAX_RETRY_AFTER)
-        return value
+    def _read(self) -> dict[str, Any]:
+        entries = getattr(django_settings, SETTING, {})
+        for problem in problems_of(entries):
+            raise ImproperlyConfigured(str(problem))
+        return {option.name: resolve(entries.get(setting, option.default)) for setting, option in SETTINGS.items()}
 
     def reset(self, *, setting: str, **arguments: Any) -> None:
         """Read anew what has changed. Receives Django's ``setting_changed``."""

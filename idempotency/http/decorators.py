@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -17,12 +17,16 @@ from django.db.models import Model
 from django.http import HttpRequest
 
 from ..operation import Operation, operation_for
+from ..options import OperationPolicy
 from ..protocol.claims import alias
 from ..protocol.execution import as_atomic_request
 from .exchange import exchange_for, is_running
 
+if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
+    from typing_extensions import Unpack
 
-def idempotent(operation: str | Operation, **policy: Any) -> Callable[[Callable[..., Any]], Any]:
+
+def idempotent(operation: str | Operation, **policy: Unpack[OperationPolicy]) -> Callable[[Callable[..., Any]], Any]:
     """Make a view take effect once for each account and ``Idempotency-Key``.
 
     Goes on a function view, an async view, a method of a class-based view, a function under ``@api_view``, and a

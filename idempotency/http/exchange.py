@@ -29,8 +29,9 @@ from ..exceptions import (
     UnavailableError,
 )
 from ..fingerprint import Payload, parse_json, sorted_pairs
-from ..operation import ACCEPTED, Attach, Operation
+from ..operation import Operation
 from ..outcome import REPLAYED_HEADER, Outcome, outcome_of, response_of
+from ..policy import ACCEPTED, Attach
 from ..protocol import claims
 from ..protocol.claims import Claim
 from ..protocol.execution import Slot, acquire_or_wait, as_atomic_request, run_under

@@ -8,16 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import keys
 from ..exceptions import OutcomeUnreadableError
 from ..fingerprint import Payload
 from ..operation import Operation, operation_for
+from ..options import OperationPolicy
 from ..outcome import Outcome, outcome_of_result
 from ..scope import scope_of
 from .claims import Claim
 from .execution import acquire_or_wait, run_under
+
+if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
+    from typing_extensions import Unpack
 
 
 class Run:
@@ -38,7 +42,7 @@ class Run:
 
 @contextmanager
 def claim(
-    operation: str | Operation, *, account_id: str, key: str, payload: object = None, **policy: Any
+    operation: str | Operation, *, account_id: str, key: str, payload: object = None, **policy: Unpack[OperationPolicy]
 ) -> Iterator[Run]:
     """Run the block at most once for an account and key, and keep its result for every further pass::
 

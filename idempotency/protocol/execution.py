@@ -15,8 +15,9 @@ from .. import signals, sql
 from ..exceptions import IdempotencyError, InProgressError, LeaseLostError, TransactionBrokenError, UnavailableError
 from ..fingerprint import Payload
 from ..lifecycle import Recovery
-from ..operation import Operation, Wait
+from ..operation import Operation
 from ..outcome import Outcome
+from ..policy import Wait
 from ..scope import Scope
 from . import claims
 from .claims import Claim

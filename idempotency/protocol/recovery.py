@@ -18,8 +18,8 @@ from ..conf import settings
 from ..exceptions import IdempotencyError, InProgressError, LeaseLostError, OutcomeUnknownError, UnavailableError
 from ..lifecycle import Status
 from ..models import IdempotencyRecord
-from ..operation import Completed, NotExecuted, Unknown
 from ..outcome import Outcome, outcome_of, outcome_of_result
+from ..policy import Completed, NotExecuted, Unknown
 from . import claims
 from .claims import Claim
 from .faults import fault_point

@@ -18,7 +18,8 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency.contrib.rest_framework import IdempotentMixin
-from idempotency.operation import PARK, Operation
+from idempotency.operation import Operation
+from idempotency.policy import PARK
 from testproject.models import Transfer
 
 #: The same columns, constraint, indexes and collations as the package's own table.

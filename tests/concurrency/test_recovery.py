@@ -15,7 +15,8 @@ from idempotency import Completed, NotExecuted, Reconcile, Unknown, Wait
 from idempotency.exceptions import InProgressError
 from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
-from idempotency.operation import MAX_WAIT, registry
+from idempotency.operation import registry
+from idempotency.policy import MAX_WAIT
 from idempotency.protocol import claims
 from idempotency.upkeep.sweep import RecoveryResult, abandoned, recover_once
 from tests.concurrency.racing import PATIENCE, Gate, abandon, effects, end_lease, in_background, race, record
@@ -343,7 +344,7 @@ def test_a_reconciler_is_declared_with_a_function_and_a_bound() -> None:
 def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     operation = registry.get("race.inside")
     assert operation is not None
-    monkeypatch.setitem(operation.declared, "in_progress", Wait(MAX_WAIT.total_seconds()))
+    monkeypatch.setattr(operation, "in_progress", Wait(MAX_WAIT.total_seconds()))
 
 
 def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(

@@ -20,8 +20,8 @@ from idempotency.exceptions import LeaseLostError, OutcomeUnknownError, Unrecord
 from idempotency.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.operation import PARK, REEXECUTE, Unknown
 from idempotency.outcome import Outcome, response_of
+from idempotency.policy import PARK, REEXECUTE, Unknown
 from idempotency.protocol import claims
 from idempotency.protocol.claims import Claim
 from idempotency.scope import Scope

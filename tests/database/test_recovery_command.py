@@ -20,7 +20,7 @@ from idempotency.lifecycle import Status
 from idempotency.management import running
 from idempotency.management.commands import recover_idempotency
 from idempotency.models import IdempotencyRecord
-from idempotency.operation import PARK
+from idempotency.policy import PARK
 from idempotency.protocol.faults import armed
 from idempotency.upkeep.sweep import abandoned, recover_batches, recover_once
 from tests.commands import Terminal, run_command, wrong_arguments

@@ -16,8 +16,9 @@ from idempotency.exceptions import InProgressError, KeyReusedError, LeaseLostErr
 from idempotency.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.operation import PARK, registry
+from idempotency.operation import registry
 from idempotency.outcome import Outcome
+from idempotency.policy import PARK
 from idempotency.protocol import claims
 from idempotency.protocol.execution import acquire_or_wait, run_under
 from idempotency.scope import Scope

@@ -15,10 +15,11 @@ from django.dispatch import Signal
 from django.urls import resolve
 
 import idempotency
-from idempotency import checks, conf, exceptions, signals
+from idempotency import checks, conf, exceptions, operation, signals
 from idempotency.http.problems import problem
 from idempotency.models import IdempotencyRecord
-from idempotency.operation import DEFAULT_MAX_ATTEMPTS, Operation
+from idempotency.options import OPTIONS, SETTINGS
+from idempotency.policy import DEFAULT_MAX_ATTEMPTS
 from idempotency.protocol.recovery import LONGEST_BACKOFF
 from idempotency.upkeep.stats import Kind, Stats
 from testproject.provider.faults import FAULTS
@@ -66,17 +67,16 @@ def settings_table() -> list[list[str]]:
     return table(text.partition("<!-- end of settings -->")[0])
 
 
-def test_the_table_has_every_setting_and_its_default() -> None:
-    rows = {name: row for row in settings_table() if (name := code(row[0]))}
-    assert set(rows) == conf.NAMES
-    for name, row in rows.items():
-        default = eval(code(row[3]) or "", {"timedelta": timedelta, "CONFLICT": idempotency.CONFLICT})
-        assert conf.resolve(default) == getattr(conf.settings, name.lower()), name
-
-
-def test_the_table_has_every_argument_of_an_operation() -> None:
-    named = {argument for row in settings_table() if (argument := code(row[1]))}
-    assert named == {name for name in inspect.signature(Operation).parameters if name != "name"}
+def test_the_table_of_settings_is_the_declaration() -> None:
+    declared = {option.name: option for option in (*OPTIONS.values(), *SETTINGS.values())}
+    rows = {name: row for row in settings_table() if (name := (code(row[1]) or (code(row[0]) or "").lower()))}
+    assert set(rows) == set(declared)
+    words = {"timedelta": timedelta, "CONFLICT": idempotency.CONFLICT, "REEXECUTE": idempotency.REEXECUTE}
+    for name, (setting, argument, takes, default, meaning) in rows.items():
+        option = declared[name]
+        assert (code(setting), code(argument) == name) == (option.setting, option.is_argument), name
+        assert (takes, meaning) == (option.takes, option.meaning), name
+        assert eval(code(default) or "", words) == option.default, name
 
 
 def errors() -> list[type[exceptions.IdempotencyError]]:
@@ -116,8 +116,8 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def test_every_system_check_is_listed() -> None:
-    used = set(re.findall(r"idempotency\.[EW]\d{3}", inspect.getsource(checks)))
-    used |= {f"idempotency.{error_id}" for _, error_id in checks.SETTINGS.values()}
+    used = set(re.findall(r"idempotency\.[EW]\d{3}", "".join(map(inspect.getsource, (checks, conf, operation)))))
+    used |= {option.check_id for option in SETTINGS.values()}
     listed = {code(row[0]) for row in table(text_of("reference/checks.md"))}
     assert {check_id for check_id in listed if check_id and re.search(r"\.[EW]\d", check_id)} == used
 

@@ -15,8 +15,8 @@ from django.test import override_settings
 
 from idempotency import Attach, Operation
 from idempotency.checks import check_databases
-from idempotency.conf import NAMES
 from idempotency.operation import registry
+from idempotency.options import SETTINGS
 
 pytestmark = pytest.mark.django_db  # Django's own checks of a SQLite database ask it what it can do
 
@@ -59,6 +59,7 @@ def test_the_defaults_and_the_sample_project_are_sound() -> None:
         ({"ERROR_RESPONSE": "nope"}, "idempotency.E012", "'ERROR_RESPONSE'"),
         ({"MAX_RETRY_AFTER": 30}, "idempotency.E013", "'MAX_RETRY_AFTER'"),
         ({"LEASE": timedelta(days=3)}, "idempotency.E014", "shorter than"),
+        ({"TTL": timedelta(seconds=60)}, "idempotency.E014", "shorter than"),
     ],
 )
 def test_a_wrong_setting_has_an_id_a_message_and_a_hint(entries: Any, message_id: str, said: str) -> None:
@@ -76,7 +77,7 @@ def test_an_unknown_name_is_answered_with_the_one_that_was_meant() -> None:
     with override_settings(IDEMPOTENCY={"MAXBODY": 1}):
         assert messages()["idempotency.E002"].hint == "Did you mean 'MAX_BODY'?"
     with override_settings(IDEMPOTENCY={"QQQQ": 1}):
-        assert all(name in messages()["idempotency.E002"].hint for name in NAMES)
+        assert all(name in messages()["idempotency.E002"].hint for name in SETTINGS)
 
 
 @pytest.fixture
@@ -96,6 +97,21 @@ def test_an_operation_that_only_the_settings_make_contradictory(declared: Callab
     declared("unit.long", lease=timedelta(hours=2))
     with override_settings(IDEMPOTENCY={"TTL": timedelta(hours=1)}):
         assert "unit.long" in messages()["idempotency.E015"].msg
+
+
+def test_a_heartbeat_beyond_the_retention_is_refused(declared: Callable[..., Operation]) -> None:
+    declared("unit.alive", heartbeat=timedelta(hours=2))
+    assert messages() == {}
+    with override_settings(IDEMPOTENCY={"TTL": timedelta(hours=1)}):
+        assert "unit.alive" in messages()["idempotency.E017"].msg
+
+
+@pytest.mark.parametrize("path", ["no.such.thing", "tests.unit.test_checks.NOT_A_FUNCTION"])
+def test_an_operation_that_names_a_function_that_does_not_exist(declared: Callable[..., Operation], path: str) -> None:
+    declared("unit.path", recordable=path)
+    found = messages()
+    assert path in found["idempotency.E018"].msg
+    assert found["idempotency.E018"].hint
 
 
 def test_a_database_without_autocommit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

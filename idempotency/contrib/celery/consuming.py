@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from celery import current_task
 from celery.local import Proxy
@@ -26,6 +26,7 @@ from ...exceptions import (
 )
 from ...fingerprint import Payload
 from ...operation import Operation, operation_for
+from ...options import OperationPolicy
 from ...outcome import Outcome, outcome_of_result
 from ...protocol import claims
 from ...protocol.block import result_of
@@ -34,6 +35,9 @@ from ...protocol.execution import acquire_or_wait, run_under
 from ...scope import scope_of
 from .deliveries import Delivery
 from .policy import ATTRIBUTE, TaskPolicy, policy_of
+
+if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
+    from typing_extensions import Unpack
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,7 +54,7 @@ def idempotent_task(
     consumer: str | None = None,
     dead_letter: str | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
-    **policy: Any,
+    **policy: Unpack[OperationPolicy],
 ) -> Callable[[F], F]:
     """Make a Celery task take effect once for each message. Goes under Celery's own decorator::
 

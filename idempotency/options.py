@@ -1,0 +1,323 @@
+"""The options of an operation, each declared once.
+
+``OperationPolicy`` is that declaration. Its annotations are the types of the keyword arguments of ``Operation``,
+``@idempotent``, ``claim()`` and ``@idempotent_task``; the ``Option`` beside each type says the rest. The constructor,
+the settings, the system checks and their hints are made from it. A test holds the documentation's table, the
+attributes of ``Operation`` and its docstring against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Annotated, Any, Final, TypedDict, get_type_hints
+
+from django.utils.module_loading import import_string
+
+from .lifecycle import Recovery
+from .policy import CONFLICT, PARK, REEXECUTE, Attach, InProgress, InProgressAnswer, Reconcile, Wait
+
+
+def resolve(value: Any) -> Any:
+    """``value``, or the object that it names if it is a dotted path."""
+    return import_string(value) if isinstance(value, str) else value
+
+
+# Each validator returns what is wrong with a value, as the end of the sentence "ttl …", or None.
+
+
+def _positive_duration(value: object) -> str | None:
+    return None if isinstance(value, timedelta) and value > timedelta(0) else "must be a positive timedelta"
+
+
+def _positive_bytes(value: object) -> str | None:
+    valid = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return None if valid else "must be a positive number of bytes"
+
+
+def _flag(value: object) -> str | None:
+    return None if isinstance(value, bool) else "must be True or False"
+
+
+def _recovery(value: object) -> str | None:
+    valid = value in (REEXECUTE, PARK) or isinstance(value, Reconcile)
+    return None if valid else "must be REEXECUTE, PARK or Reconcile(fn)"
+
+
+def _in_progress(value: object) -> str | None:
+    valid = isinstance(value, (InProgress, Wait, Attach))
+    return None if valid else "must be CONFLICT, ACCEPTED, Wait(seconds) or Attach(location)"
+
+
+def _names(value: object) -> str | None:
+    valid = (
+        isinstance(value, Collection)
+        and not isinstance(value, (str, bytes))
+        and all(isinstance(name, str) and name for name in value)
+    )
+    return None if valid else "must be a collection of names"
+
+
+def _methods(value: Any) -> str | None:
+    if problem := _names(value):
+        return problem
+    valid = len(value) > 0 and all(name == name.upper() for name in value)
+    return None if valid else "must name at least one HTTP method, in capitals"
+
+
+def _callable(value: object) -> str | None:
+    return None if callable(value) else "must be a callable"
+
+
+def _callable_or_path(value: object) -> str | None:
+    return None if callable(value) or isinstance(value, str) else "must be a callable or a dotted path to one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option of an operation, or one entry of ``IDEMPOTENCY``."""
+
+    name: str = ""
+    """The keyword argument, and the attribute of ``Operation`` or of ``conf.settings`` that has the value in force."""
+
+    setting: str | None = None
+    """The entry of ``IDEMPOTENCY`` that gives the default, or None if there is no such entry."""
+
+    default: Any = None
+    """The value if neither the argument nor the setting is given."""
+
+    problem_of: Callable[[Any], str | None]
+    """What is wrong with a value that was given, or None."""
+
+    takes: str
+    """The type, as the documentation's table writes it."""
+
+    meaning: str
+    """The meaning, as the documentation's table writes it."""
+
+    check_id: str = ""
+    """The id of the system check for the setting."""
+
+    hint: str = ""
+    """What the system check advises."""
+
+    is_argument: bool = True
+    """False for an entry of ``IDEMPOTENCY`` that holds for all operations alike."""
+
+    def problem_of_setting(self, value: Any) -> str | None:
+        """What is wrong with a value as the project-wide default. A dotted path is imported."""
+        if value is None and self.default is None:
+            return None
+        if isinstance(value, Attach):
+            return "can't be Attach(location), which is of one operation's job: declare it there"
+        return self.problem_of(value) or self.problem_of_path(value)
+
+    def problem_of_path(self, value: Any) -> str | None:
+        """What is wrong with a value as a dotted path to a callable, if it is one."""
+        if not isinstance(value, str):
+            return None
+        try:
+            return None if callable(resolve(value)) else "must name a callable"
+        except ImportError as error:
+            return f"can't be imported ({error})"
+
+
+class OperationPolicy(TypedDict, total=False):
+    """The keyword arguments that declare an operation. What is left out, or None, follows the setting."""
+
+    ttl: Annotated[
+        timedelta | None,
+        Option(
+            setting="TTL",
+            # Longer than the longest source of retries: a dead-letter queue replayed on Monday holds Friday's requests.
+            default=timedelta(days=3),
+            problem_of=_positive_duration,
+            takes="timedelta",
+            meaning="retention: how long an outcome is kept and a retry recognised",
+            check_id="idempotency.E003",
+            hint="For example timedelta(days=3): longer than any client or queue goes on retrying.",
+        ),
+    ]
+    lease: Annotated[
+        timedelta | None,
+        Option(
+            setting="LEASE",
+            # As long as a handler may be silent before it is presumed dead; above the usual 30 s worker timeout.
+            default=timedelta(seconds=60),
+            problem_of=_positive_duration,
+            takes="timedelta",
+            meaning="how long a claim is presumed alive; shorter than the retention",
+            check_id="idempotency.E004",
+            hint="For example timedelta(seconds=60): longer than the slowest handler may take.",
+        ),
+    ]
+    heartbeat: Annotated[
+        timedelta | None,
+        Option(
+            problem_of=_positive_duration,
+            takes="timedelta",
+            meaning="renews the lease while the handler runs, for this long in total; not above the retention",
+        ),
+    ]
+    idle_timeout: Annotated[
+        timedelta | None,
+        Option(
+            problem_of=_positive_duration,
+            takes="timedelta",
+            meaning="PostgreSQL ends the handler's transaction when it has been idle for this long",
+        ),
+    ]
+    in_progress: Annotated[
+        InProgressAnswer | None,
+        Option(
+            setting="IN_PROGRESS",
+            default=CONFLICT,
+            problem_of=_in_progress,
+            takes="`CONFLICT`, `ACCEPTED`, `Wait(seconds)`; for one operation also `Attach(location)`",
+            meaning="what a duplicate gets while the first request runs: 409, 202, or up to 30 s of waiting and then "
+            "409",
+            check_id="idempotency.E005",
+            hint="Import CONFLICT, ACCEPTED or Wait from idempotency.",
+        ),
+    ]
+    required: Annotated[
+        bool | None,
+        Option(
+            setting="REQUIRED",
+            default=True,
+            problem_of=_flag,
+            takes="bool",
+            meaning="False: a request without a key runs unprotected",
+            check_id="idempotency.E006",
+            hint="False lets a request without a key run unprotected.",
+        ),
+    ]
+    methods: Annotated[
+        Collection[str] | None,
+        Option(
+            setting="METHODS",
+            default=("POST", "PATCH"),
+            problem_of=_methods,
+            takes="names in capitals",
+            meaning="which methods are protected; others pass through",
+            check_id="idempotency.E007",
+            hint='For example ("POST", "PATCH").',
+        ),
+    ]
+    account: Annotated[
+        Callable[[Any], str | None] | str | None,
+        Option(
+            setting="ACCOUNT",
+            default="idempotency.conf.authenticated_user",
+            problem_of=_callable_or_path,
+            takes="callable(request) → str or None, or its dotted path",
+            meaning="whose key it is; None refuses the request. The default is the authenticated user's primary key",
+            check_id="idempotency.E008",
+            hint="A function of the request that returns the account's identifier as a str, or None to refuse.",
+        ),
+    ]
+    recordable: Annotated[
+        Callable[[int], bool] | str | None,
+        Option(
+            setting="RECORDABLE",
+            default="idempotency.conf.is_recordable",
+            problem_of=_callable_or_path,
+            takes="callable(status) → bool, or its dotted path",
+            meaning="which statuses are outcomes. The default: all but 408, 425, 429 and 5xx",
+            check_id="idempotency.E009",
+            hint="A function of the status (int) that returns whether it is an outcome (bool).",
+        ),
+    ]
+    headers: Annotated[
+        Collection[str] | None,
+        Option(
+            setting="RECORDED_HEADERS",
+            # Headers that belong to the outcome. Everything else is made anew for each response.
+            default=("Location", "ETag", "Content-Language", "Content-Encoding", "Link"),
+            problem_of=_names,
+            takes="names",
+            meaning="headers kept with an outcome, besides Content-Type. Cookies and credentials never are",
+            check_id="idempotency.E010",
+            hint='For example ("Location", "ETag"). Credentials are never recorded, whatever is listed.',
+        ),
+    ]
+    max_body: Annotated[
+        int | None,
+        Option(
+            setting="MAX_BODY",
+            default=1024 * 1024,
+            problem_of=_positive_bytes,
+            takes="bytes",
+            meaning="the largest body that is recorded; a larger one is refused and nothing commits",
+            check_id="idempotency.E011",
+            hint="For example 1024 * 1024.",
+        ),
+    ]
+    transaction: Annotated[
+        bool,
+        Option(
+            default=True,
+            problem_of=_flag,
+            takes="bool",
+            meaning="handler and record in one transaction of the record's database",
+        ),
+    ]
+    recovery: Annotated[
+        Recovery | Reconcile | None,
+        Option(
+            default=REEXECUTE,
+            problem_of=_recovery,
+            takes="`REEXECUTE`, `Reconcile(fn)` or `PARK`",
+            meaning="what an abandoned claim means; must be given with `transaction=False`",
+        ),
+    ]
+    command: Annotated[
+        Callable[..., Any] | None,
+        Option(
+            problem_of=_callable,
+            takes="callable(request) → object, or a DRF serializer class",
+            meaning="what the fingerprint is taken of, instead of the parsed body",
+        ),
+    ]
+    rebuild: Annotated[
+        Callable[[str, Any], Any] | None,
+        Option(
+            problem_of=_callable,
+            takes="callable(reference, request) → response",
+            meaning="answers a replay from a reference instead of a recorded body",
+        ),
+    ]
+
+
+#: The options of an operation, by name.
+OPTIONS: Final[Mapping[str, Option]] = {
+    name: replace(hint.__metadata__[0], name=name)
+    for name, hint in get_type_hints(OperationPolicy, include_extras=True).items()
+}
+
+#: The entries of ``IDEMPOTENCY``, by name: the defaults of options, and what holds for all operations alike.
+SETTINGS: Final[Mapping[str, Option]] = {
+    **{option.setting: option for option in OPTIONS.values() if option.setting is not None},
+    "MAX_RETRY_AFTER": Option(
+        name="max_retry_after",
+        setting="MAX_RETRY_AFTER",
+        default=timedelta(seconds=30),
+        problem_of=_positive_duration,
+        takes="timedelta",
+        meaning="the longest `Retry-After`",
+        check_id="idempotency.E013",
+        hint="For example timedelta(seconds=30).",
+        is_argument=False,
+    ),
+    "ERROR_RESPONSE": Option(
+        name="error_response",
+        setting="ERROR_RESPONSE",
+        problem_of=_callable_or_path,
+        takes="callable(request, error) → response, or its dotted path",
+        meaning="another envelope for errors",
+        check_id="idempotency.E012",
+        hint="A function of the request and the error that returns a response.",
+        is_argument=False,
+    ),
+}
