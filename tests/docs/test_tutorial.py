@@ -1,0 +1,146 @@
+"""The tutorial, typed in as it stands: from an empty directory to a transfer that survives the server's death.
+
+What its reader installs is installed here already. The server gets a port of its own, and the lease is made to end by
+back-dating it instead of by sleeping.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import FENCED, ROOT, text_of
+
+PAGE = "tutorial/index.md"
+SERVER = "manage.py runserver --noreload"
+END_OF_OUTPUT = "== end of output =="
+#: What `sleep 10` stands for: the lease of the crashed request is over.
+BACK_DATE = """python -c "
+import sqlite3
+with sqlite3.connect('db.sqlite3') as database:
+    database.execute('UPDATE idempotency_record SET lease_expires_at = created_at WHERE lease_expires_at IS NOT NULL')
+" """
+
+pytestmark = pytest.mark.sqlite
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Reader:
+    """Somebody with a terminal, an editor, and a second terminal for the server."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "COVERAGE_"))}
+        self.environment = inherited | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONWARNINGS": "",
+        }
+        self.shell = subprocess.Popen(
+            ["bash"],
+            cwd=directory,
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.server: subprocess.Popen[bytes] | None = None
+
+    def run(self, command: str) -> list[str]:
+        """Type a command, and read the lines that it prints."""
+        assert self.shell.stdin is not None
+        assert self.shell.stdout is not None
+        self.shell.stdin.write(f"{command.replace('8000', str(self.port))}\necho; echo '{END_OF_OUTPUT}'\n")
+        self.shell.stdin.flush()
+        lines: list[str] = []
+        for line in self.shell.stdout:
+            if line.rstrip("\r\n") == END_OF_OUTPUT:
+                return lines
+            lines.append(line.rstrip("\r\n"))
+        raise AssertionError(f"the shell has ended: {lines}")
+
+    def write(self, file: str, source: str) -> None:
+        path = self.directory / file
+        before = path.read_text() if file.endswith("settings.py") else ""
+        path.write_text(before + source.replace("timedelta(seconds=10)", "timedelta(seconds=600)"))
+
+    def start_server(self, command: str) -> None:
+        self.stop_server()
+        crashes = {"CRASH": "1"} if command.startswith("CRASH=1 ") else {}
+        self.server = subprocess.Popen(
+            [sys.executable, *SERVER.split(), f"127.0.0.1:{self.port}"],
+            cwd=self.directory,
+            env=self.environment | crashes,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return
+            assert self.server.poll() is None, "the server did not start"
+            time.sleep(0.05)
+        raise AssertionError("the server did not come up")
+
+    def stop_server(self) -> None:
+        if self.server is not None:
+            self.server.terminate()
+            self.server.wait()
+
+    def leave(self) -> None:
+        self.stop_server()
+        self.shell.kill()
+        self.shell.communicate()
+
+
+def commands_and_output(text: str) -> list[tuple[str, list[str]]]:
+    """A console's commands, each with the lines that it is said to print."""
+    commands: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            commands.append((line[2:], []))
+        else:
+            commands[-1][1].append(line)
+    return commands
+
+
+def test_the_tutorial_works_as_it_is_typed_in(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    compared = 0
+    try:
+        for language, text in FENCED.findall(text_of(PAGE)):
+            if language == "python":
+                file = re.match(r"# (\S+)\n", text)
+                assert file, text
+                reader.write(file[1], text)
+            elif SERVER in text:
+                reader.start_server(text)
+            elif language == "sh":
+                # This environment is the virtual environment, and has the package installed.
+                reader.run(re.sub(r"(?m)^(mkdir|python3 -m venv|pip install) .*\n", "", text))
+            else:
+                for command, printed in commands_and_output(text):
+                    output = reader.run(BACK_DATE if command.startswith("sleep ") else command)
+                    for line in printed:
+                        start = line.partition("…")[0]
+                        assert any(seen.startswith(start) for seen in output), (command, line, output)
+                        compared += 1
+    finally:
+        reader.leave()
+    assert compared >= 20
