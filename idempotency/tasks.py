@@ -57,7 +57,7 @@ def _recover_expired_leases(batch_size: int = RECOVERY_BATCH_SIZE, max_batches: 
 
 def _purge_expired_records(batch_size: int = PURGE_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
     """Delete records past retention, up to ``max_batches`` batches of ``batch_size``, and as many messages that were
-    sent as long ago as that. Parked records stay, and so do messages that were not sent.
+    sent longer ago than ``TTL`` and a day. Parked records stay, and so do messages that were not sent.
 
     :returns: ``deleted``, a count of records; ``messages``, one of messages; and ``exhausted``, False where the next
         run has something to do already.

@@ -23,6 +23,10 @@ from .relay import IDLE_TIMEOUT, STATEMENT_TIMEOUT
 #: Counting stops here. More say no more, and a count of millions takes its time.
 MAX_COUNTED: Final = 10_000
 
+#: A sent message is kept for longer than ``TTL`` by this. It tells a later request under the same key that the id is
+#: taken, and so has to outlive the record of its consumer, which begins when the message has lain in its queue.
+MAX_QUEUED: Final = timedelta(days=1)
+
 
 @dataclass(frozen=True)
 class Backlog:
@@ -81,17 +85,18 @@ def _note(message: OutboxMessage, by: Any, reason: str) -> None:
 
 
 def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
-    """What was sent longer ago than ``TTL``, and would be purged now. Never what was not sent."""
-    return OutboxMessage.objects.using(using).filter(status=MessageStatus.SENT, sent_at__lte=Now() - settings.ttl)
+    """What was sent longer ago than ``TTL`` and a day, and would be purged now. Never what was not sent."""
+    past = Now() - (settings.ttl + MAX_QUEUED)
+    return OutboxMessage.objects.using(using).filter(status=MessageStatus.SENT, sent_at__lte=past)
 
 
 def purge_sent_once(
     *, batch_size: int = DEFAULT_BATCH_SIZE, after: datetime | None = None, using: str | None = None
 ) -> PurgeResult:
-    """Delete up to ``batch_size`` messages that were sent longer ago than ``TTL``, in a transaction of its own.
+    """Delete up to ``batch_size`` messages that were sent longer ago than ``TTL`` and a day, in one transaction.
 
-    While it is kept, a sent message is how an attempt that runs again finds that it has published it already. After
-    that it would be published once more, with the same id.
+    While it is kept, a sent message is how an attempt that runs again finds that it has published it already, and how
+    a new request under an old key finds that the message's id is taken.
 
     :param after: skips what was sent before; see ``purge_sent_batches``.
     :raises ValueError: the batch size is not between 1 and 10,000.

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import astuple
-from datetime import timedelta
+from dataclasses import astuple, dataclass
+from datetime import datetime, timedelta, timezone
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 from weakref import WeakKeyDictionary
 
 from django.db import IntegrityError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Subquery
 from django.db.models.functions import Now
 from django.utils.module_loading import import_string
+from django.utils.timezone import is_aware, make_naive
 
 from ..exceptions import MessageReusedError, NoTransactionError
-from ..models import IdempotencyRecord, MessageStatus, OutboxMessage, RecordQuerySet
+from ..models import IdempotencyRecord, OutboxMessage, RecordQuerySet
+from ..protocol.claims import Claim
 from ..protocol.context import current_claim
-from ..scope import Scope
 from ..sql import postgresql_outbox
 
 CELERY = "idempotency.contrib.celery.send"
@@ -53,7 +53,7 @@ def publish(
     sender: str = CELERY,
     using: str | None = None,
 ) -> OutboxMessage:
-    """Publish a message if, and only if, the open transaction commits. Costs one statement.
+    """Publish a message if, and only if, the open transaction commits. Costs one statement on a first attempt.
 
     Under a claim the message's id is derived from it, so an attempt that runs again publishes the same message and not
     a second one: in this order of calls, or by ``name``.
@@ -89,23 +89,77 @@ def publish(
         ordering_key=_text("ordering_key", ordering_key) if ordering_key else "",
         sender=sender,
     )
+    # If the process dies before the caller's COMMIT, nothing was published. If it dies after it, a relay finds the
+    # message. If it sleeps before it until another attempt has taken the claim over, its completing update fails, and
+    # the message is rolled back with it.
     if claim is None:
         message.message_id = uuid4()
         message.idempotency_key = str(message.message_id)
+        _insert(using, message, delay or NOW)
     else:
         # The topic's length keeps a topic that ends like a count, or a name, from being taken for one.
         kind = f"outbox:{len(topic)}:{topic}"
-        message.message_id = claim.derive_key(claim.name_call(kind) if name is None else f"{kind}:{name}")
-        message.idempotency_key = claim.scope.key_for(message.message_id)
-        message.account_id = claim.scope.account_id
-    # Dies before the caller's COMMIT: nothing was published. Dies after it: a relay finds the message. Slept before it
-    # while another attempt took the claim over: that one's completing update fails, and takes the message with it.
-    if not _insert(using, message, delay or NOW):
-        assert claim is not None  # a random id is nobody else's
-        message = _published_before(using, message, claim.scope, delay or NOW)
+        place = _Place(using, claim, claim.name_call(kind) if name is None else f"{kind}:{name}")
+        message = place.publish(message, delay or NOW)
     if not delay:
         _nudge_on_commit(using, sender, send)
     return message
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One of the messages that an operation publishes, whichever attempt does: ``call`` says which.
+
+    Its id is derived from the scope alone, so that it is the same even after a crash has lost the record. After the
+    retention the same key makes a new request, and its message must have an id of its own, or a consumer that still
+    remembers the old one would not run. The old message, which the outbox keeps for longer than consumers remember,
+    tells that its id is taken; then the id is derived from the beginning of the new request, too.
+    """
+
+    using: str
+    claim: Claim
+    call: str
+
+    def publish(self, message: OutboxMessage, delay: timedelta) -> OutboxMessage:
+        """Insert the message, or return the one that this request has here already."""
+        first = self.claim.derive_key(self.call)
+        if self.claim.attempt > 1:
+            # An attempt before this one may have found the first id taken, and the old message may be purged since.
+            began = self._began()
+            known = None if began is None else self._find(self._id_since(began))
+            if known is not None:
+                return _same(known, message)
+        if self._insert(message, first, delay):
+            return message
+        known, began = self._find(first), self._began()
+        if known is not None and (began is None or known.created_at >= began):
+            return _same(known, message)
+        new = first if began is None else self._id_since(began)
+        if self._insert(message, new, delay):
+            return message
+        return _same(OutboxMessage.objects.using(self.using).get(message_id=new), message)
+
+    def _began(self) -> datetime | None:
+        """When the record's request began. A take-over leaves that as it is. None: the record is in another database,
+        where a crash may lose it and not the message, so no time that it holds may decide about the message."""
+        if self.using != self.claim.using:
+            return None
+        records = RecordQuerySet(IdempotencyRecord, using=self.using).in_scope(*astuple(self.claim.scope))
+        return records.values_list("created_at", flat=True).first()
+
+    def _id_since(self, began: datetime) -> UUID:
+        # Without a time zone (USE_TZ = False) it is the same text on every server as it is.
+        moment = make_naive(began, timezone.utc) if is_aware(began) else began
+        return self.claim.derive_key(f"since {moment.isoformat()}: {self.call}")
+
+    def _find(self, message_id: UUID) -> OutboxMessage | None:
+        return OutboxMessage.objects.using(self.using).filter(message_id=message_id).first()
+
+    def _insert(self, message: OutboxMessage, message_id: UUID, delay: timedelta) -> bool:
+        scope = self.claim.scope
+        message.message_id, message.account_id = message_id, scope.account_id
+        message.idempotency_key = scope.key_for(message_id)
+        return _insert(self.using, message, delay)
 
 
 def _require_transaction(using: str, topic: str) -> None:
@@ -161,19 +215,14 @@ def _insert(using: str, message: OutboxMessage, delay: timedelta) -> bool:
     return True
 
 
-def _published_before(using: str, message: OutboxMessage, scope: Scope, delay: timedelta) -> OutboxMessage:
-    """The message that has this id already, if it is the same one."""
-    found = OutboxMessage.objects.using(using).filter(message_id=message.message_id)
-    # A key that is used again after its retention makes a new request, and the old one's message may not have been
-    # purged yet. It was sent, so nothing is lost with it.
-    record = RecordQuerySet(IdempotencyRecord, using=using).in_scope(*astuple(scope))
-    earlier = found.filter(status=MessageStatus.SENT, created_at__lt=Subquery(record.values("created_at")))
-    if earlier.delete()[0] and _insert(using, message, delay):
-        return message
-    before = found.get()
+def _same(before: OutboxMessage, message: OutboxMessage) -> OutboxMessage:
+    """The message that the request has published before.
+
+    :raises MessageReusedError: it is another one than it publishes now.
+    """
     if (before.topic, _canonical(before.payload)) != (message.topic, _canonical(message.payload)):
         raise MessageReusedError(
-            f"The operation has published message {message.message_id} before, with another payload or topic: it was "
+            f"The operation has published message {before.message_id} before, with another payload or topic: it was "
             f"on {before.topic!r} and is on {message.topic!r}. Each attempt has to publish the same messages in the "
             f"same order, or give each a name= that says which it is."
         )

@@ -16,7 +16,7 @@ from idempotency.contrib.celery.deliveries import PATIENCE
 from idempotency.operation import registry
 from testproject.celery import app as sample
 
-HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 LATE = {"acks_late": True, "reject_on_worker_lost": True}
 
 
@@ -85,6 +85,33 @@ def test_a_record_outlives_the_longest_redelivery(
     registry.discard("tests.checked")
     app.tasks.pop("tests.checked")
     assert declare(app, options, ttl=last + timedelta(seconds=1)) == []
+
+
+def test_a_consumer_remembers_a_message_for_no_longer_than_its_producer_its_request(app: Celery, settings: Any) -> None:
+    settings.IDEMPOTENCY = {"TTL": 2 * DAY}
+    assert declare(app, ttl=2 * DAY + MINUTE) == ["idempotency.W007"]
+    registry.discard("tests.checked")
+    app.tasks.pop("tests.checked")
+    assert declare(app, ttl=2 * DAY) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "found"),
+    [
+        ({"task": "idempotency.tasks.resend_lost_messages"}, ["idempotency.W008"]),
+        ({"task": "idempotency.tasks.resend_lost_messages", "kwargs": {"look_back": 12 * 3600.0}}, []),
+        ({"task": "idempotency.tasks.resend_lost_messages", "args": (600.0, 12 * 3600.0)}, []),
+        ({"task": "idempotency.tasks.resend_lost_messages", "args": (600.0, 13 * 3600.0)}, ["idempotency.W008"]),
+        ({"task": "idempotency.tasks.relay_outbox"}, []),
+        ("an entry of a scheduler's own kind", []),
+    ],
+    ids=str,
+)
+def test_lost_messages_are_looked_for_no_longer_than_they_are_remembered(
+    app: Celery, entry: object, found: list[str]
+) -> None:
+    app.conf.beat_schedule = {"look for lost messages": entry}
+    assert declare(app, ttl=12 * HOUR) == found
 
 
 @pytest.mark.failure_mode(6)

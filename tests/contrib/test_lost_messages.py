@@ -15,12 +15,14 @@ from idempotency.contrib.celery import idempotent_task, resend_lost_messages
 from idempotency.contrib.celery import lost as lost_module
 from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox import publish
+from idempotency.upkeep.retention import purge_once
 from testproject.celery import app
 from tests.records import from_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 TASK, CONSUMED, ELSEWHERE = "tests.lost.mail", "tests.lost.consumed", "tests.lost.unknown"
+SHORT = "tests.lost.short"
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 
@@ -33,6 +35,12 @@ def mail(to: str) -> str:
 @shared_task(name=CONSUMED, acks_late=True, reject_on_worker_lost=True)
 @idempotent_task("tests.lost.consumed", consumer="mailer")
 def consumed(to: str) -> str:
+    return to
+
+
+@shared_task(name=SHORT, acks_late=True, reject_on_worker_lost=True)
+@idempotent_task("tests.lost.short", ttl=HOUR)
+def short(to: str) -> str:
     return to
 
 
@@ -137,6 +145,39 @@ def test_one_that_was_sent_again_meanwhile_is_left_alone(monkeypatch: pytest.Mon
     def slow(*arguments: Any) -> Any:
         missing = found(*arguments)
         OutboxMessage.objects.update(sent_at=from_now(-MINUTE))
+        return missing
+
+    monkeypatch.setattr(lost_module, "_without_record", slow)
+    assert resend_lost_messages() == 0
+
+
+@pytest.mark.failure_mode(56)
+def test_a_message_whose_record_may_be_purged_is_not_sent_again() -> None:
+    """Nobody can tell it from one that was lost, and the task would run a second time."""
+    message = sent(SHORT, ago=2 * HOUR)
+    consume(message, SHORT, "celery")
+    IdempotencyRecord.objects.update(expires_at=from_now(-MINUTE))
+    assert purge_once().deleted == 1
+    assert resend_lost_messages() == 0
+    sent(SHORT, ago=30 * MINUTE)
+    assert resend_lost_messages() == 1
+
+
+@pytest.mark.failure_mode(56)
+def test_a_message_that_was_sent_late_is_judged_by_when_it_was_written() -> None:
+    """A relay that dies before it marks a message leaves it consumed, and another one sends it again much later."""
+    sent(SHORT, ago=40 * MINUTE, waited=25 * MINUTE)
+    assert resend_lost_messages() == 0
+
+
+@pytest.mark.failure_mode(56)
+def test_a_search_that_sleeps_until_the_retention_is_over_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = sent(SHORT, ago=30 * MINUTE)
+    found = lost_module._without_record
+
+    def slow(*arguments: Any) -> Any:
+        missing = found(*arguments)
+        OutboxMessage.objects.filter(pk=message.pk).update(created_at=from_now(-HOUR))
         return missing
 
     monkeypatch.setattr(lost_module, "_without_record", slow)

@@ -6,58 +6,28 @@ import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from idempotency import Operation, claim, current_claim
+from idempotency import current_claim
 from idempotency.exceptions import LeaseLostError, MessageReusedError, NoTransactionError
-from idempotency.lifecycle import Recovery
 from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox import publish
 from idempotency.outbox.relay import relay_once
 from testproject.models import Transfer
+from tests.database.publishing import ids, inside, outside, run, send
 from tests.outbox import OTHER_SENDER, PLAIN_SENDER, SENDER, broker, other_broker
-from tests.records import HOUR, from_now
+from tests.records import from_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-inside = Operation("tests.outbox.inside")
-outside = Operation("tests.outbox.outside", transaction=False, recovery=Recovery.REEXECUTE)
 
 
 @pytest.fixture(autouse=True)
 def _empty_brokers() -> None:
     broker.reset()
     other_broker.reset()
-
-
-class CutOff(BaseException):
-    """Stands for the end of the process: nothing handles it, and the claim stays as it is."""
-
-
-def run(operation: Operation, block: Callable[[], object], *, key: str = "k", cut_off: bool = False) -> None:
-    """One attempt. If it is cut off, its claim is abandoned and the next attempt may take it over at once."""
-    try:
-        with claim(operation, account_id="alice", key=key) as attempt:
-            block()
-            assert not attempt.replayed
-            if cut_off:
-                raise CutOff
-    except CutOff:
-        IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
-
-
-def send(topic: str = "orders.placed", payload: object = None, **options: Any) -> OutboxMessage:
-    """Publish in a transaction of its own, as an operation outside of one has to."""
-    with transaction.atomic():
-        return publish(topic, payload, **{"sender": SENDER, **options})
-
-
-def ids() -> list[UUID]:
-    return list(OutboxMessage.objects.order_by("pk").values_list("message_id", flat=True))
 
 
 # If and only if the transaction commits
@@ -318,29 +288,6 @@ def test_a_name_that_stands_for_two_messages_is_refused() -> None:
 
     run(inside, block)
     assert OutboxMessage.objects.get().payload == "1"
-
-
-@pytest.mark.scenario(5)
-def test_a_key_used_again_after_its_retention_publishes_again() -> None:
-    run(inside, lambda: send(payload="first"))
-    assert relay_once().sent == 1
-    first = ids()
-    IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
-    run(inside, lambda: send(payload="second"))
-    assert relay_once().sent == 1
-    assert broker.payloads == ["first", "second"]
-    assert ids() == first, "what is derived from a key stays the same; see docs/explanation/derived-keys.md"
-
-
-@pytest.mark.scenario(5)
-def test_what_an_earlier_request_left_unsent_is_not_lost_to_a_new_one() -> None:
-    run(inside, lambda: send(payload="first"))
-    IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
-    with pytest.raises(MessageReusedError):
-        run(inside, lambda: send(payload="second"))
-    run(inside, lambda: send(payload="first"))
-    assert relay_once().sent == 1
-    assert broker.payloads == ["first"]
 
 
 # The nudge

@@ -15,13 +15,18 @@ from django.core.checks import CheckMessage
 from django.core.checks import Warning as CheckWarning
 
 from ...checks import check_settings
+from ...conf import settings
 from .deliveries import patience
+from .lost import LOOK_BACK
 from .policy import TaskPolicy, idempotent_tasks
 
 #: After this long without an acknowledgement another worker gets the message: what kombu's Redis transport does unless
 #: ``visibility_timeout`` says otherwise, and RabbitMQ unless its ``consumer_timeout`` does.
 VISIBILITY_TIMEOUT = timedelta(hours=1)
 CONSUMER_TIMEOUT = timedelta(minutes=30)
+
+#: The task that has lost messages sent again. By its name, because ``tasks`` is imported after this.
+RESEND = "idempotency.tasks.resend_lost_messages"
 
 
 def check_tasks(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
@@ -42,6 +47,22 @@ def _check(app: Any, task: Any, policy: TaskPolicy) -> Iterator[CheckMessage]:
             f"again after {longest}: it would then run a second time.",
             hint="Give the operation a longer ttl=, or shorten the broker's visibility_timeout.",
             id="idempotency.W004",
+        )
+    if operation.ttl > settings.ttl:
+        yield CheckWarning(
+            f"Operation {operation.name!r} remembers a message of task {task.name!r} for {operation.ttl}, and its "
+            f"producer remembers its request for IDEMPOTENCY['TTL'], {settings.ttl}: the message of a new request "
+            f"under an old key may be taken for the old one, and not run.",
+            hint="Give the operation a ttl= that is not longer than IDEMPOTENCY['TTL'], or raise that.",
+            id="idempotency.W007",
+        )
+    back = look_back(app)
+    if back is not None and operation.ttl < back:
+        yield CheckWarning(
+            f"Operation {operation.name!r} forgets a message after {operation.ttl}, and resend_lost_messages looks "
+            f"{back} back: lost messages of task {task.name!r} that are older than {operation.ttl} are not found.",
+            hint="Give the operation a longer ttl=, or the task of the schedule a shorter look_back.",
+            id="idempotency.W008",
         )
     limit = time_limit(app, task)
     alive = operation.lease + (operation.heartbeat or timedelta(0))
@@ -75,6 +96,19 @@ def longest_redelivery(app: Any, task: Any, policy: TaskPolicy) -> timedelta:
         getattr(task, "retry_backoff_max", 600) if getattr(task, "retry_backoff", False) else 0,
     ]
     return unacknowledged + timedelta(seconds=max(countdowns)) + patience(policy.operation)
+
+
+def look_back(app: Any) -> timedelta | None:
+    """How far back the beat's schedule has lost messages looked for. None if it doesn't."""
+    entries = [entry for entry in app.conf.beat_schedule.values() if isinstance(entry, dict)]
+    return max((_look_back_of(entry) for entry in entries if entry.get("task") == RESEND), default=None)
+
+
+def _look_back_of(entry: dict[str, Any]) -> timedelta:
+    args: Sequence[float] = entry.get("args") or ()
+    kwargs = entry.get("kwargs") or {}
+    seconds = args[1] if len(args) > 1 else kwargs.get("look_back", LOOK_BACK.total_seconds())
+    return timedelta(seconds=seconds)
 
 
 def time_limit(app: Any, task: Any) -> timedelta | None:

@@ -47,8 +47,9 @@ def resend_lost_messages(
     Safe to run many at once, and to kill: what it does is to make a message due, and the relay sends it under its id.
 
     :param older_than: how long ago a message was sent that is taken for lost.
-    :param look_back: how long ago a message was sent that is not looked at any more. Shorter than the operations'
-        ``ttl``: a record that is purged looks like one that was never made.
+    :param look_back: how long ago a message was sent that is not looked at any more. Nor is one that was written longer
+        ago than its operation's ``ttl``: it may have been consumed and its record purged, which can't be told from a
+        record that was never made.
     :param app: the Celery app; by default the current one.
     :param using: the database of outbox and records; by default that of the outbox.
     :returns: how many messages are to be sent again.
@@ -69,7 +70,12 @@ def resend_lost_messages(
         missing = _without_record(page, policies)
         # Still sent, and not sent again since: another run of this may have been faster.
         for message in missing:
-            again = messages.filter(pk=message.pk, status=MessageStatus.SENT, sent_at=message.sent_at)
+            # The retention is judged once more, by the clock of this statement: a process that slept since it looked
+            # for the record might have looked after the record was purged.
+            remembered = Now() - policies[message.topic].operation.ttl
+            again = messages.filter(
+                pk=message.pk, status=MessageStatus.SENT, sent_at=message.sent_at, created_at__gt=remembered
+            )
             found += again.update(status=MessageStatus.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None)
         after = page[-1].sent_at
     return found

@@ -51,8 +51,8 @@ class _Kind:
 
 class Command(BatchCommand):
     help = (
-        "Delete idempotency records past their retention, and messages that were sent as long ago, oldest first, in "
-        "bounded batches.\n"
+        "Delete idempotency records past their retention, and messages that were sent longer ago than TTL and a day, "
+        "oldest first, in bounded batches.\n"
         "Claims are never deleted, nor are messages that were not sent; parked records only with "
         "--include-parked.\n"
         "May run at any time, and more than once at a time."

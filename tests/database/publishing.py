@@ -1,0 +1,45 @@
+"""Operations that publish, and what the tests of ``publish`` do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+
+from idempotency import Operation, claim
+from idempotency.lifecycle import Recovery
+from idempotency.models import IdempotencyRecord, OutboxMessage
+from idempotency.outbox import publish
+from tests.outbox import SENDER
+from tests.records import HOUR, from_now
+
+inside = Operation("tests.outbox.inside")
+outside = Operation("tests.outbox.outside", transaction=False, recovery=Recovery.REEXECUTE)
+
+
+class CutOff(BaseException):
+    """Stands for the end of the process: nothing handles it, and the claim stays as it is."""
+
+
+def run(operation: Operation, block: Callable[[], object], *, key: str = "k", cut_off: bool = False) -> None:
+    """One attempt. If it is cut off, its claim is abandoned and the next attempt may take it over at once."""
+    try:
+        with claim(operation, account_id="alice", key=key) as attempt:
+            block()
+            assert not attempt.replayed
+            if cut_off:
+                raise CutOff
+    except CutOff:
+        IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
+
+
+def send(topic: str = "orders.placed", payload: object = None, **options: Any) -> OutboxMessage:
+    """Publish in a transaction of its own, as an operation outside of one has to."""
+    with transaction.atomic():
+        return publish(topic, payload, **{"sender": SENDER, **options})
+
+
+def ids() -> list[UUID]:
+    return list(OutboxMessage.objects.order_by("pk").values_list("message_id", flat=True))

@@ -1,0 +1,157 @@
+"""A key that is used again after its retention makes a new request, whose messages are new ones for their consumers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+
+from idempotency import claim, current_claim
+from idempotency.exceptions import MessageReusedError
+from idempotency.models import IdempotencyRecord, OutboxMessage
+from idempotency.outbox import publish
+from idempotency.outbox.backlog import purge_sent_once
+from idempotency.outbox.relay import relay_once
+from tests.database.publishing import ids, inside, outside, run, send
+from tests.outbox import SENDER, broker
+from tests.records import HOUR, from_now
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario(5)]
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture(autouse=True)
+def _empty_broker() -> None:
+    broker.reset()
+
+
+def end_retention() -> None:
+    """Four days pass: the records' retention is over, and their messages are as old."""
+    IdempotencyRecord.objects.update(expires_at=from_now(-DAY), created_at=from_now(-4 * DAY))
+    OutboxMessage.objects.update(created_at=from_now(-4 * DAY))
+
+
+def consume(message: OutboxMessage) -> bool:
+    """Whether a consumer, which remembers what it has consumed, runs for this message."""
+    with claim("tests.outbox.consumer", account_id=message.account_id, key=message.idempotency_key) as attempt:
+        return not attempt.replayed
+
+
+@pytest.mark.parametrize("operation", [inside, outside], ids=lambda operation: operation.name)
+@pytest.mark.parametrize("purged", [False, True], ids=["the record is there", "the record was purged"])
+def test_a_consumer_that_remembers_the_first_request_runs_for_the_second(operation: object, purged: bool) -> None:
+    run(operation, lambda: send(payload="same"))  # type: ignore[arg-type]
+    relay_once()
+    assert consume(OutboxMessage.objects.get())
+    end_retention()
+    if purged:
+        IdempotencyRecord.objects.filter(operation=operation.name).delete()  # type: ignore[attr-defined]
+    IdempotencyRecord.objects.filter(operation="tests.outbox.consumer").update(expires_at=from_now(HOUR))
+    run(operation, lambda: send(payload="same"))  # type: ignore[arg-type]
+    assert relay_once().sent == 1
+    assert broker.payloads == ["same", "same"]
+    assert consume(OutboxMessage.objects.latest("pk"))
+
+
+def test_what_an_earlier_request_left_unsent_is_sent_beside_the_new_message() -> None:
+    run(inside, lambda: send(payload="first"))
+    end_retention()
+    run(inside, lambda: send(payload="second"))
+    assert len(set(ids())) == 2
+    assert relay_once().sent == 2
+    assert broker.payloads == ["first", "second"]
+
+
+@pytest.mark.parametrize("purged", [False, True], ids=["the old message is there", "the old message was purged"])
+def test_every_attempt_of_the_new_request_publishes_the_same_message(purged: bool) -> None:
+    run(outside, lambda: send(payload="first"))
+    relay_once()
+    end_retention()
+    run(outside, lambda: send(payload="second"), cut_off=True)
+    new = OutboxMessage.objects.latest("pk")
+    if purged:
+        OutboxMessage.objects.exclude(pk=new.pk).delete()
+    run(outside, lambda: send(payload="second"))
+    assert OutboxMessage.objects.latest("pk").pk == new.pk
+    assert relay_once().sent == 1
+    assert broker.payloads == ["first", "second"]
+
+
+def test_a_third_request_publishes_a_third_message() -> None:
+    for payload in ("first", "second", "third"):
+        run(inside, lambda payload=payload: send(payload=payload))  # type: ignore[misc]
+        relay_once()
+        end_retention()
+    assert len(set(ids())) == 3
+    assert broker.payloads == ["first", "second", "third"]
+
+
+def test_a_name_that_stands_for_two_messages_is_refused_in_a_new_request_too() -> None:
+    def block() -> None:
+        with transaction.atomic():
+            before = publish("orders.placed", 1, name="it", sender=SENDER)
+            assert publish("orders.placed", 1, name="it", sender=SENDER).pk == before.pk
+            with pytest.raises(MessageReusedError):
+                publish("orders.placed", 2, name="it", sender=SENDER)
+
+    run(inside, lambda: send(payload=0, name="it"))
+    end_retention()
+    run(inside, block)
+    assert [message.payload for message in OutboxMessage.objects.order_by("pk")] == ["0", "1"]
+
+
+def test_a_crash_that_loses_record_and_message_changes_no_id() -> None:
+    """A message that was sent before a database was restored is the same one to its consumer afterwards."""
+    run(inside, send)
+    first = ids()
+    IdempotencyRecord.objects.all().delete()
+    OutboxMessage.objects.all().delete()
+    run(inside, send)
+    assert ids() == first
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_record_in_another_database_decides_nothing_about_messages(attempts: int) -> None:
+    """A crash of that database may lose the record, and the message stays."""
+
+    def elsewhere() -> None:
+        held = current_claim()
+        assert held is not None
+        here, held.using = held.using, "elsewhere"
+        send(using=here)
+        held.using = here
+
+    run(outside, elsewhere, cut_off=attempts == 2)
+    IdempotencyRecord.objects.exclude(status="in_progress").delete()
+    run(outside, elsewhere)
+    assert OutboxMessage.objects.count() == 1
+
+
+def test_a_message_that_is_purged_between_two_looks_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    from idempotency.outbox import publishing
+
+    run(inside, lambda: send(payload="first"))
+    relay_once()
+    end_retention()
+    insert = publishing._insert
+
+    def slow(using: str, message: OutboxMessage, delay: timedelta) -> bool:
+        inserted = insert(using, message, delay)
+        OutboxMessage.objects.filter(status="sent").delete()
+        return inserted
+
+    monkeypatch.setattr(publishing, "_insert", slow)
+    run(inside, lambda: send(payload="second"))
+    assert relay_once().sent == 1
+    assert broker.payloads == ["first", "second"]
+
+
+def test_a_sent_message_is_kept_for_longer_than_a_consumer_that_took_it_late_remembers_it() -> None:
+    run(inside, send)
+    relay_once()
+    OutboxMessage.objects.update(sent_at=from_now(-3 * DAY - HOUR))
+    assert purge_sent_once().deleted == 0
+    OutboxMessage.objects.update(sent_at=from_now(-4 * DAY - HOUR))
+    assert purge_sent_once().deleted == 1
