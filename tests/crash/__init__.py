@@ -1,7 +1,8 @@
 """Real processes, killed, frozen and cut off at every named place, and the count of what they did.
 
 ``points`` says which cells there are and which make no sense; ``worker`` is what happens inside a process that a cell
-breaks, a fork of the ``zygote``; ``arena`` is what all cells share; ``processes`` starts workers and judges what they
-left; ``cells`` runs one cell and ``matrix`` all of them. ``storms`` and ``zombies`` are about many processes at once,
-and ``mutations`` are the broken variants that the harness has to see. ``python -m tests.crash`` runs all of it in full.
+breaks; ``arena`` is what all cells share; ``processes`` starts workers and judges what they left; ``cells`` runs one
+cell and ``matrix`` all of them. ``storms`` and ``zombies`` are about many processes at once, and ``mutations`` are the
+broken variants that the harness has to see. ``python -m tests.crash`` runs all of it in full. What it runs on, the forks
+and the proxy among it, is ``tests/harness``.
 """

@@ -17,14 +17,10 @@ from tests.crash.points import DATABASES, DECLARATIONS, FAULTS, POINTS, cells
 from tests.crash.processes import Verdict
 from tests.crash.storms import run_lost_acknowledgements, run_restarts
 from tests.crash.zombies import run_zombies
+from tests.harness.world import say
 
 #: How many cells between two signs of life.
 PACE = 100
-
-
-def say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
 
 
 class Report:
@@ -75,7 +71,7 @@ def main() -> int:
         and (not options.declaration or cell.declaration in options.declaration)
     ]
     report = Report()
-    with arena(options.database, os.environ.get("DATABASE_URL")) as shared:
+    with arena("sqlite:" if options.database == "sqlite" else os.environ.get("DATABASE_URL")) as shared:
         matrix = run_matrix(shared, chosen, tell=report.cell)
         report.matrix("The matrix", matrix)
         say(f"\n{matrix.table()}\n\n{matrix.reasons()}")

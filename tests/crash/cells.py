@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import threading
 import time
 import zlib
 from contextlib import ExitStack
 from typing import Any
 
-from tests.crash.arena import Arena, ImpossibleError, Observer, Worker, wait_until
-from tests.crash.channel import PATIENCE
+from tests.crash.arena import Arena, Observer
 from tests.crash.points import LATE_CALL, OF_A_SWEEP, OF_RECONCILING, OF_RELEASING, Cell, blocks_everybody
 from tests.crash.processes import LIMIT, Processes, Verdict
+from tests.harness.channel import PATIENCE
+from tests.harness.zygote import Fork, ImpossibleError, wait_until
 
 #: A lease that a cell waits for by the real clock, in seconds.
 SHORT_LEASE = 0.5
@@ -81,7 +81,7 @@ class Run(Processes):
             self.kill_at("handler.before" if unpaid else "downstream.answered")
             self.observer.end_lease(self.operation)
 
-    def start_victim(self) -> Worker:
+    def start_victim(self) -> Fork:
         cell = self.cell
         spec: dict[str, Any] = {"arms": [[cell.point, "stop" if cell.fault == "stop-live" else cell.fault]]}
         job = "request"
@@ -98,9 +98,7 @@ class Run(Processes):
         if self.waits_by_the_real_clock:
             spec["lease"] = SHORT_LEASE
         victim = self.fork(job, **spec)
-        event = victim.next_event()
-        if event is None or event["event"] != "reached":
-            raise ImpossibleError(f"{cell.point} was not reached: {event}")
+        event = victim.expect("reached")
         self.verdict.fired = True
         if cell.fault == "drop":
             self.observer.end_session(event["session"])
@@ -147,7 +145,7 @@ class Run(Processes):
         self.converge()
         self.judge()
 
-    def freeze(self, victim: Worker) -> None:
+    def freeze(self, victim: Fork) -> None:
         """The victim sleeps beyond its lease while another one wins, and goes on."""
         cell = self.cell
         victim.wait_until_stopped()
@@ -165,7 +163,7 @@ class Run(Processes):
             rival = self.start_rival()
             before = self.observer.record(self.operation)
         self._meet()
-        victim.signal(signal.SIGCONT)
+        victim.wake()
         victim.go()
         self.answered(victim)
         if rival is not None:
@@ -182,9 +180,7 @@ class Run(Processes):
     def overlap(self) -> None:
         """Not a fault: while the claim's owner lives, processes ask whose clocks are an hour fast and an hour slow."""
         owner = self.fork(arms=[[self.cell.point, "gate"]])
-        event = owner.next_event()
-        if event is None or event["event"] != "reached":
-            raise ImpossibleError(f"{self.cell.point} was not reached: {event}")
+        owner.expect("reached")
         self.verdict.fired = True
         before = self.observer.record(self.operation)
         for skew in (HOUR, -HOUR):
@@ -200,7 +196,7 @@ class Run(Processes):
         self.converge()
         self.judge()
 
-    def start_rival(self) -> Worker:
+    def start_rival(self) -> Fork:
         """Another attempt that has won, and is held before it ends."""
         # Where it is held depends on the seed. A place that it doesn't meet is no place to be held at, so the last one
         # is met by everybody who runs; and a reconciler that finds the payout has nothing left to run.
@@ -211,7 +207,7 @@ class Run(Processes):
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
             rival = self.fork(arms=[[place, "gate"] for place in held])
-            event = rival.next_event()
+            event = rival.hear()
             if event is not None and event["event"] == "reached":
                 return rival
             if event is None or event["event"] != "done" or event["status"] < 400:
@@ -258,7 +254,7 @@ class Run(Processes):
                 before = [self.observer.record(self.operation, key) for key in kept]
                 payouts += not self.deduplicate
                 expected = "completed"
-            victim.signal(signal.SIGCONT)
+            victim.wake()
             victim.go()
             self.answered(victim)
         else:

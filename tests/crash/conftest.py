@@ -16,7 +16,5 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Arena]:
-    url = os.environ["DATABASE_URL"]
-    database = "sqlite" if url.startswith("sqlite") else "postgres"
-    with arena(database, None if database == "sqlite" else url) as made:
+    with arena(os.environ["DATABASE_URL"]) as made:
         yield made

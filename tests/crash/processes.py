@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from tests.crash.arena import Arena, ImpossibleError, Observer, Worker
+from testproject.harness.effects import judge_effects
+from tests.crash.arena import Arena, Observer
 from tests.crash.points import Cell
+from tests.harness.zygote import Fork, ImpossibleError
 
 #: How long fresh processes try to learn the outcome, in seconds. What takes longest is a claim whose owner is frozen
 #: inside the transaction that holds the record's lock, until the database ends that session after five seconds.
@@ -52,18 +54,18 @@ class Processes:
         self.deduplicate = cell.declaration in {"inside", "again"}
         #: What callers were answered, in the order in which they asked.
         self.answers: list[dict[str, Any]] = []
-        self._workers: list[Worker] = []
+        self._workers: list[Fork] = []
 
     # Processes
 
-    def fork(self, job: str = "request", **spec: Any) -> Worker:
+    def fork(self, job: str = "request", **spec: Any) -> Fork:
         worker = self.arena.zygote.fork(
             **{
                 "job": job,
                 "declaration": self.cell.declaration,
                 "operation": self.operation,
                 "key": self.key,
-                "provider": self.arena.provider(deduplicate=self.deduplicate),
+                "provider": self.arena.provider(deduplicate=self.deduplicate).url,
                 "database": None if self.observer.path is None else str(self.observer.path),
                 **self.spec,
                 **spec,
@@ -74,7 +76,7 @@ class Processes:
         return worker
 
     def end(self) -> None:
-        """Close every channel: a worker that is held at a place, or frozen, dies."""
+        """Kill whoever is left, held at a place or frozen."""
         for worker in self._workers:
             worker.end()
 
@@ -82,25 +84,21 @@ class Processes:
         """A request from a fresh process."""
         return self.answered(self.fork(**spec))
 
-    def answered(self, worker: Worker) -> dict[str, Any]:
-        event = worker.next_event()
-        if event is None or event["event"] != "done":
-            raise ImpossibleError(f"a process ended with {event} in place of an answer")
-        worker.next_event()
+    def answered(self, worker: Fork) -> dict[str, Any]:
+        event = worker.expect("done")
+        worker.hear()
         if "status" in event:
             self.answers.append(event)
         return event
 
     def kill_at(self, point: str, **spec: Any) -> None:
         worker = self.fork(arms=[[point, "kill"]], **spec)
-        event = worker.next_event()
-        if event is None or event["event"] != "reached":
-            raise ImpossibleError(f"{point} was not reached: {event}")
+        worker.expect("reached")
         self.bury(worker)
 
-    def bury(self, worker: Worker) -> None:
+    def bury(self, worker: Fork) -> None:
         """Wait until a killed process is gone, and the database has noticed."""
-        if worker.next_event() is not None:
+        if worker.hear() is not None:
             raise ImpossibleError("a killed process goes on")
         self.observer.wait_until_gone(self.operation)
 
@@ -161,8 +159,8 @@ class Processes:
         body = record["response_body"]
         if record["status"] == "completed" and body["attempt"] != record["attempt"]:
             self.problem(f"P6: attempt {record['attempt']} owned the record, and {body} was recorded")
-        verdict.doubled = sum(count > 1 for count in effects.values())
-        verdict.lost = sum(count == 0 for count in effects.values()) if acknowledged else 0
+        judged = judge_effects(effects, effects, effects if acknowledged else ())
+        verdict.doubled, verdict.lost = len(judged.doubled), len(judged.lost)
         if verdict.doubled:
             self.problem(f"P1: doubled: {effects}")
         if verdict.lost:

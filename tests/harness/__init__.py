@@ -1,0 +1,16 @@
+"""What the crash matrix, the deliveries and the tests of the contrib packages run on.
+
+The lower part is ``testproject/harness``, which the demo shares: daemons, Redis, strikes, the count of effects. Here is
+what only tests need:
+
+- ``zygote``: a process that has loaded Django once, and the ``Fork``s of it, which take milliseconds to start. A fork
+  and the test talk through a ``Channel``; a fork can be killed, frozen, woken and waited for.
+- ``proxy``: one proxy for PostgreSQL, RabbitMQ and Redis, that cuts connections and swallows the answer that matters.
+- ``rabbitmq``: a node of one's own.
+- ``world``: a database, two providers and a zygote, which all cells or scripts of a run share. What a test asserts is
+  read through connections that know nothing of the package.
+
+A suite is then three things: what its processes do (``tests/crash/worker.py``, ``tests/delivery/roles.py``), what is
+done to them (``cells.py``, ``faults.py``), and what must hold afterwards. An ``ImpossibleError`` says that the harness
+could not do what was asked of it, which is a failure and never a pass.
+"""

@@ -1,0 +1,232 @@
+"""A proxy in front of a server, that cuts connections and swallows the answer that matters.
+
+It lets through what a client says, understands so much of it that it knows when the client has committed something, and
+cuts before the answer comes back. What "committed" is, a ``Dialect`` knows: the COMMIT of an outcome at PostgreSQL, a
+published message at RabbitMQ and Redis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from typing_extensions import Self
+
+from testproject.harness.processes import short_directory
+
+CHUNK = 65_536
+
+
+class Dialect(Protocol):
+    """What of a conversation has to be understood."""
+
+    def commits(self, said: bytes) -> int:
+        """How many things the client has committed with what it says."""
+
+    def confirms(self, said: bytes) -> bool:
+        """Whether what the server says confirms one."""
+
+
+class Postgres:
+    """Messages of a type, a length and a body, the first one without a type. What counts is the COMMIT that follows a
+    completing update.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._head = 0
+        self._completing = False
+
+    def commits(self, said: bytes) -> int:
+        self._rest += said
+        found = 0
+        while len(self._rest) >= self._head + 4:
+            end = self._head + struct.unpack_from("!I", self._rest, self._head)[0]
+            if len(self._rest) < end:
+                break
+            message, self._rest = self._rest[:end], self._rest[end:]
+            self._head = 1
+            if b"completed_at = " in message:
+                self._completing = True
+            elif message[5:].rstrip(b"\0") == b"COMMIT":
+                found += self._completing
+                self._completing = False
+        return found
+
+    def confirms(self, said: bytes) -> bool:
+        return True
+
+
+class Amqp:
+    """AMQP 0-9-1: frames of type, channel, size, payload and an end. ``basic.ack`` confirms ``basic.publish``."""
+
+    PUBLISH = struct.pack("!HH", 60, 40)
+    ACK = struct.pack("!HH", 60, 80)
+    HEADER = b"AMQP\x00\x00\x09\x01"
+
+    def __init__(self) -> None:
+        self._rest = {"client": b"", "server": b""}
+
+    def commits(self, said: bytes) -> int:
+        return self._methods("client", said).count(self.PUBLISH)
+
+    def confirms(self, said: bytes) -> bool:
+        return self.ACK in self._methods("server", said)
+
+    def _methods(self, side: str, said: bytes) -> list[bytes]:
+        rest, found = (self._rest[side] + said).removeprefix(self.HEADER), []
+        while len(rest) >= 7:
+            kind, _, size = struct.unpack_from("!BHI", rest)
+            if len(rest) < size + 8:
+                break
+            if kind == 1:
+                found.append(rest[7:11])
+            rest = rest[size + 8 :]
+        self._rest[side] = rest
+        return found
+
+
+class Resp:
+    """Redis: kombu puts a message in its queue with LPUSH, which answers with the queue's length."""
+
+    def commits(self, said: bytes) -> int:
+        return said.count(b"\r\nLPUSH\r\n")
+
+    def confirms(self, said: bytes) -> bool:
+        return said.startswith(b":")
+
+
+class Proxy:
+    """Listens as the server does: on a Unix socket, where nothing is encrypted or negotiated about, or on a port.
+
+    :param url: of the server.
+    :param due: called with the number of each commit, from 1; whether to swallow its answer. False by default.
+    :param forwards: whether a commit whose answer is swallowed is forwarded: a client can't tell the one from the other.
+    """
+
+    def __init__(
+        self, url: str, due: Callable[[int], bool] = lambda number: False, forwards: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._parts = urlsplit(url)
+        self._due, self._forwards = due, forwards
+        self._lock = threading.Lock()
+        self._commits = 0
+        self.swallowed = 0
+        self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        if (server := self._socket_of_server()) is None:
+            self._listener = socket.create_server(("127.0.0.1", 0))
+        else:
+            self._path = self._stack.enter_context(short_directory("proxy-")) / server.name
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(str(self._path))
+            self._listener.listen(128)
+        #: Readable when the block has ended, which every thread looks for.
+        self._closed, self._closing = socket.socketpair()
+        self._start(self._accept)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.close()
+        for thread in self._threads:
+            thread.join()
+        self._closed.close()
+        self._listener.close()
+        self._stack.close()
+
+    def _socket_of_server(self) -> Path | None:
+        if self._parts.scheme.startswith("redis+socket"):
+            return Path(unquote(self._parts.path))
+        if host := parse_qs(self._parts.query).get("host"):
+            return Path(host[0], ".s.PGSQL.5432")
+        return None
+
+    @property
+    def url(self) -> str:
+        """Where clients are to connect to."""
+        if self._parts.scheme.startswith("redis+socket"):
+            return self._parts._replace(path=quote(str(self._path))).geturl()
+        credentials, _, _ = self._parts.netloc.rpartition("@")
+        if self._socket_of_server() is None:
+            place = f"127.0.0.1:{self._listener.getsockname()[1]}"
+            return self._parts._replace(netloc=f"{credentials}@{place}" if credentials else place).geturl()
+        host = quote(str(self._path.parent), safe="")
+        return self._parts._replace(netloc=f"{credentials}@", query=f"host={host}").geturl()
+
+    def cut(self) -> int:
+        """Cut every connection there is now, and say how many there were."""
+        with self._lock:
+            cut = list(self._open)
+            for connection in cut:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        return len(cut)
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments)
+        thread.start()
+        self._threads.append(thread)
+
+    def _accept(self) -> None:
+        while self._closed not in select.select([self._listener, self._closed], [], [])[0]:
+            self._start(self._serve, self._listener.accept()[0])
+
+    def _connect(self) -> socket.socket:
+        if (path := self._socket_of_server()) is None:
+            there = socket.create_connection((self._parts.hostname or "localhost", self._parts.port or 5432))
+            there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return there
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(str(path))
+        return server
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError), self._connect() as server:
+            with self._lock:
+                self._open.add(client)
+            try:
+                self._pass_on(client, server)
+            finally:
+                with self._lock:
+                    self._open.discard(client)
+
+    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+        dialect: Dialect = {"amqp": Amqp, "redis+socket": Resp}.get(self._parts.scheme, Postgres)()
+        swallowing = False
+        while True:
+            ready = select.select([client, server, self._closed], [], [])[0]
+            if self._closed in ready:
+                return
+            if server in ready:
+                if not (answer := server.recv(CHUNK)):
+                    return
+                if dialect.confirms(answer) and swallowing:
+                    with self._lock:
+                        self.swallowed += 1
+                    return
+                client.sendall(answer)
+            if client in ready:
+                if not (said := client.recv(CHUNK)):
+                    return
+                if self._is_due(dialect.commits(said)):
+                    if not self._forwards():
+                        return
+                    swallowing = True
+                server.sendall(said)
+
+    def _is_due(self, commits: int) -> bool:
+        with self._lock:
+            numbers = range(self._commits + 1, self._commits + commits + 1)
+            self._commits += commits
+            return any([self._due(number) for number in numbers])

@@ -1,0 +1,126 @@
+"""A RabbitMQ of one's own, beside any that the machine runs: it has its own name, ports, directory and port mapper."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kombu import Connection
+
+from testproject.harness.processes import Daemon, short_directory
+
+
+class RabbitMissingError(RuntimeError):
+    """There is no such server here; the message says what to install."""
+
+
+def find_rabbitmq() -> Path:
+    """:raises RabbitMissingError: it is not installed."""
+    found = shutil.which("rabbitmq-server", path=f"/usr/lib/rabbitmq/bin:{os.environ.get('PATH', '')}:/usr/sbin")
+    if found is None:
+        raise RabbitMissingError(
+            "No RabbitMQ was found. As root, on Debian or Ubuntu: tests/delivery/rabbitmq.sh install"
+        )
+    return Path(found)
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on. Somebody else may be faster."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def answers(port: int, question: bytes = b"", answer: bytes = b"") -> bool:
+    """Whether something on the loopback answers as it should."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.sendall(question)
+            return not question or connection.recv(64).startswith(answer)
+    except OSError:
+        return False
+
+
+class Rabbit(Daemon):
+    """One node. ``url`` is what Celery connects to."""
+
+    def __init__(self, directory: Path, mapper: int) -> None:
+        """
+        :param mapper: the port of Erlang's port mapper.
+        """
+        port = free_port()
+        self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
+        (directory / "enabled_plugins").write_text("[].\n")
+        (directory / "rabbitmq.conf").write_text(
+            f"listeners.tcp.1 = 127.0.0.1:{port}\nloopback_users.guest = true\nlog.console = true\n"
+        )
+        environment = {
+            "HOME": str(directory),  # its cookie
+            "ERL_CRASH_DUMP": str(directory / "erl_crash.dump"),
+            "RABBITMQ_NODENAME": f"tests{port}@localhost",
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
+            "RABBITMQ_CONF_ENV_FILE": str(directory / "none.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(directory / "data"),
+            "RABBITMQ_LOG_BASE": str(directory / "log"),
+            "RABBITMQ_PID_FILE": str(directory / "pid"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none",
+            "ERL_EPMD_PORT": str(mapper),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+        }
+        super().__init__(
+            "rabbitmq",
+            [str(find_rabbitmq())],
+            directory,
+            environment=environment,
+            # The first frame of an answer is a method.
+            is_ready=lambda: answers(port, b"AMQP\x00\x00\x09\x01", b"\x01"),
+        )
+
+    def stop(self) -> None:
+        """The program is a script, which does not pass the signal on: ask the whole group."""
+        self._end(signal.SIGTERM, of_all=True)
+
+    def count(self, queue: str) -> int:
+        """How many messages are in the queue, or are with a worker that has not acknowledged them."""
+        with Connection(self.url) as connection, connection.channel() as channel:
+            try:
+                ready: int = channel.queue_declare(queue, passive=True).message_count
+            except channel.connection.channel_errors:
+                return 1  # no worker has declared it yet
+        return ready or self._unacknowledged(queue)
+
+    def _unacknowledged(self, queue: str) -> int:
+        """What only the node itself can tell, in a second."""
+        done = subprocess.run(
+            [str(find_rabbitmq().with_name("rabbitmqctl")), "-q", "list_queues", "name", "messages"],
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        counts = dict(line.split("\t") for line in done.stdout.splitlines()[1:] if "\t" in line)
+        return int(counts.get(queue, 0))
+
+
+@contextmanager
+def running_rabbitmq() -> Iterator[Rabbit]:
+    """Start a node and yield it. It is stopped, and its directory deleted, with the block.
+
+    :raises RabbitMissingError: it is not installed.
+    """
+    find_rabbitmq()
+    with short_directory("rabbitmq-") as directory:
+        mapper = free_port()
+        # A node that finds no port mapper starts one that outlives it, and that nobody would know the pid of.
+        command = [shutil.which("epmd") or "epmd", "-port", str(mapper), "-address", "127.0.0.1"]
+        with Daemon("epmd", command, directory, is_ready=lambda: answers(mapper)), Rabbit(directory, mapper) as node:
+            yield node

@@ -1,0 +1,34 @@
+"""The sample project's settings, for the processes of the harness."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from testproject.settings import *  # noqa: F403
+from testproject.settings import DATABASES
+
+ROOT_URLCONF = "tests.crash.urls"
+# A request costs the claim, the handler and the completing update, and as little else as possible.
+MIDDLEWARE: list[str] = []
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    # Processes are broken on purpose, and say so at length: into the run's log.
+    "root": {"handlers": ["console"], "level": os.environ.get("HARNESS_LOG", "WARNING")},
+}
+#: A message whose claim is alive comes back in a second, and not in half a minute.
+IDEMPOTENCY: dict[str, Any] = {"MAX_RETRY_AFTER": timedelta(seconds=1)}
+if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    # Whoever waits for a frozen process's lock is to be refused soon.
+    DATABASES["default"]["OPTIONS"]["timeout"] = 1
+
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_WORKER_REDIRECT_STDOUTS = False
+#: How long the worker's main process waits for the result of a child that has died, in seconds; Celery's default is 10.
+CELERY_WORKER_LOST_WAIT = 0.3
+CELERY_WORKER_SEND_TASK_EVENTS = False
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_BROKER_POOL_LIMIT = 1

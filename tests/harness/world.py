@@ -1,0 +1,139 @@
+"""What all cells or scripts of a run share: a database of their own, two providers, and a zygote."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from testproject.embedded import embedded_postgres
+from testproject.provider import Effect, read_ledger, running_provider
+from tests.harness.channel import PATIENCE
+from tests.harness.zygote import ROOT, Zygote
+
+#: A moment long gone. A lease that ended then has ended by anybody's clock.
+LONG_AGO = "2000-01-01 00:00:00"
+
+PREPARE = """
+import django
+django.setup()
+from django.core.management import call_command
+from django.contrib.auth.models import User
+call_command("migrate", verbosity=0)
+User.objects.create(pk=1, username="alice")
+"""
+
+
+class Database:
+    """A connection that knows nothing of the package. Statements mark their parameters with ``%s``."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.is_sqlite = parts.scheme == "sqlite"
+        if self.is_sqlite:
+            self.connection: Any = sqlite3.connect(parts.path.removeprefix("/"), isolation_level=None, timeout=PATIENCE)
+        else:
+            import psycopg
+
+            self.connection = psycopg.connect(url, autocommit=True)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def query(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        cursor = self.connection.execute(statement.replace("%s", "?") if self.is_sqlite else statement, parameters)
+        return [] if cursor.description is None else list(cursor.fetchall())
+
+    def count(self, statement: str, *parameters: Any) -> int:
+        return int(self.query(statement, *parameters)[0][0])
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A stand-in provider, and its ledger."""
+
+    url: str
+    ledger: Path
+
+    def effects(self) -> list[Effect]:
+        return read_ledger(self.ledger)
+
+
+@dataclass(frozen=True)
+class World:
+    url: str
+    directory: Path
+    zygote: Zygote
+    #: One that deduplicates by key (True), and one that pays for each call that reaches it.
+    providers: dict[bool, Provider]
+    #: What the forks have written.
+    log: Path
+
+
+def environment(url: str) -> dict[str, str]:
+    """What processes see: the run's own database, and no broker that somebody has set for another purpose."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CELERY_")}
+    return {**inherited, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.harness.settings"}
+
+
+@contextmanager
+def world(module: str, url: str | None = None) -> Iterator[World]:
+    """Bring up what a run shares.
+
+    :param module: what the zygote's forks run.
+    :param url: of a PostgreSQL to make a database in, or "sqlite:". Without it a PostgreSQL is run.
+    """
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="harness-")))
+        if url is not None and url.startswith("sqlite"):
+            own = f"sqlite:///{directory / 'template.sqlite3'}"
+        else:
+            own = stack.enter_context(own_database(url or stack.enter_context(embedded_postgres())))
+        migrate(own)
+        providers = {}
+        for deduplicate in (True, False):
+            ledger = directory / f"ledger-{'once' if deduplicate else 'always'}.jsonl"
+            address = stack.enter_context(running_provider(ledger, deduplicate=deduplicate))
+            providers[deduplicate] = Provider(address, ledger)
+        log = directory / "processes.log"
+        zygote = stack.enter_context(closing(Zygote(module, environment(own), log)))
+        yield World(own, directory, zygote, providers, log)
+
+
+@contextmanager
+def own_database(url: str) -> Iterator[str]:
+    """A new database on the server of ``url``."""
+    name = f"harness_{uuid4().hex[:12]}"
+    with closing(Database(url)) as server:
+        server.query(f'CREATE DATABASE "{name}"')
+    try:
+        yield urlsplit(url)._replace(path=f"/{name}").geturl()
+    finally:
+        with closing(Database(url)) as server:
+            server.query(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def migrate(url: str) -> None:
+    """The tables, and the one user whom every effect belongs to."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", PREPARE], cwd=ROOT, env=environment(url), check=True)
+
+
+def say(*words: object) -> None:
+    """Tell whoever has started a run in full how it goes."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def markdown(heads: list[str], rows: list[list[object]]) -> str:
+    """A table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

@@ -1,0 +1,187 @@
+"""Processes that are forks of one that has loaded Django: ``python -m tests.harness.zygote FD MODULE``.
+
+To load Django, and Celery more so, takes about a second, and a fork takes milliseconds. So what MODULE needs is loaded
+once, in the zygote, where no connection is ever opened: ``MODULE.load()`` loads what its imports have not. For each
+message on the socket FD, a process's specification with its end of a channel, one child is forked, which does
+``MODULE.run(specification, channel)``, and its process id is sent back. Children lead a session of their own, so that
+each can be killed as one with what it has started. They are reaped by the system; they die with the zygote, and the
+zygote ends when the other end of its socket is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from testproject.harness import processes
+from tests.harness.channel import PATIENCE, Channel
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_MESSAGE = 65_536
+PR_SET_PDEATHSIG = 1
+
+
+class ImpossibleError(Exception):
+    """The harness could not do what it was asked for. A failure of the test, never a pass."""
+
+
+def wait_until(condition: Callable[[], Any], what: str, limit: float = PATIENCE) -> Any:
+    """As in ``processes``. :raises ImpossibleError: it did not become true within ``limit`` seconds."""
+    try:
+        return processes.wait_until(condition, what, limit)
+    except TimeoutError as error:
+        raise ImpossibleError(str(error)) from error
+
+
+class Fork:
+    """The test's end of one process."""
+
+    def __init__(self, pid: int, channel: Channel) -> None:
+        self.pid = pid
+        self.channel = channel
+        try:
+            self._descriptor: int | None = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._descriptor = None  # it has died already
+
+    @property
+    def alive(self) -> bool:
+        return self._descriptor is not None and not select.select([self._descriptor], [], [], 0)[0]
+
+    def hear(self) -> dict[str, Any] | None:
+        """What it tells next; None when it has died."""
+        try:
+            event: dict[str, Any] = self.channel.wait()
+        except (EOFError, ConnectionResetError):
+            return None
+        except TimeoutError as error:
+            raise ImpossibleError("a process says nothing") from error
+        return event
+
+    def expect(self, name: str) -> dict[str, Any]:
+        """What it tells next, which must be an event of that name."""
+        event = self.hear()
+        if event is None or event["event"] != name:
+            raise ImpossibleError(f"a process should have said {name!r}, and came to {event}")
+        return event
+
+    def go(self) -> None:
+        """Let it go on, if it waits at a place or for its end."""
+        self.channel.tell(event="go")
+
+    def wait_until_stopped(self) -> None:
+        stat = Path(f"/proc/{self.pid}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "a process stops")
+
+    def wake(self) -> None:
+        """Wake it from SIGSTOP."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def end(self, *, leftovers: bool = False) -> None:
+        """Kill it, frozen or not, and what it has started.
+
+        :param leftovers: kill what it has started even if it is dead itself.
+        """
+        if self.alive or leftovers:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self.channel.close()
+        if self._descriptor is not None:
+            if not select.select([self._descriptor], [], [], PATIENCE)[0]:
+                raise ImpossibleError(f"process {self.pid} does not end")
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class Zygote:
+    """The test's end of a zygote. Safe to use from several threads."""
+
+    def __init__(self, module: str, environment: Mapping[str, str], log: Path | None = None) -> None:
+        """
+        :param module: what its forks run.
+        :param log: takes what they write; by default that goes where the test's own output goes.
+        """
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with there, contextlib.nullcontext() if log is None else log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "tests.harness.zygote", str(there.fileno()), module],
+                cwd=ROOT,
+                env=environment,
+                pass_fds=(there.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        here.settimeout(PATIENCE)
+        self._control = here
+        self._lock = threading.Lock()
+        if here.recv(16) != b"ready":
+            raise ImpossibleError("the zygote did not start")
+
+    def fork(self, **spec: Any) -> Fork:
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
+            socket.send_fds(self._control, [json.dumps(spec).encode()], [theirs.fileno()])
+            pid = int(self._control.recv(16))
+        return Fork(pid, Channel(ours))
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait(PATIENCE)
+
+
+def main(descriptor: int, name: str) -> None:
+    """The zygote itself."""
+    import django
+
+    django.setup()
+    module = import_module(name)
+    module.load()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    control = socket.socket(fileno=descriptor)
+    libc = ctypes.CDLL(None)
+    gc.collect()
+    gc.freeze()  # what is never collected is never copied
+    control.send(b"ready")
+    zygote = os.getpid()
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, 1)
+        if not message:
+            return
+        pid = os.fork()
+        if pid:
+            os.close(descriptors[0])
+            control.send(str(pid).encode())
+            continue
+        try:
+            os.setsid()
+            # What is frozen and never woken must not outlive the harness.
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            control.close()
+            if os.getppid() == zygote:
+                module.run(json.loads(message), Channel(socket.socket(fileno=descriptors[0])))
+        except (EOFError, BrokenPipeError):
+            pass  # the harness has let go of it, so nobody wants to know
+        except BaseException:  # noqa: BLE001 - there is nobody above a fork that it could be passed to
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
