@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +17,13 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
 from testproject.exports import TASK
+from testproject.harness.redis import Redis, running_redis
 from testproject.models import Charge, Export
 from testproject.tasks import run_export
-from tests.concurrency.racing import PATIENCE, race
-from tests.contrib.brokers import RedisServer, skip_without_redis
-from tests.database.processes import environment
+from tests.concurrency.racing import race
 from tests.factories import TokenFactory
+from tests.harness.celery import running_worker
+from tests.harness.redis import skip_without_redis
 from tests.providers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -184,46 +180,22 @@ def test_without_a_broker_exports_are_accepted_and_their_messages_wait(
 
 
 @pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
+def redis() -> Iterator[Redis]:
     skip_without_redis()
-    with RedisServer(tmp_path) as server:
+    with running_redis() as server:
         yield server
 
 
-@contextmanager
-def worker(broker: str, log: Path) -> Iterator[None]:
-    """A Celery worker on the test's database."""
-    with log.open("wb") as written:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "celery", "--app", "testproject", "worker", "--concurrency", "1"),
-                *("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO"),
-            ],
-            env={**environment(), "CELERY_BROKER_URL": broker, "BROKER_URL": broker},
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        yield
-    finally:
-        # The group is the worker's own. Nothing that it could still do is of interest.
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(PATIENCE)
-
-
 def test_a_worker_runs_the_export_and_its_duplicates_get_what_it_found(
-    alice: Exporter, bob: Exporter, redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alice: Exporter, bob: Exporter, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Asked for while there is no broker: its message waits in the outbox.
     alice.post(key="early")
     monkeypatch.setenv("CELERY_BROKER_URL", redis.url)
     monkeypatch.setattr(send, "_quiet_until", float("-inf"))
-    log = tmp_path / "worker.log"
-    with worker(redis.url, log):
+    with running_worker(redis.url, tmp_path, "--concurrency", "1") as worker:
         locations = {answer["Location"] for answer in race([lambda: alice.post(key="late")] * 4)}
-        assert eventually(lambda: all_ended(alice, ["early", "late"])), log.read_text()
+        assert eventually(lambda: all_ended(alice, ["early", "late"])), worker.log_tail(100)
     assert len(locations) == 1
     for key in ("early", "late"):
         ended = alice.post(key=key)
@@ -238,7 +210,7 @@ def all_ended(exporter: Exporter, keys: list[str]) -> bool:
 
 
 def test_a_message_that_waited_for_the_broker_is_sent_when_it_is_back(
-    alice: Exporter, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+    alice: Exporter, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice.post()
     assert relay_once().put_back == 1

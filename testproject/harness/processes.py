@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -75,6 +76,25 @@ def short_directory(prefix: str) -> Iterator[Path]:
         prefix=prefix, dir=parent if len(os.fsencode(parent)) + len(prefix) + 10 < DIRECTORY_LIMIT else "/tmp"
     ) as directory:
         yield Path(directory)
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on. Somebody else may be faster."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def answers(address: Path | tuple[str, int], question: bytes = b"", answer: bytes = b"") -> bool:
+    """Whether somebody listens at a Unix socket or a port, and answers a question as it should."""
+    try:
+        with socket.socket(socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET) as connection:
+            connection.settimeout(10)
+            connection.connect(str(address) if isinstance(address, Path) else address)
+            connection.sendall(question)
+            return not question or connection.recv(64).startswith(answer)
+    except OSError:
+        return False
 
 
 @cache

@@ -1,11 +1,10 @@
-"""A Redis of one's own: a real server on a Unix socket, which can be killed and started again on what it has on disk."""
+"""A Redis of one's own: a real server on a Unix socket, which is killed and started again on what it has on disk."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from .processes import Daemon, short_directory
+from .processes import Daemon, answers, short_directory
 
 if TYPE_CHECKING:
     from redis import Redis as Client
@@ -55,17 +54,12 @@ class Redis(Daemon):
         options = {"port": "0", "unixsocket": str(self.socket), "dir": str(directory), "save": ""}
         options |= {"appendonly": "yes", "appendfsync": fsync, "daemonize": "no"}
         command = [find_redis(), *(word for name, value in options.items() for word in (f"--{name}", value))]
-        super().__init__("redis", command, directory, is_ready=self._answers)
-
-    def _answers(self) -> bool:
-        try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(1)
-                connection.connect(str(self.socket))
-                connection.sendall(b"PING\r\n")
-                return connection.recv(16).startswith(b"+PONG")  # and not that it is loading
-        except OSError:
-            return False
+        super().__init__(
+            "redis",
+            command,
+            directory,
+            is_ready=lambda: answers(self.socket, b"PING\r\n", b"+PONG"),  # and not that it is loading
+        )
 
     def client(self) -> Client:
         """A connection that waits for as long as a command waits."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from idempotency.contrib.celery import send
 from idempotency.protocol import faults
 from testproject.celery import app
-from tests.contrib.brokers import RedisServer, skip_without_redis
+from testproject.harness.redis import Redis, running_redis
 from tests.contrib.deliveries import Inbox
 from tests.contrib.servers import Server, serving
+from tests.harness.redis import skip_without_redis
 from tests.operations import forgetting_operations
 
 
@@ -24,16 +24,15 @@ def _forget_operations() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def redis_server() -> Iterator[Redis]:
     """A Redis of the session's own."""
     skip_without_redis()
-    directory: Path = tmp_path_factory.mktemp("redis")
-    with RedisServer(directory) as server:
+    with running_redis("everysec") as server:
         yield server
 
 
 @pytest.fixture
-def inbox(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inbox]:
+def inbox(redis_server: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inbox]:
     """The queues of one test, and Celery connected to their broker."""
     monkeypatch.setenv("CELERY_BROKER_URL", redis_server.url)
     monkeypatch.setattr(app, "_pool", None)  # connected elsewhere, if a test before this one has published anything

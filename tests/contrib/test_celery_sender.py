@@ -21,8 +21,8 @@ from idempotency.outbox import CELERY, publish
 from idempotency.outbox.relay import relay_once
 from idempotency.protocol import faults
 from testproject.celery import app
+from testproject.harness.processes import free_port
 from testproject.models import Receipt
-from tests.contrib.brokers import free_port
 from tests.contrib.consumers import FailureError, effects, send
 from tests.contrib.deliveries import Inbox, Killed
 from tests.records import HOUR, from_now

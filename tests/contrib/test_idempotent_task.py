@@ -17,8 +17,8 @@ from idempotency.contrib.celery.policy import policy_of
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import registry
 from idempotency.protocol import faults
+from testproject.harness.processes import free_port
 from testproject.models import Receipt
-from tests.contrib.brokers import free_port
 from tests.contrib.consumers import (
     act,
     acting,

@@ -16,8 +16,8 @@ from idempotency.contrib.celery.deliveries import MAX_REASON_LENGTH
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
+from testproject.harness.processes import free_port
 from tests.contrib import consumers
-from tests.contrib.brokers import free_port
 from tests.contrib.consumers import (
     FailureError,
     act,

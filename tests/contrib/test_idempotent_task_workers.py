@@ -14,13 +14,14 @@ from django.db import transaction
 from idempotency import claim
 from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox import publish
+from testproject.harness.processes import Daemon
+from testproject.harness.redis import Redis
 from testproject.models import Receipt
-from tests.contrib.brokers import RedisServer
 from tests.contrib.consumers import FailureError, effects, end_leases, record
 from tests.contrib.deliveries import DEAD, QUEUE, Inbox
 from tests.contrib.worker_tasks import auto, gated, gated_outside, gated_unprotected, hop, poison, retried
-from tests.contrib.workers import PATIENCE, Worker, connect
-from tests.providers import eventually
+from tests.harness.celery import running_worker
+from tests.providers import PATIENCE, eventually
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -29,19 +30,24 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def worker(
-    redis_server: RedisServer, django_db_setup: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Worker]:
-    with Worker(redis_server, redis_server, tmp_path_factory.mktemp("worker") / "worker.log") as running:
+def worker(redis_server: Redis, django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    line = redis_server.client()
+    with running_worker(
+        redis_server.url,
+        tmp_path_factory.mktemp("worker"),
+        *("--include", "tests.contrib.worker_tasks", "--concurrency", "2"),
+        is_ready=lambda: line.blpop(["ready"], timeout=0.2) is not None,
+        TESTS_REDIS_SOCKET=str(redis_server.socket),
+    ) as running:
         yield running
 
 
 class Line:
     """To the tasks."""
 
-    def __init__(self, server: RedisServer, inbox: Inbox) -> None:
-        self._redis = connect(server.url)
-        self._inbox = inbox
+    def __init__(self, server: Redis) -> None:
+        self._redis = server.client()
+        self._server = server
 
     def _next(self, name: str) -> str:
         found = self._redis.blpop([name], timeout=PATIENCE)
@@ -64,12 +70,12 @@ class Line:
 
     def idle(self) -> bool:
         """Whether every message has been acknowledged."""
-        return not self._redis.llen(QUEUE) and not self._redis.hlen("unacked")
+        return not self._server.count(QUEUE)
 
 
 @pytest.fixture
-def line(worker: Worker, redis_server: RedisServer, inbox: Inbox) -> Iterator[Line]:
-    made = Line(redis_server, inbox)
+def line(worker: Daemon, redis_server: Redis, inbox: Inbox) -> Iterator[Line]:
+    made = Line(redis_server)
     yield made
     assert eventually(made.idle), worker.log.read_text()[-4000:]
 

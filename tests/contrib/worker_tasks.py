@@ -30,7 +30,7 @@ SHORT_LEASE = timedelta(milliseconds=300)
 
 def line() -> redis.Redis:
     """To the test."""
-    return redis.Redis.from_url(os.environ["TESTS_REDIS_URL"], decode_responses=True, socket_timeout=None)
+    return redis.Redis(unix_socket_path=os.environ["TESTS_REDIS_SOCKET"], decode_responses=True)
 
 
 def meet(label: str) -> None:

@@ -17,6 +17,7 @@ from idempotency import lifecycle
 from idempotency.lifecycle import Decision, Recovery, Status
 from idempotency.protocol import claims, execution, recovery, steps
 from idempotency.sql import postgresql
+from idempotency.upkeep import sweep
 
 FENCED = ("COMPLETE", "RELEASE", "SET_LEASE", "PARK")
 
@@ -27,6 +28,12 @@ def _rewrite(names: tuple[str, ...], old: str, new: str) -> None:
         if old not in statement:
             raise LookupError(f"postgresql.{name} has no {old!r} for a mutation to break")
         setattr(postgresql, name, statement.replace(old, new))
+
+
+def _replace(owner: Any, name: str, replacement: Any) -> None:
+    if not hasattr(owner, name):
+        raise LookupError(f"{owner.__name__} has no {name} for a mutation to replace")
+    setattr(owner, name, replacement)
 
 
 def without_attempt() -> None:
@@ -45,7 +52,7 @@ def completion_on_its_own() -> None:
         assert slot.outcome is not None
         claims.record(claim, slot.outcome)
 
-    execution._in_transaction = in_transaction
+    _replace(execution, "_in_transaction", in_transaction)
 
 
 def release_unfenced() -> None:
@@ -63,12 +70,12 @@ def clock_of_the_application() -> None:
 def park_runs_again() -> None:
     """Recovery re-executes what its author declared must not be."""
     lifecycle._ABANDONED[Recovery.PARK] = Decision.TAKE_OVER
-    recovery._SETTLED_AS[Recovery.PARK] = Status.RECOVERABLE
+    sweep._SETTLED_AS[Recovery.PARK] = Status.RECOVERABLE
 
 
 def step_unfenced() -> None:
     """A step runs without proof that its attempt still owns the record."""
-    steps._keep = lambda claim: None
+    _replace(steps, "_keep", lambda claim: None)
 
 
 def take_over_of_the_living() -> None:
@@ -78,13 +85,13 @@ def take_over_of_the_living() -> None:
     def impatient(status: Status, *, lease_over: bool, **facts: Any) -> Decision:
         return decide(status, lease_over=True, **facts)
 
-    claims.decide = impatient
+    _replace(claims, "decide", impatient)
     _rewrite(("TAKE_OVER",), "AND lease_expires_at <= statement_timestamp()", "")
 
 
 def not_executed_is_assumed() -> None:
     """Recovery assumes that what was abandoned did not happen."""
-    recovery._ask = lambda claim: recovery.NotExecuted()
+    _replace(recovery, "_ask", lambda claim: recovery.NotExecuted())
 
 
 MUTATIONS: dict[str, Callable[[], None]] = {

@@ -11,17 +11,14 @@ import os
 import sys
 import time
 
-from tests.contrib.brokers import BrokerMissingError
-from tests.crash.arena import ImpossibleError
+from testproject.harness.redis import RedisMissingError
 from tests.delivery import throughput
 from tests.delivery.faults import FAULTS, run
 from tests.delivery.stage import BROKERS, stage
 from tests.delivery.tally import Verdict, table
-
-
-def say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
+from tests.harness.rabbitmq import RabbitMissingError
+from tests.harness.world import say
+from tests.harness.zygote import ImpossibleError
 
 
 def main() -> int:
@@ -49,8 +46,8 @@ def main() -> int:
                     say(verdict)
                     verdicts.append(verdict)
                     failed |= not verdict.passed
-        except BrokerMissingError as error:
-            say(f"{error}\nFor RabbitMQ: tests/delivery/rabbitmq.sh install")
+        except (RedisMissingError, RabbitMissingError) as error:
+            say(error)
             return 2
     for broker in BROKERS:
         if of_broker := [verdict for verdict in verdicts if verdict.broker == broker]:

@@ -7,21 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contrib.brokers import RabbitNode, skip_without_redis
 from tests.delivery.stage import BROKERS, Stage, stage
+from tests.harness.redis import skip_without_redis
 
 #: Redis comes with the test environment. RabbitMQ is asked for by an environment that knows it to be installed.
 BROKER = os.environ.get("DELIVERY_BROKER", "redis")
 
-collect_ignore = [] if BROKER == "rabbitmq" else ["test_rabbitmq_script.py"]
-
 
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Stage]:
-    assert BROKER in BROKERS, f"DELIVERY_BROKER is one of {BROKERS}, and not {BROKER!r}"
+    assert BROKER in BROKERS, f"DELIVERY_BROKER is one of {list(BROKERS)}, and not {BROKER!r}"
     if BROKER == "redis":
         skip_without_redis()
-    else:
-        RabbitNode.program()
     with stage(BROKER, os.environ["DATABASE_URL"]) as made:
         yield made

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.contrib.brokers import RedisServer
-from tests.crash.arena import LONG_AGO
+from testproject.harness.redis import Redis
+from testproject.harness.strikes import Strike
 from tests.delivery import names, tally
-from tests.delivery.processes import Process
-from tests.delivery.proxy import Proxy
 from tests.delivery.stage import Scene, Stage
 from tests.delivery.tally import Verdict, judge
+from tests.harness.proxy import Proxy
+from tests.harness.world import LONG_AGO
 
 #: Seconds for which the claim of a worker that was killed is in the way of the next one, by the real clock.
 LEASE = 2.0
@@ -68,7 +68,7 @@ def send_again_what_was_lost(scene: Scene, verdict: Verdict) -> None:
     worker's main process or the server, takes it along. RabbitMQ must lose none.
     """
     verdict.lost_by_broker = scene.send_again_what_was_lost()
-    if not isinstance(scene.stage.broker, RedisServer):
+    if not isinstance(scene.stage.broker, Redis):
         verdict.expect(not verdict.lost_by_broker, f"the broker has lost {verdict.lost_by_broker} messages")
 
 
@@ -81,8 +81,7 @@ def struck_by(act: str, place: str, share: int, **options: Any) -> Callable[[Sce
     """A process of a worker is killed at a place that one message in ``share`` reaches."""
 
     def script(scene: Scene, verdict: Verdict, count: int) -> None:
-        fault = {"place": place, "act": act, "every": one_in(count, share)}
-        keeper = scene.start_workers(fault=fault, lease=LEASE, **options)
+        keeper = scene.start_workers(Strike(place, act, every=one_in(count, share)), lease=LEASE, **options)
         relay = scene.start_relay()
         publish(scene, count)
         scene.settle()
@@ -101,16 +100,16 @@ def redelivered_while_it_runs(scene: Scene, verdict: Verdict, count: int) -> Non
     """Redis: the visibility timeout is shorter than the task. RabbitMQ: the connection is lost, and with it the
     delivery. In both the message is delivered again while its first run goes on, and goes on to its end.
     """
-    fault = {"place": "handler", "act": "hold", "every": one_in(count, 100)}
-    if isinstance(scene.stage.broker, RedisServer):
+    fault = Strike("handler", "hold", every=one_in(count, 100))
+    if isinstance(scene.stage.broker, Redis):
         # Children enough for what is held and for its second delivery, which is what lets it go.
-        scene.start_workers(fault=fault, visibility=1.0, concurrency=6)
+        scene.start_workers(fault, visibility=1.0, concurrency=6)
         relay = scene.start_relay()
         publish(scene, count)
         verdict.struck = _release_each(scene, lambda label: _is_redelivered(scene, label))
     else:
         with Proxy(scene.stage.broker.url) as proxy:
-            scene.start_workers(fault=fault, broker=proxy.url)
+            scene.start_workers(fault, broker=proxy.url)
             relay = scene.start_relay()
             publish(scene, count)
             verdict.struck = _release_each(scene, lambda label: proxy.cut())
@@ -151,7 +150,7 @@ def confirm_lost(scene: Scene, verdict: Verdict, count: int) -> None:
     """The broker has the message and says so, and the connection breaks before the relay hears it."""
     scene.start_workers()
     publish(scene, count)
-    with Proxy(scene.stage.broker.url, every=4) as proxy:
+    with Proxy(scene.stage.broker.url, lambda number: number % 4 == 0) as proxy:
         scene.relay_all(broker=proxy.url)
         scene.settle()
         verdict.struck = proxy.swallowed
@@ -163,16 +162,16 @@ def relay_killed(scene: Scene, verdict: Verdict, count: int) -> None:
     scene.start_workers()
     publish(scene, count)
     times = max(3, count // 50)
-    fault = {"place": "relay.published", "signal": "SIGKILL", "every": 7, "times": times}
-    while scene.marks.count("relay.*") < times and scene.unsent():
-        relay = scene.start_relay(fault=fault, batch_size=20)
+    fault = Strike("relay.published", "child", every=7, times=times)
+    while scene.marks.count("child.relay.*") < times and scene.unsent():
+        relay = scene.start_relay(fault, batch_size=20)
         scene.until(lambda relay=relay: not relay.alive or not scene.unsent(), "a relay dies or has sent everything")
         if relay.alive:
             scene.finish(relay)
         scene.end_leases()
     scene.relay_all()
     scene.settle()
-    verdict.struck = scene.marks.count("relay.*")
+    verdict.struck = scene.marks.count("child.relay.*")
     judge_all(scene, verdict, count)
 
 
@@ -180,17 +179,16 @@ def relay_frozen(scene: Scene, verdict: Verdict, count: int) -> None:
     """Relays freeze with a batch each. Their leases end, others send everything, and then they wake and send it too."""
     scene.start_workers()
     publish(scene, count)
-    frozen: list[Process] = []
+    frozen = []
     for number in range(1, max(2, count // 100) + 1):
-        fault = {"place": "relay.claimed", "signal": "SIGSTOP", "every": 1, "times": number}
-        relay = scene.start_relay(fault=fault, batch_size=10)
+        relay = scene.start_relay(Strike("relay.claimed", "freeze", times=number), batch_size=10)
         relay.wait_until_stopped()
         frozen.append(relay)
-    verdict.struck = scene.marks.count("relay.*")
+    verdict.struck = scene.marks.count("freeze.*")
     scene.end_leases()
     scene.relay_all()
     for relay in frozen:
-        relay.go_on()
+        relay.wake()
     for relay in frozen:
         scene.finish(relay)
     scene.settle()
@@ -203,9 +201,9 @@ def relays_at_once(scene: Scene, verdict: Verdict, count: int) -> None:
     publish(scene, count)
     relays = [scene.start("relay", batch_size=5) for _ in range(4)]
     for relay in relays:
-        relay.hear()
+        relay.expect("ready")
     for relay in relays:
-        relay.tell()
+        relay.go()
     scene.until(lambda: not scene.unsent(), "the outbox is empty")
     sent = [scene.finish(relay) for relay in relays]
     scene.settle()
@@ -225,15 +223,15 @@ def producer_rolled_back(scene: Scene, verdict: Verdict, count: int) -> None:
     scene.start_workers()
     late = labels(scene, "kept", range(90_000, 90_000 + max(2, count // 100)))
     writers = [scene.start("late producer", label=label) for label in late]
-    written = [writer.hear()["id"] for writer in writers]
+    written = [writer.expect("written")["id"] for writer in writers]
     relay = scene.start_relay()
     publish(scene, count, rolled_back=True)
     scene.until(lambda: not scene.unsent(), "what is committed is sent")
-    highest = scene.stage.query("SELECT max(id) FROM idempotency_outbox WHERE status = 'sent'")[0][0]
+    highest = scene.stage.count("SELECT max(id) FROM idempotency_outbox WHERE status = 'sent'")
     skipped = sum(number < highest for number in written)
     for writer in writers:
-        writer.tell()
-        writer.hear()
+        writer.go()
+        writer.expect("done")
     scene.settle()
     scene.finish(relay)
     verdict.struck = scene.marks.count("rollback.*")
@@ -248,9 +246,8 @@ def broker_restarted(scene: Scene, verdict: Verdict, count: int) -> None:
     be acknowledged then. It is started again, on what it has on disk, when a worker has failed to reach it.
     """
     restarts = max(1, min(5, count // 300))
-    fault = {"place": "handler", "act": "hold", "every": count // restarts}
     workers = 2
-    scene.start_workers(workers, fault=fault, visibility=3.0)
+    scene.start_workers(Strike("handler", "hold", every=count // restarts), count=workers, visibility=3.0)
     relay = scene.start_relay()
     publish(scene, count)
     broker = scene.stage.broker
@@ -302,7 +299,7 @@ def poison(scene: Scene, verdict: Verdict, count: int) -> None:
     nothing else would end them.
     """
     every, most = one_in(count, 50), 6
-    scene.start_workers(fault={"place": "begin", "act": "child", "every": every, "times": most}, lease=LEASE)
+    scene.start_workers(Strike("begin", "child", every=every, times=most), lease=LEASE)
     relay = scene.start_relay()
     publish(scene, count)
     scene.settle()
@@ -336,8 +333,7 @@ def forgotten(scene: Scene, verdict: Verdict, count: int) -> None:
         names.KEPT,
         gone,
     )
-    purger = scene.start("purger")
-    verdict.struck = purger.hear()["deleted"]
+    verdict.struck = scene.run("purger")["deleted"]
     scene.stage.query(
         "UPDATE idempotency_outbox SET status = 'pending' WHERE payload ->> 'label' LIKE %s", f"{scene.name}-kept-%"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -23,11 +22,13 @@ from idempotency.outbox.relay import relay_batches
 from idempotency.protocol import faults
 from idempotency.upkeep.retention import purge_batches
 from testproject.celery import app
-from tests.crash.channel import Channel
+from testproject.harness.strikes import Marks, Strike, Strikes
 from tests.delivery import names, tasks
-from tests.delivery.strikes import Marks, Strikes
+from tests.harness.channel import Channel
 
 Spec = dict[str, Any]
+#: What a process tells of its work when it has done it.
+Told = dict[str, Any]
 
 #: Whose operations the producers run, and so whose messages are consumed.
 ACCOUNT = "7"
@@ -51,12 +52,7 @@ def load() -> None:
 
 
 def run(spec: Spec, channel: Channel) -> None:
-    """In its fork."""
-    ROLES[spec["role"]](spec, channel)
-
-
-def prepare(spec: Spec) -> None:
-    """Point the process at its broker, and break it where it is told to."""
+    """In its fork: point it at its broker, break it where it is told to, and let it do its work."""
     app.conf.update(
         broker_url=spec["broker"],
         task_default_queue=spec["queue"],
@@ -66,14 +62,19 @@ def prepare(spec: Spec) -> None:
     settings.PROVIDER_URL = spec["provider"]
     if "lease" in spec:
         settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "LEASE": timedelta(seconds=spec["lease"])}
-    tasks.strikes = strikes = Strikes(spec)
-    faults.armed["complete.committed"] = lambda: strikes.at_message_under_way("committed")
+    strikes = tasks.at_hand.strikes = Strikes(Marks(spec["marks"]), [Strike(**strike) for strike in spec["strikes"]])
+    faults.armed["complete.committed"] = lambda: tasks.at_hand.at("committed")
+    for place in ("relay.claimed", "relay.published"):
+        faults.armed[place] = strikes.each(place)
+    told = ROLES[spec["role"]](spec, channel)
+    if told is not None:
+        channel.tell(event="done", **told)
+    connections.close_all()
 
 
 def work(spec: Spec, channel: Channel) -> None:
     """A Celery worker with a prefork pool. Runs until it is killed."""
-    prepare(spec)
-    tasks.count_deliveries(Path(spec["marks"], "deliveries"))
+    tasks.count_deliveries()
     worker = app.Worker(
         hostname=f"worker-{os.getpid()}@localhost",
         concurrency=spec.get("concurrency", 2),
@@ -87,23 +88,8 @@ def work(spec: Spec, channel: Channel) -> None:
     sys.exit(worker.exitcode)
 
 
-def relay(spec: Spec, channel: Channel) -> None:
+def relay(spec: Spec, channel: Channel) -> Told:
     """Relay until nothing has been due for a moment and the harness has let go, and tell how much was sent."""
-    prepare(spec)
-    marks = Marks(spec["marks"])
-    passes = 0
-
-    def strike() -> None:
-        nonlocal passes
-        passes += 1
-        if passes % spec["fault"]["every"] == 0:
-            for time_ in range(1, spec["fault"]["times"] + 1):
-                if marks.leave(f"relay.{time_}", str(os.getpid())):
-                    os.kill(os.getpid(), getattr(signal, spec["fault"]["signal"]))
-                    return
-
-    if spec.get("fault"):
-        faults.armed[spec["fault"]["place"]] = strike
     channel.tell(event="ready")
     channel.wait()
     sent = 0
@@ -111,25 +97,23 @@ def relay(spec: Spec, channel: Channel) -> None:
         for batch in relay_batches(batch_size=spec.get("batch_size", 100)):
             sent += batch.sent
         if channel.has_something():
-            channel.tell(event="done", sent=sent)
-            return
+            return {"sent": sent}
         time.sleep(PAUSE)  # between two looks
 
 
-def produce(spec: Spec, channel: Channel) -> None:
+def produce(spec: Spec, channel: Channel) -> Told:
     """Publish a message to each task for every number, each pair from an operation of its own.
 
     Of ``rolled_back`` operations, every fourth is rolled back for good, and the one after it is rolled back and tried
     again.
     """
-    prepare(spec)
     for number in range(*spec["numbers"]):
         for rolls_back in _passes(spec, number):
             try:
                 _order(spec, number, rolls_back)
             except RolledBackError:
                 Marks(spec["marks"]).leave(f"rollback.{number}.{rolls_back}")
-    channel.tell(event="done")
+    return {}
 
 
 class RolledBackError(Exception):
@@ -156,42 +140,36 @@ def _order(spec: Spec, number: int, rolls_back: bool) -> None:
             raise RolledBackError
 
 
-def produce_late(spec: Spec, channel: Channel) -> None:
+def produce_late(spec: Spec, channel: Channel) -> Told:
     """Publish, and hold the transaction open until it is told to commit: the message has a low id and appears late."""
-    prepare(spec)
     with transaction.atomic():
         message = publish(names.KEPT, {"label": spec["label"]}, sender=names.ONCE)
         channel.tell(event="written", id=message.pk)
         channel.wait()
-    channel.tell(event="done")
-    connections.close_all()
+    return {}
 
 
-def call_tasks(spec: Spec, channel: Channel) -> None:
+def call_tasks(spec: Spec, channel: Channel) -> Told:
     """Publish past the outbox. The file ``calls`` has lists of a task's name, its arguments and options."""
-    prepare(spec)
     for name, kwargs, options in json.loads(Path(spec["calls"]).read_text()):
         app.send_task(name, kwargs=kwargs, **options)
-    channel.tell(event="done")
+    return {}
 
 
-def purge(spec: Spec, channel: Channel) -> None:
+def purge(spec: Spec, channel: Channel) -> Told:
     """Delete all records that are past their retention."""
-    prepare(spec)
-    channel.tell(event="done", deleted=sum(batch.deleted for batch in purge_batches()))
+    return {"deleted": sum(batch.deleted for batch in purge_batches())}
 
 
-def resend(spec: Spec, channel: Channel) -> None:
+def resend(spec: Spec, channel: Channel) -> Told:
     """Have those messages sent again that never reached their consumer."""
-    prepare(spec)
-    channel.tell(event="done", found=resend_lost_messages(older_than=timedelta(0)))
+    return {"found": resend_lost_messages(older_than=timedelta(0))}
 
 
-def produce_fast(spec: Spec, channel: Channel) -> None:
+def produce_fast(spec: Spec, channel: Channel) -> Told:
     """Publish for the measurement of throughput: each message in a transaction with a row."""
     from testproject.models import Transfer
 
-    prepare(spec)
     started = time.monotonic()
     for number in range(spec["count"]):
         label = f"{spec['name']}-{number:05d}"
@@ -201,10 +179,10 @@ def produce_fast(spec: Spec, channel: Channel) -> None:
                 publish(names.FAST_KEPT, {"label": label}, sender=names.ONCE)
         if not spec["outbox"]:
             tasks.fast_plain.apply_async(kwargs={"label": label})
-    channel.tell(event="done", seconds=time.monotonic() - started)
+    return {"seconds": time.monotonic() - started}
 
 
-ROLES: dict[str, Callable[[Spec, Channel], None]] = {
+ROLES: dict[str, Callable[[Spec, Channel], Told | None]] = {
     "worker": work,
     "relay": relay,
     "producer": produce,

@@ -1,29 +1,31 @@
-"""What every fault's script runs on: a broker, a database, two providers, the zygote, and how they are looked into.
+"""What every fault's script runs on: a broker beside the harness's world, and how both are looked into.
 
 What is counted is read through connections that know nothing of the package.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from testproject.provider import read_ledger, running_provider
-from tests.contrib.brokers import Broker, RabbitNode, RedisServer
-from tests.crash.arena import LONG_AGO, ImpossibleError, Zygote, migrate, own_database
-from tests.delivery import names
-from tests.delivery.processes import Keeper, Process, zygote_of_processes
-from tests.delivery.strikes import Marks
+from kombu import Connection
 
-BROKERS = ("redis", "rabbitmq")
+from testproject.harness.processes import Keeper
+from testproject.harness.redis import Redis, running_redis
+from testproject.harness.strikes import Marks, Strike
+from tests.delivery import names
+from tests.harness.rabbitmq import Rabbit, running_rabbitmq
+from tests.harness.world import LONG_AGO, Database, Provider, World, world
+from tests.harness.zygote import Fork, ImpossibleError
+
+BROKERS = {"redis": running_redis, "rabbitmq": running_rabbitmq}
 #: Seconds after which Redis delivers a message again that nobody has acknowledged, in scripts that don't say otherwise.
 #: Far longer than any of them.
 VISIBILITY = 600.0
@@ -32,32 +34,13 @@ VISIBILITY = 600.0
 class Stage:
     """One broker and one database, on which one script runs after the other."""
 
-    def __init__(
-        self, broker: Broker, url: str, zygote: Zygote[Process], providers: dict[bool, tuple[Path, str]], log: Path
-    ):
-        import psycopg
-
+    def __init__(self, broker: Redis | Rabbit, shared: World, database: Database) -> None:
         self.broker = broker
-        self.zygote = zygote
-        self._providers = providers
-        self._log = log
-        self._connection: Any = psycopg.connect(url, autocommit=True)
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def query(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        cursor = self._connection.execute(statement, parameters)
-        return [] if cursor.description is None else list(cursor.fetchall())
-
-    def log_since(self, offset: int) -> str:
-        with self._log.open("rb") as log:
-            log.seek(offset)
-            return log.read().decode(errors="replace")
-
-    @property
-    def log_size(self) -> int:
-        return self._log.stat().st_size
+        self.zygote = shared.zygote
+        self.log = shared.log
+        self.query = database.query
+        self.count = database.count
+        self._providers = shared.providers
 
     @contextmanager
     def scene(self, name: str, *, deduplicate: bool = False, **defaults: Any) -> Iterator[Scene]:
@@ -71,25 +54,23 @@ class Stage:
 
 
 class Scene:
-    def __init__(
-        self, stage: Stage, name: str, marks: Marks, provider: tuple[Path, str], defaults: dict[str, Any]
-    ) -> None:
+    def __init__(self, stage: Stage, name: str, marks: Marks, provider: Provider, defaults: dict[str, Any]) -> None:
         self.stage = stage
         self.name = name
         self.marks = marks
-        self._ledger, self._provider = provider
+        self._provider = provider
         self._defaults = defaults
-        self._processes: list[Process] = []
+        self._processes: list[Fork] = []
         self._keepers: list[Keeper] = []
-        self._log_offset = stage.log_size
+        self._log_offset = stage.log.stat().st_size
 
     # Processes
 
-    def spec(self, role: str, **more: Any) -> dict[str, Any]:
+    def spec(self, role: str, *strikes: Strike, **more: Any) -> dict[str, Any]:
         options = {**self._defaults, **more}
         visibility = options.pop("visibility", VISIBILITY)
         transport: dict[str, Any] = {"confirm_publish": True}
-        if self.stage.broker.name == "redis":
+        if isinstance(self.stage.broker, Redis):
             transport = {
                 "visibility_timeout": visibility,
                 # How often a worker looks for such messages, and that it does so each time.
@@ -105,51 +86,54 @@ class Scene:
             "queue": self.name,
             "broker": self.stage.broker.url,
             "transport": transport,
-            "provider": self._provider,
+            "provider": self._provider.url,
             "marks": str(self.marks.directory),
+            "strikes": [asdict(strike) for strike in strikes],
             "sender": names.ONCE,
             **options,
         }
 
-    def start(self, role: str, **more: Any) -> Process:
-        process = self.stage.zygote.fork(**self.spec(role, **more))
+    def start(self, role: str, *strikes: Strike, **more: Any) -> Fork:
+        process = self.stage.zygote.fork(**self.spec(role, *strikes, **more))
         self._processes.append(process)
         return process
 
-    def run(self, role: str, **more: Any) -> None:
-        """Start a process and wait until it has done its work."""
-        self.start(role, **more).hear()
+    def run(self, role: str, **more: Any) -> dict[str, Any]:
+        """Start a process, wait until it has done its work, and return what it tells of it."""
+        return self.start(role, **more).expect("done")
 
-    def start_workers(self, count: int = 2, **more: Any) -> Keeper:
-        keeper = Keeper(self.stage.zygote, [self.spec("worker", **more)] * count)
+    def start_workers(self, *strikes: Strike, count: int = 2, **more: Any) -> Keeper:
+        """Workers that are started again when they have died."""
+        spec = self.spec("worker", *strikes, **more)
+        keeper = Keeper(*(partial(self.stage.zygote.fork, **spec) for _ in range(count)))
         self._keepers.append(keeper)
         return keeper
 
-    def start_relay(self, **more: Any) -> Process:
-        process = self.start("relay", **more)
-        process.hear()
-        process.tell()
+    def start_relay(self, *strikes: Strike, **more: Any) -> Fork:
+        process = self.start("relay", *strikes, **more)
+        process.expect("ready")
+        process.go()
         return process
 
-    def finish(self, relay: Process) -> int:
+    def finish(self, relay: Fork) -> int:
         """Let a relay end when nothing is due, and say how much it has sent."""
-        relay.tell()
-        sent: int = relay.hear()["sent"]
+        relay.go()
+        sent: int = relay.expect("done")["sent"]
         return sent
 
     def relay_all(self, **more: Any) -> int:
         """Relay until nothing is left to be sent, whoever has had it before."""
-        relay, sent = self.start_relay(**more), 0
+        relay = self.start_relay(**more)
         self.until(lambda: not self.unsent(), "the outbox is empty", meanwhile=self.end_backoffs)
-        return sent + self.finish(relay)
+        return self.finish(relay)
 
     def end(self) -> None:
         for keeper in self._keepers:
-            keeper.end()
-        self._keepers.clear()
+            keeper.stop()
+            for process in keeper.started:
+                process.end(leftovers=True)  # what a killed main process has left running is in its group
         for process in self._processes:
             process.end()
-        self._processes.clear()
         # Only a script that failed has left anything, and that must not fail those after it.
         self.stage.query("DELETE FROM idempotency_outbox WHERE status <> 'sent'")
         forget(self.stage.broker)
@@ -192,20 +176,18 @@ class Scene:
         return found
 
     def log(self) -> str:
-        return self.stage.log_since(self._log_offset)
+        """What the script's processes have written."""
+        return self.stage.log.read_bytes()[self._log_offset :].decode(errors="replace")
 
     def unsent(self) -> int:
-        return int(self.stage.query("SELECT count(*) FROM idempotency_outbox WHERE status = 'pending'")[0][0])
+        return self.stage.count("SELECT count(*) FROM idempotency_outbox WHERE status = 'pending'")
 
     def deliveries(self) -> int:
         """How often a message has reached a task."""
-        path = self.marks.directory / "deliveries"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        return len(self.marks.notes("deliveries"))
 
     def deliveries_of(self, kind: str) -> Counter[str]:
-        path = self.marks.directory / "deliveries"
-        lines = path.read_text().split() if path.exists() else []
-        return Counter(label for label in lines if label.startswith(f"{self.name}-{kind}-"))
+        return Counter(label for label in self.marks.notes("deliveries") if label.startswith(f"{self.name}-{kind}-"))
 
     def rows(self, kind: str) -> Counter[str]:
         """How many rows there are of each message that has any."""
@@ -218,7 +200,7 @@ class Scene:
     def payouts(self, kind: str) -> Counter[str]:
         """How often the provider has paid for each message that it has paid for."""
         prefix = f"{self.name}-{kind}-"
-        return Counter(effect.label for effect in read_ledger(self._ledger) if effect.label.startswith(prefix))
+        return Counter(effect.label for effect in self._provider.effects() if effect.label.startswith(prefix))
 
     def settle(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Wait until nothing is to be sent, nothing is queued, and nothing is with a worker.
@@ -229,7 +211,7 @@ class Scene:
         calm: list[int] = []
 
         def idle() -> bool:
-            if self.unsent() or messages_of(self.stage.broker, self.name):
+            if self.unsent() or self.stage.broker.count(self.name):
                 calm.clear()
                 return False
             calm.append(self.deliveries())
@@ -250,7 +232,7 @@ class Scene:
                 "sent_at = sent_at - interval '1 hour' WHERE payload ->> 'label' LIKE %s",
                 f"{self.name}-%",
             )
-            found: int = self.start("resender").hear()["found"]
+            found: int = self.run("resender")["found"]
             if found < missing:
                 raise ImpossibleError(f"{missing} messages have no record, and {found} were found")
             sent_again += found
@@ -258,7 +240,7 @@ class Scene:
         return sent_again
 
     def _without_record(self) -> int:
-        missing = self.stage.query(
+        return self.stage.count(
             "SELECT count(*) FROM idempotency_outbox AS message WHERE topic = %s AND payload ->> 'label' LIKE %s "
             "AND NOT EXISTS (SELECT 1 FROM idempotency_record AS record "
             "WHERE record.operation = %s AND record.idempotency_key = message.idempotency_key)",
@@ -266,12 +248,9 @@ class Scene:
             f"{self.name}-%",
             names.KEPT,
         )
-        return int(missing[0][0])
 
     def dead_letters(self) -> list[dict[str, Any]]:
         """Take what lies in the dead-letter queue: the headers of each message."""
-        from kombu import Connection
-
         found = []
         with Connection(self.stage.broker.url) as connection:
             queue = connection.SimpleQueue(names.DEAD)
@@ -286,78 +265,23 @@ class Scene:
         return found
 
 
-def forget(broker: Broker) -> None:
+def forget(broker: Redis | Rabbit) -> None:
     """Throw away what nobody consumes: nudges, and what a script that failed has left."""
-    if isinstance(broker, RedisServer):
-        import redis
-
-        with redis.Redis(port=broker.port) as client:
+    if isinstance(broker, Redis):
+        with broker.client() as client:
             client.flushall()
         return
-    from kombu import Connection
-
     # Scripts have queues of their own, so what one leaves there is in nobody's way.
     with Connection(broker.url) as connection, connection.channel() as channel:
         channel.queue_delete(names.NUDGES)
 
 
-def messages_of(broker: Broker, queue: str) -> int:
-    """How many messages the broker has in the queue, those included that a worker has and hasn't acknowledged."""
-    if isinstance(broker, RedisServer):
-        import redis
-
-        with redis.Redis(port=broker.port) as client:
-            return int(client.llen(queue)) + int(client.hlen("unacked"))
-    from kombu import Connection
-
-    with Connection(broker.url) as connection, connection.channel() as channel:
-        try:
-            ready = channel.queue_declare(queue, passive=True).message_count
-        except channel.connection.channel_errors:
-            return 1  # no worker has declared it yet
-    return ready or unacknowledged(broker, queue)
-
-
-def unacknowledged(broker: Broker, queue: str) -> int:
-    """What only the node itself can tell, in a second."""
-    done = subprocess.run(
-        [str(Path(RabbitNode.program()).with_name("rabbitmqctl")), "-q", "list_queues", "name", "messages"],
-        env={**os.environ, **broker._environment()},
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    counts = dict(line.split("\t") for line in done.stdout.splitlines()[1:] if "\t" in line)
-    return int(counts.get(queue, 0))
-
-
 @contextmanager
 def stage(broker_name: str, url: str | None = None) -> Iterator[Stage]:
-    """Bring everything up. ``url`` is that of a PostgreSQL to make a database in; without it, one is run."""
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="delivery-")))
-        if url is None:
-            from testproject.embedded import embedded_postgres
-
-            url = stack.enter_context(embedded_postgres())
-        own = stack.enter_context(own_database(url))
-        migrate(own)
-        broker_directory = directory / broker_name
-        broker_directory.mkdir()
-        broker: Broker
-        if broker_name == "redis":
-            broker = RedisServer(broker_directory)
-            broker.fsync = "always"
-        else:
-            broker = RabbitNode(broker_directory)
-        stack.enter_context(broker)
-        providers = {}
-        for deduplicate in (False, True):
-            ledger = directory / f"ledger-{'once' if deduplicate else 'always'}.jsonl"
-            providers[deduplicate] = (ledger, stack.enter_context(running_provider(ledger, deduplicate=deduplicate)))
-        log = directory / "processes.log"
-        zygote = zygote_of_processes(own, log)
-        stack.callback(zygote.close)
-        made = Stage(broker, own, zygote, providers, log)
-        stack.callback(made.close)
-        yield made
+    """Bring everything up; ``url`` as for ``world``."""
+    with (
+        BROKERS[broker_name]() as broker,
+        world("tests.delivery.roles", url) as shared,
+        closing(Database(shared.url)) as database,
+    ):
+        yield Stage(broker, shared, database)

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from testproject.harness.effects import judge_effects
 from tests.delivery import names
 from tests.delivery.stage import Scene
+from tests.harness.world import markdown
 
 
 @dataclass
@@ -72,16 +74,14 @@ def count(scene: Scene, kind: str, expected: Iterable[str], leave_out: Iterable[
         Counter({label: number for label, number in found.items() if label not in others})
         for found in (scene.rows(kind), scene.payouts(kind), scene.deliveries_of(kind))
     )
-    doubled = {label for effects in (rows, payouts) for label, number in effects.items() if number > 1}
-    lost = {label for label in wanted if label not in rows or label not in payouts}
-    ghosts = (set(rows) | set(payouts)) - wanted
+    in_rows, in_ledger = judge_effects(rows, wanted), judge_effects(payouts, wanted)
     return Count(
         expected=len(wanted),
-        doubled=len(doubled),
-        lost=len(lost),
-        ghosts=len(ghosts),
-        deliveries=sum(deliveries.values()),
-        examples=sorted(doubled | lost | ghosts)[:10],
+        doubled=len({*in_rows.doubled, *in_ledger.doubled}),
+        lost=len({*in_rows.lost, *in_ledger.lost}),
+        ghosts=len({*in_rows.ghosts, *in_ledger.ghosts}),
+        deliveries=deliveries.total(),
+        examples=in_rows.examples + in_ledger.examples,
     )
 
 
@@ -133,16 +133,13 @@ def table(verdicts: Iterable[Verdict]) -> str:
     """All that was counted on one broker, in Markdown."""
     heads = ["fault", "struck", "deliveries", "doubled, lost, rolled back", "put aside", "sent again"]
     heads += ["control: deliveries", "doubled, lost, rolled back", ""]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    rows: list[list[object]] = []
     for verdict in verdicts:
         kept, plain = verdict.kept, verdict.plain
-        cells = [
-            *(verdict.fault, verdict.struck, f"{kept.deliveries} of {kept.expected}", _effects(kept)),
-            *(verdict.dead_letters, verdict.lost_by_broker, plain.deliveries, _effects(plain)),
-            "✓" if verdict.passed else "✗",
-        ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        rows.append([verdict.fault, verdict.struck, f"{kept.deliveries} of {kept.expected}", _effects(kept)])
+        rows[-1] += [verdict.dead_letters, verdict.lost_by_broker, plain.deliveries, _effects(plain)]
+        rows[-1].append("✓" if verdict.passed else "✗")
+    return markdown(heads, rows)
 
 
 def _effects(found: Count) -> str:

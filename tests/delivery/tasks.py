@@ -5,8 +5,6 @@ An effect is a row in the database and a payout at the provider. Both tasks make
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -17,15 +15,27 @@ from django.db import transaction
 from idempotency import current_claim
 from idempotency.contrib.celery import idempotent_task
 from testproject.celery import app
+from testproject.harness.strikes import Strikes
 from testproject.models import Receipt, Transfer, UnprotectedReceipt
 from testproject.provider.client import pay
 from tests.delivery.names import DEAD, FAST_KEPT, FAST_PLAIN, KEPT, MAX_ATTEMPTS, PLAIN
-from tests.delivery.strikes import Strikes
 
 DELIVERY: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
 
-#: What this process was started with.
-strikes: Strikes | None = None
+
+class AtHand:
+    """The message that this process is at, and what it was started with."""
+
+    strikes: Strikes
+    label = ""
+
+    def at(self, place: str) -> None:
+        """Where a process may be struck."""
+        if self.label:
+            self.strikes.at(place, self.label)
+
+
+at_hand = AtHand()
 
 
 @app.task(name=KEPT, **DELIVERY)
@@ -41,19 +51,16 @@ def kept(label: str, amount: int = 1) -> str:
 def plain(label: str, amount: int = 1) -> str:
     with transaction.atomic():
         _take_effect(label, amount, str(uuid4()), "")
-    if strikes is not None:
-        strikes.at("committed", label)
+    at_hand.at("committed")
     return label
 
 
 def _take_effect(label: str, amount: int, key: str, recipient: str) -> None:
-    if strikes is not None:
-        strikes.at("begin", label)
+    at_hand.label = label
+    at_hand.at("begin")
     Transfer.objects.create(account_id=1, label=label, amount=amount, recipient=recipient)
     pay(settings.PROVIDER_URL, key, label=label, amount=amount, timeout=settings.PROVIDER_TIMEOUT)
-    if strikes is not None:
-        strikes.label = label
-        strikes.at("handler", label)
+    at_hand.at("handler")
 
 
 @app.task(name=FAST_KEPT, **DELIVERY)
@@ -67,13 +74,10 @@ def fast_plain(label: str) -> None:
     UnprotectedReceipt.objects.create(label=label, amount=1)
 
 
-def count_deliveries(path: Path) -> None:
-    """Append a line to the file for each delivery that reaches a task, in whatever process."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+def count_deliveries() -> None:
+    """Note each delivery that reaches a task, in whatever process."""
 
     @task_prerun.connect(weak=False)
     def note(kwargs: dict[str, Any] | None = None, **others: Any) -> None:
-        if strikes is not None:
-            strikes.label = ""
-        # One write of a short line to a file that is appended to is one step.
-        os.write(descriptor, f"{(kwargs or {}).get('label', '')}\n".encode())
+        at_hand.label = ""
+        at_hand.strikes.marks.note("deliveries", (kwargs or {}).get("label", ""))

@@ -39,15 +39,15 @@ def measure(stage: Stage, messages: int, rounds: int = ROUNDS) -> dict[bool, Rat
 
 def _measure_once(stage: Stage, messages: int, outbox: bool, rates: Rates) -> None:
     with stage.scene("throughput") as scene:
-        scene.start_workers(1)
+        scene.start_workers(count=1)
         relay = scene.start_relay() if outbox else None
 
         def send(name: str, count: int) -> float:
             producer = scene.start("fast producer", name=f"{scene.name}-{name}", count=count, outbox=outbox)
-            seconds: float = producer.hear()["seconds"]
+            seconds: float = producer.expect("done")["seconds"]
             statement = f"SELECT count(*) FROM {TABLES[outbox]} WHERE label LIKE %s"
             pattern = f"{scene.name}-{name}-%"
-            scene.until(lambda: stage.query(statement, pattern)[0][0] >= count, "all messages have got through")
+            scene.until(lambda: stage.count(statement, pattern) >= count, "all messages have got through")
             return seconds
 
         send("warm", WARM_UP)

@@ -109,7 +109,7 @@ class Proxy:
 
     :param url: of the server.
     :param due: called with the number of each commit, from 1; whether to swallow its answer. False by default.
-    :param forwards: whether a commit whose answer is swallowed is forwarded: a client can't tell the one from the other.
+    :param forwards: whether such a commit is forwarded at all: a client can't tell the one from the other.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Proxy:
     def url(self) -> str:
         """Where clients are to connect to."""
         if self._parts.scheme.startswith("redis+socket"):
-            return self._parts._replace(path=quote(str(self._path))).geturl()
+            return f"redis+socket://{quote(str(self._path))}"
         credentials, _, _ = self._parts.netloc.rpartition("@")
         if self._socket_of_server() is None:
             place = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -229,4 +229,4 @@ class Proxy:
         with self._lock:
             numbers = range(self._commits + 1, self._commits + commits + 1)
             self._commits += commits
-            return any([self._due(number) for number in numbers])
+            return any(self._due(number) for number in numbers)

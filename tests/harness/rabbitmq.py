@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from kombu import Connection
 
-from testproject.harness.processes import Daemon, short_directory
+from testproject.harness.processes import Daemon, answers, free_port, short_directory
 
 
 class RabbitMissingError(RuntimeError):
@@ -28,24 +27,6 @@ def find_rabbitmq() -> Path:
             "No RabbitMQ was found. As root, on Debian or Ubuntu: tests/delivery/rabbitmq.sh install"
         )
     return Path(found)
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody listens on. Somebody else may be faster."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def answers(port: int, question: bytes = b"", answer: bytes = b"") -> bool:
-    """Whether something on the loopback answers as it should."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-            connection.sendall(question)
-            return not question or connection.recv(64).startswith(answer)
-    except OSError:
-        return False
 
 
 class Rabbit(Daemon):
@@ -82,7 +63,7 @@ class Rabbit(Daemon):
             directory,
             environment=environment,
             # The first frame of an answer is a method.
-            is_ready=lambda: answers(port, b"AMQP\x00\x00\x09\x01", b"\x01"),
+            is_ready=lambda: answers(("127.0.0.1", port), b"AMQP\x00\x00\x09\x01", b"\x01"),
         )
 
     def stop(self) -> None:
@@ -122,5 +103,8 @@ def running_rabbitmq() -> Iterator[Rabbit]:
         mapper = free_port()
         # A node that finds no port mapper starts one that outlives it, and that nobody would know the pid of.
         command = [shutil.which("epmd") or "epmd", "-port", str(mapper), "-address", "127.0.0.1"]
-        with Daemon("epmd", command, directory, is_ready=lambda: answers(mapper)), Rabbit(directory, mapper) as node:
+        with (
+            Daemon("epmd", command, directory, is_ready=lambda: answers(("127.0.0.1", mapper))),
+            Rabbit(directory, mapper) as node,
+        ):
             yield node
