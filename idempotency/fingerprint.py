@@ -46,13 +46,13 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _Write = Callable[[str], None]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Payload:
     """What one request asks for, apart from who asks and under which key.
 
     ``command`` is the parsed body, or the command object that the operation makes of the request. ``route`` is the
     route's arguments: ``(args, kwargs)`` as the view is called with them. ``query`` is the raw query string.
-    Headers are left out: a retry may differ in them.
+    Headers are left out: a retry may differ in them. Its ``repr`` shows nothing of this, because crash reports show it.
     """
 
     command: object
@@ -88,6 +88,14 @@ class Payload:
             raise PayloadInvalidError(_TOO_DEEP) from None
         # A lone surrogate is legal in JSON (as an escape) and in Python, but not in UTF-8.
         return f"{version}:{hashlib.sha256(canonical.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+class DigestedUpload(UploadedFile):  # type: ignore[type-arg]
+    """A file of a multipart form of which only the digest was kept. Its fingerprint is that of the file itself."""
+
+    def __init__(self, sha256: str, **names: Any) -> None:
+        super().__init__(file=None, **names)
+        self.sha256 = sha256
 
 
 class RepeatedNames(list[tuple[str, object]]):
@@ -307,6 +315,14 @@ def _write_form(value: MultiValueDict[str, object], write: _Write, depth: int) -
 
 def _write_upload(value: UploadedFile[Any], write: _Write, depth: int) -> None:
     """A part of a multipart form by its names and its content, read in chunks. The boundary plays no part in it."""
+    write("U")
+    for part in (value.name, value.content_type, value.charset, _content_digest(value)):
+        _write_value(part, write, depth)
+
+
+def _content_digest(value: UploadedFile[Any]) -> str:
+    if isinstance(value, DigestedUpload):
+        return value.sha256
     digest = hashlib.sha256()
     try:
         position = value.tell()
@@ -320,9 +336,7 @@ def _write_upload(value: UploadedFile[Any], write: _Write, depth: int) -> None:
             f"The uploaded file {value.name!r} can't be read twice, so it can't be fingerprinted. Give the operation "
             "a command that stands for it."
         ) from error
-    write("U")
-    for part in (value.name, value.content_type, value.charset, digest.hexdigest()):
-        _write_value(part, write, depth)
+    return digest.hexdigest()
 
 
 # In this order: an Enum may be a str or an int as well, a datetime is a date, and a form is a dict. A subclass of a
