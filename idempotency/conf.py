@@ -26,12 +26,24 @@ NEVER_RECORDED_HEADERS = frozenset({"set-cookie", "authorization", "proxy-author
 #: 408, 425 and 429 ask for a later retry, and so does every 5xx: a retry must run again.
 TRANSIENT_STATUSES = frozenset({408, 425, 429})
 
+#: What a handler answers to a payload that it doesn't accept.
+INVALID_STATUSES = frozenset({400, 422})
+
 SETTING = "IDEMPOTENCY"
 
 
 def is_recordable(status: int) -> bool:
     """The default of ``RECORDABLE``: everything but 408, 425, 429 and the 5xx."""
     return status < 500 and status not in TRANSIENT_STATUSES
+
+
+def is_recordable_unless_invalid(status: int) -> bool:
+    """For ``recordable``: as the default, without 400 and 422. A request that was found invalid runs again.
+
+    It is the same payload that runs again, for example after the customer that it names has been created. A corrected
+    payload is another one, and needs a key of its own: the attempt's claim was for the first.
+    """
+    return is_recordable(status) and status not in INVALID_STATUSES
 
 
 def authenticated_user(request: Any) -> str | None:

@@ -18,6 +18,23 @@ from django.utils.module_loading import import_string
 from .lifecycle import Recovery
 from .policy import CONFLICT, PARK, REEXECUTE, Attach, InProgress, InProgressAnswer, Reconcile, Wait
 
+#: Headers that belong to the outcome. Everything else is made anew for each response. Vary is among them because
+#: Cache-Control is: a cache that is told how long it may keep a response must be told for whom.
+DEFAULT_RECORDED_HEADERS: Final = (
+    "Location",
+    "ETag",
+    "Last-Modified",
+    "Cache-Control",
+    "Expires",
+    "Vary",
+    "Retry-After",
+    "Content-Disposition",
+    "Content-Encoding",
+    "Content-Language",
+    "Content-Location",
+    "Link",
+)
+
 
 def resolve(value: Any) -> Any:
     """``value``, or the object that it names if it is a dotted path."""
@@ -233,13 +250,13 @@ class OperationPolicy(TypedDict, total=False):
         Collection[str] | None,
         Option(
             setting="RECORDED_HEADERS",
-            # Headers that belong to the outcome. Everything else is made anew for each response.
-            default=("Location", "ETag", "Content-Language", "Content-Encoding", "Link"),
+            default=DEFAULT_RECORDED_HEADERS,
             problem_of=_names,
             takes="names",
-            meaning="headers kept with an outcome, besides Content-Type. Cookies and credentials never are",
+            meaning="headers kept with an outcome, besides Content-Type; `X-Shop-*` names all that begin so. "
+            "Cookies and credentials never are",
             check_id="idempotency.E010",
-            hint='For example ("Location", "ETag"). Credentials are never recorded, whatever is listed.',
+            hint='For example ("Location", "ETag", "X-Shop-*"). Credentials are never recorded, whatever is listed.',
         ),
     ]
     max_body: Annotated[

@@ -28,7 +28,7 @@ HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in la
 FILES = sorted(ROOT.rglob("*.py"))
 
 #: An import inside a function, for a reason given where it stands, or for a type.
-DEFERRED = {("http", "contrib")}
+DEFERRED: set[tuple[str, str]] = set()
 
 
 def imported_by(file: Path) -> set[str]:
