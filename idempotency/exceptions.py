@@ -23,11 +23,14 @@
     BrokerUnavailableError         raised by a sender, for the relay; no client ever sees it
 
 ``status_code``, ``code`` and ``title`` are the members of the RFC 9457 problem that a client receives;
-``str(error)`` is its ``detail``. Nothing in a detail tells one caller about another's record.
+``detail`` is its detail. Nothing in a detail tells one caller about another's record, or a client about the server's
+code: what a developer needs to know of an ``OperationError`` is ``str(error)``, which goes to the log.
 """
 
 from __future__ import annotations
 
+import secrets
+from functools import cached_property
 from typing import ClassVar
 
 
@@ -146,6 +149,15 @@ class OperationError(IdempotencyError):
     """The protected operation is at fault, not its client. What it wrote in this attempt is rolled back."""
 
     status_code = 500
+
+    @cached_property
+    def reference(self) -> str:
+        """What the client is told and the log is searched for: 12 hexadecimal digits, made anew for each error."""
+        return secrets.token_hex(6)
+
+    @property
+    def detail(self) -> str:
+        return f"The server could not complete this operation. Its log says why, under the reference {self.reference}."
 
 
 class UnrecordableResponseError(OperationError):

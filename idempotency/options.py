@@ -18,6 +18,23 @@ from django.utils.module_loading import import_string
 from .lifecycle import Recovery
 from .policy import CONFLICT, PARK, REEXECUTE, Attach, InProgress, InProgressAnswer, Reconcile, Wait
 
+#: Headers that belong to the outcome. Everything else is made anew for each response. Vary is among them because
+#: Cache-Control is: a cache that is told how long it may keep a response must be told for whom.
+DEFAULT_RECORDED_HEADERS: Final = (
+    "Location",
+    "ETag",
+    "Last-Modified",
+    "Cache-Control",
+    "Expires",
+    "Vary",
+    "Retry-After",
+    "Content-Disposition",
+    "Content-Encoding",
+    "Content-Language",
+    "Content-Location",
+    "Link",
+)
+
 
 def resolve(value: Any) -> Any:
     """``value``, or the object that it names if it is a dotted path."""
@@ -66,11 +83,6 @@ def _methods(value: Any) -> str | None:
     return None if valid else "must name at least one HTTP method, in capitals"
 
 
-def _secrets(value: object) -> str | None:
-    valid = isinstance(value, (list, tuple)) and value and all(isinstance(one, (str, bytes)) and one for one in value)
-    return None if valid else "must be a list or tuple of secrets (str or bytes), none of them empty"
-
-
 def _callable(value: object) -> str | None:
     return None if callable(value) else "must be a callable"
 
@@ -106,9 +118,6 @@ class Option:
 
     hint: str = ""
     """What the system check advises."""
-
-    is_secret: bool = False
-    """True if a message must not show the value."""
 
     is_argument: bool = True
     """False for an entry of ``IDEMPOTENCY`` that holds for all operations alike."""
@@ -241,13 +250,13 @@ class OperationPolicy(TypedDict, total=False):
         Collection[str] | None,
         Option(
             setting="RECORDED_HEADERS",
-            # Headers that belong to the outcome. Everything else is made anew for each response.
-            default=("Location", "ETag", "Content-Language", "Content-Encoding", "Link"),
+            default=DEFAULT_RECORDED_HEADERS,
             problem_of=_names,
             takes="names",
-            meaning="headers kept with an outcome, besides Content-Type. Cookies and credentials never are",
+            meaning="headers kept with an outcome, besides Content-Type; `X-Shop-*` names all that begin so. "
+            "Cookies and credentials never are",
             check_id="idempotency.E010",
-            hint='For example ("Location", "ETag"). Credentials are never recorded, whatever is listed.',
+            hint='For example ("Location", "ETag", "X-Shop-*"). Credentials are never recorded, whatever is listed.',
         ),
     ]
     max_body: Annotated[
@@ -326,18 +335,6 @@ SETTINGS: Final[Mapping[str, Option]] = {
         meaning="another envelope for errors",
         check_id="idempotency.E012",
         hint="A function of the request and the error that returns a response.",
-        is_argument=False,
-    ),
-    "FINGERPRINT_KEYS": Option(
-        name="fingerprint_keys",
-        setting="FINGERPRINT_KEYS",
-        problem_of=_secrets,
-        takes="list of str or bytes",
-        meaning="the secrets that fingerprints are keyed with: the first makes new ones, all are tried on old ones. "
-        "None: `SECRET_KEY` and `SECRET_KEY_FALLBACKS`",
-        check_id="idempotency.E019",
-        hint="For example [NEW_SECRET, OLD_SECRET]; keep the old one for as long as records made with it.",
-        is_secret=True,
         is_argument=False,
     ),
 }

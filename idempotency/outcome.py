@@ -9,11 +9,22 @@ from __future__ import annotations
 import base64
 import functools
 import json
-from collections.abc import Collection
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from django.http import HttpResponse
+from django.conf import settings as django_settings
+from django.http import (
+    HttpResponse,
+    HttpResponseBadRequest,
+    HttpResponseForbidden,
+    HttpResponseGone,
+    HttpResponseNotFound,
+    HttpResponsePermanentRedirect,
+    HttpResponseRedirect,
+    JsonResponse,
+)
 
 from .conf import NEVER_RECORDED_HEADERS
 from .exceptions import OutcomeUnreadableError, UnrecordableResponseError
@@ -23,7 +34,11 @@ if TYPE_CHECKING:
 
     from .operation import Operation
 
+logger = logging.getLogger("idempotency")
+
 REPLAYED_HEADER = "Idempotency-Replayed"
+#: What servers, middleware, DRF and this package put into every response, replays too.
+MADE_ANEW = frozenset({"allow", "content-length", "date", "idempotency-key", "server", *NEVER_RECORDED_HEADERS})
 #: The status recorded for a block of code that ended well. One that raises is released, not recorded.
 DONE = 200
 ENVELOPE = '{"$idempotency-envelope":'
@@ -33,13 +48,14 @@ ENVELOPE = '{"$idempotency-envelope":'
 class Outcome:
     """A recorded response.
 
-    ``body`` is JSON text as ``encode_body`` makes it; None where ``reference`` stands in for it.
+    ``body`` is JSON text as ``encode_body`` makes it, or None if ``reference`` stands in for it. Only the status is
+    shown by ``repr``, because crash reports show it.
     """
 
     status: int
-    headers: tuple[tuple[str, str], ...] = ()
-    body: str | None = None
-    reference: str | None = None
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    body: str | None = field(default=None, repr=False)
+    reference: str | None = field(default=None, repr=False)
 
     @classmethod
     def stored(cls, status: Any, headers: Any, body: Any, reference: Any) -> Outcome:
@@ -61,7 +77,7 @@ def outcome_of(response: HttpResponseBase, operation: Operation, reference: str 
     :raises UnrecordableResponseError: the response is a stream, is larger than ``max_body``, or has a body to be
         rebuilt but no reference.
     """
-    headers = _recorded_headers(response, operation.headers)
+    headers = _recorded_headers(response, operation)
     if reference is not None:
         if operation.rebuild is None:
             raise UnrecordableResponseError(
@@ -103,10 +119,16 @@ def outcome_of_result(result: Any, operation: Operation) -> Outcome:
 def response_of(outcome: Outcome) -> HttpResponse:
     """The response that ``outcome`` was taken from: status, recorded headers and body, byte for byte.
 
+    Its class is the one of Django's that belongs to the status and content: a redirect has its ``url``.
+
     :raises OutcomeUnreadableError: the record does not hold what this package wrote.
     """
     try:
-        response = HttpResponse(decode_body(outcome.body), status=outcome.status)
+        response = _empty_response(outcome)
+        response.content = decode_body(outcome.body)
+        response.status_code = int(outcome.status)
+        if not 100 <= response.status_code <= 599:
+            raise ValueError(f"{response.status_code} is no HTTP status")
         del response["Content-Type"]  # Django's default; the recorded one, or none, is what was sent
         for name, value in outcome.headers:
             response[name] = value
@@ -115,19 +137,63 @@ def response_of(outcome: Outcome) -> HttpResponse:
     return response
 
 
-def _recorded_headers(response: HttpResponseBase, allowed: Collection[str]) -> tuple[tuple[str, str], ...]:
-    kept = _kept(tuple(allowed))
-    return tuple((name, value) for name, value in response.items() if name.lower() in kept)
+#: Responses of a class of their own by status.
+_CLASSES: dict[int, type[HttpResponse]] = {
+    400: HttpResponseBadRequest,
+    403: HttpResponseForbidden,
+    404: HttpResponseNotFound,
+    410: HttpResponseGone,
+}
+_PERMANENT_REDIRECTS = frozenset({301, 308})
+_REDIRECTS = frozenset({302, 303, 307}) | _PERMANENT_REDIRECTS
+
+
+def _empty_response(outcome: Outcome) -> HttpResponse:
+    """A response of the class that Django's own views answer with. Its status and content are still to be set."""
+    names = {name.lower(): value for name, value in outcome.headers}
+    if outcome.status in _REDIRECTS and "location" in names:
+        # Made with an address that any redirect allows; the recorded one was checked when it was sent.
+        return (HttpResponsePermanentRedirect if outcome.status in _PERMANENT_REDIRECTS else HttpResponseRedirect)("/")
+    if is_json(names.get("content-type", "")):
+        return JsonResponse(None, safe=False)
+    return _CLASSES.get(outcome.status, HttpResponse)()
+
+
+def _recorded_headers(response: HttpResponseBase, operation: Operation) -> tuple[tuple[str, str], ...]:
+    kept = _allowing(tuple(operation.headers))
+    if django_settings.DEBUG:
+        for name in response.headers:
+            if not kept(name) and name.lower() not in MADE_ANEW:
+                _say_once_that_it_is_dropped(operation.name, name)
+    return tuple((name, value) for name, value in response.items() if kept(name))
 
 
 @functools.lru_cache
-def _kept(allowed: tuple[str, ...]) -> frozenset[str]:
-    return frozenset({*map(str.lower, allowed), "content-type"} - NEVER_RECORDED_HEADERS)
+def _allowing(allowed: tuple[str, ...]) -> Callable[[str], bool]:
+    """Whether a header is kept, by its name. A listed name that ends in ``*`` stands for every name that begins so."""
+    names = frozenset({*map(str.lower, allowed), "content-type"})
+    prefixes = tuple(name.removesuffix("*") for name in names if name.endswith("*"))
+
+    def is_kept(header: str) -> bool:
+        name = header.lower()
+        return (name in names or name.startswith(prefixes)) and name not in NEVER_RECORDED_HEADERS
+
+    return is_kept
+
+
+@functools.lru_cache  # says each of them once
+def _say_once_that_it_is_dropped(operation: str, header: str) -> None:
+    logger.warning(
+        "Operation %r: its handler sets %s, which is not recorded, so a replay comes without it. List it in headers= "
+        "if it belongs to the outcome. If it belongs to the response, set it above @idempotent or in a middleware.",
+        operation,
+        header,
+    )
 
 
 def encode_body(content: bytes, content_type: str) -> str:
     """``content`` as JSON text that ``decode_body`` turns back into the same bytes."""
-    if _is_json(content_type):
+    if is_json(content_type):
         try:
             text = content.decode("utf-8")
             _STRICT.decode(text)
@@ -165,6 +231,7 @@ def _refuse_constant(name: str) -> Any:
 _STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def _is_json(content_type: str) -> bool:
+def is_json(content_type: str) -> bool:
+    """Whether a Content-Type says JSON, in whatever flavour."""
     media_type = content_type.partition(";")[0].strip().lower()
     return media_type == "application/json" or media_type.endswith("+json")

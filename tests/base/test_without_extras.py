@@ -27,12 +27,17 @@ EXTRAS = (
 IMPORT_THE_CORE = """
 import importlib, pkgutil, sys
 
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {extras!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
 
-sys.meta_path.insert(0, Absent())
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in {extras!r} else self.finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 
 import django
 from django.conf import settings

@@ -131,7 +131,7 @@ def test_drf_errors_go_through_the_projects_exception_handler(alice: Caller, ser
 def enveloping_handler(error: Exception, context: Any) -> Response:
     assert isinstance(error, APIException)
     assert context["view"] is not None
-    assert error.get_full_details()["detail"] == str(error)
+    assert error.get_full_details() == {"message": str(error), "code": error.get_codes()}
     return Response({"error": {"code": error.get_codes(), "status": error.status_code}}, status=error.status_code)
 
 

@@ -51,6 +51,10 @@ def test_only_allow_listed_headers_come_back(alice: Caller, serve: Serve) -> Non
         "Location": "/transfers/1/",
         "ETag": '"abc"',
         "Content-Language": "de",
+        "Cache-Control": "no-store",
+        "Content-Disposition": 'attachment; filename="a.csv"',
+        "Retry-After": "7",
+        "Vary": "Accept-Language",
         "Link": '</a>; rel="next", </b>; rel="last"',
         "Content-Type": "application/vnd.example+json",
     }
@@ -60,7 +64,7 @@ def test_only_allow_listed_headers_come_back(alice: Caller, serve: Serve) -> Non
         "WWW-Authenticate": "Token",
         "Date": "Thu, 01 Jan 1970 00:00:00 GMT",
         "X-Request-Id": "1",
-        "Cache-Control": "no-store",
+        "Access-Control-Allow-Origin": "https://shop.example",
     }
     serve_answer(serve, lambda: HttpResponse(b"{}", headers={**kept, **dropped}))
     first, replay = replayed(alice)

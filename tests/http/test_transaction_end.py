@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -44,7 +42,7 @@ def test_a_swallowed_error_that_broke_the_transaction_is_not_answered_with_succe
     if status == 200:
         assert problem_code(answer) == "idempotency_transaction_broken"
         assert answer.status_code == 500
-        assert "atomic()" in json.loads(answer.content)["detail"]
+        assert "atomic()" in caplog.text
         assert "tests.swallowing" in caplog.text
         assert IdempotencyRecord.objects.get().status == Status.RECOVERABLE
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,13 +50,11 @@ def test_a_response_that_cannot_be_recorded_is_refused_before_the_commit(
         assert refused.status_code == 500
         assert problem_code(refused) == "idempotency_response_unrecordable"
         assert refused["Idempotency-Key"] == "k"
-        detail = json.loads(refused.content)["detail"]
-        assert "tests.answer" in detail
-        assert "rebuild" in detail  # the remedy
         assert effects() == 0
         record = IdempotencyRecord.objects.get()
         assert (record.status, record.attempt) == (Status.RECOVERABLE, attempt)
     assert "tests.answer" in caplog.text
+    assert "rebuild" in caplog.text  # the remedy
 
 
 @pytest.mark.failure_mode(37)
@@ -128,7 +125,9 @@ def test_a_drf_response_is_rebuilt_from_a_reference(alice: Caller, serve: Serve)
 
 
 @pytest.mark.failure_mode(31)
-def test_a_reference_that_nothing_reads_is_refused(alice: Caller, serve: Serve) -> None:
+def test_a_reference_that_nothing_reads_is_refused(
+    alice: Caller, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
     @idempotent("tests.report")
     def view(request: HttpRequest) -> HttpResponse:
         work(request)
@@ -140,7 +139,7 @@ def test_a_reference_that_nothing_reads_is_refused(alice: Caller, serve: Serve) 
     serve(view)
     refused = alice.post(key="k")
     assert problem_code(refused) == "idempotency_response_unrecordable"
-    assert "rebuild" in json.loads(refused.content)["detail"]
+    assert "rebuild" in caplog.text
     assert effects() == 0
 
 

@@ -14,7 +14,7 @@ ROOT = Path(idempotency.__file__).parent
 #: From the bottom up. A module imports from layers below its own, or from its own.
 LAYERS = [
     {"conf", "exceptions", "lifecycle", "options", "policy"},
-    {"fingerprint", "keys", "operation", "parsing", "scope"},
+    {"fingerprint", "keys", "operation", "scope"},
     {"models", "outcome", "signals"},
     {"sql"},
     {"protocol"},
@@ -28,7 +28,7 @@ HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in la
 FILES = sorted(ROOT.rglob("*.py"))
 
 #: An import inside a function, for a reason given where it stands, or for a type.
-DEFERRED = {("http", "contrib")}
+DEFERRED: set[tuple[str, str]] = set()
 
 
 def imported_by(file: Path) -> set[str]:

@@ -1,6 +1,6 @@
 """Django REST framework: ``IdempotentMixin``, and what ``@idempotent`` needs to know of a DRF view.
 
-``mixin`` names the protected handlers of a class; ``exchange`` speaks DRF for one request; ``errors`` are our errors as
+``mixin`` names the protected handlers of a class; ``adapter`` speaks DRF for one request; ``errors`` are our errors as
 DRF's own exceptions; ``commands`` reads a payload through a serializer's fields.
 """
 
@@ -11,9 +11,9 @@ except ImportError as error:  # pragma: no cover - the base environment has no D
         "idempotency.contrib.rest_framework needs Django REST framework: pip install 'django-idempotency[drf]'"
     ) from error
 
+from .adapter import RestFrameworkAdapter
 from .commands import declared_fields
 from .errors import IdempotencyAPIException
-from .exchange import RestFrameworkExchange
 from .mixin import IdempotentMixin
 
-__all__ = ["IdempotencyAPIException", "IdempotentMixin", "RestFrameworkExchange", "declared_fields"]
+__all__ = ["IdempotencyAPIException", "IdempotentMixin", "RestFrameworkAdapter", "declared_fields"]

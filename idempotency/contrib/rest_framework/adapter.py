@@ -1,0 +1,181 @@
+"""One request that went through a DRF view.
+
+Authentication, permissions and throttles have run before any of this: DRF calls a handler after ``initial()``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from django.core.exceptions import RequestDataTooBig
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse, RawPostDataException
+from rest_framework import serializers
+from rest_framework.parsers import MultiPartParser
+from rest_framework.renderers import BrowsableAPIRenderer
+from rest_framework.response import Response
+
+from ... import keys
+from ...exceptions import IdempotencyError
+from ...http import bodies
+from ...http.adapters import Adapter, register
+from ...http.problems import CONTENT_TYPE, problem
+from ...operation import Operation
+from ...outcome import Outcome, is_json
+from ...protocol.claims import alias
+from .commands import declared_fields
+from .errors import IdempotencyAPIException
+
+
+@register
+class RestFrameworkAdapter(Adapter):
+    """DRF's ``Request``, and the view that it went through."""
+
+    def __init__(self, request: Any) -> None:
+        super().__init__(request)
+        self.view: Any = request.parser_context["view"]
+        self._form_to_record: Response | None = None
+
+    @classmethod
+    def speaks_for(cls, request: object) -> bool:
+        return getattr(request, "parser_context", None) is not None
+
+    @classmethod
+    def request_of_django(cls, request: Any) -> HttpRequest:
+        http: HttpRequest = request._request  # DRF's wrapper looks nearly everything up by failing first
+        return http
+
+    def payload(self, operation: Operation) -> object:
+        # What DRF answers itself, such as a payload that it can't parse, gets the headers of the view.
+        self.view.headers[keys.HEADER] = self.http.META[keys.META_NAME]
+        command: Any = operation.command
+        if isinstance(command, type) and issubclass(command, serializers.BaseSerializer):
+            context = {"request": self.request, "view": self.view, "format": None}
+            return declared_fields(command(context=context), self._data())
+        if command is not None:
+            return command(self.request)
+        return bodies.parts(self.http) if self._has_parts() else self._data()
+
+    def _has_parts(self) -> bool:
+        if not bodies.has_parts(self.http):
+            return False
+        parser = self.request.negotiator.select_parser(self.request, self.request.parsers)
+        return type(parser) is MultiPartParser  # a parser of the project's own may read a form in another way
+
+    def _data(self) -> object:
+        bodies.keep_readable(self.http)
+        if not bodies.content_length(self.http) and self.request.body:
+            return self.request.body  # sent in chunks: DRF takes it for empty, and a handler may read it all the same
+        return self.request.data  # a ParseError or UnsupportedMediaType is the view's own answer; nothing is claimed
+
+    def render(self, answer: Any) -> Any:
+        response = self._finalize(answer)
+        renderer = getattr(response, "accepted_renderer", None)
+        if isinstance(renderer, BrowsableAPIRenderer) and not response.is_rendered:
+            # Made first, because a renderer for people may change the response's status.
+            self._form_to_record = self._as_data(response, renderer)
+        return super().render(response)
+
+    def _finalize(self, answer: Any) -> Any:
+        context = self.request.parser_context
+        finalize = self.view.finalize_response
+        response = finalize(self.request, answer, *context["args"], **context["kwargs"])
+        self.view.finalize_response = _Finalized(response, finalize)
+        return response
+
+    def _as_data(self, page: Response, renderer: BrowsableAPIRenderer) -> Response | None:
+        """The data of the browsable API's page, as the view's first renderer for programs writes it."""
+        data_renderer = renderer.get_default_renderer(self.view)
+        if data_renderer is None:
+            return None
+        headers = {name: value for name, value in page.items() if name.lower() != "content-type"}
+        response = Response(page.data, status=page.status_code, headers=headers)
+        response.accepted_renderer = data_renderer
+        response.accepted_media_type = data_renderer.media_type
+        response.renderer_context = self.view.get_renderer_context()  # type: ignore[attr-defined]
+        response.render()
+        return response
+
+    def form_to_record(self, response: Any) -> Any:
+        # The page of the browsable API is for one person in one browser: it holds their name, and forms with tokens.
+        return response if self._form_to_record is None else self._form_to_record
+
+    def answer_to_exception(self, error: Exception) -> Any | None:
+        self._form_to_record = None
+        if isinstance(error, RawPostDataException) and not bodies.fits_in_memory(self.http):
+            # Unprotected, the handler would have been the first to read a body above the limit, and been told this.
+            error = RequestDataTooBig("Request body exceeded settings.DATA_UPLOAD_MAX_MEMORY_SIZE.")
+        try:
+            return self._handle(error)
+        except Exception as unhandled:
+            if unhandled is not error:
+                raise
+        response = super().answer_to_exception(error)  # what Django answers with 400, and DRF doesn't know
+        if response is None:
+            # A crash. dispatch() is about to ask the project's exception handler, which has seen it now.
+            self.view.handle_exception = _raise
+        return response
+
+    def answer_to_error(self, error: IdempotencyError) -> Any:
+        exception = IdempotencyAPIException(error)
+        if error.status_code == 401:
+            exception.auth_header = self.view.get_authenticate_header(self.request)
+        response = self._handle(exception)
+        data = getattr(response, "data", None)
+        if isinstance(data, dict) and data.get("detail") is exception.detail:
+            # DRF's own exception handler has answered, or one that adds to what DRF's own says.
+            response.data = {**problem(error), **{name: value for name, value in data.items() if name != "detail"}}
+            if getattr(getattr(self.request, "accepted_renderer", None), "format", None) == "json":
+                response.content_type = CONTENT_TYPE
+        return response
+
+    def replay(self, outcome: Outcome) -> Any:
+        """A ``Response`` with ``data``, if what was recorded is JSON or empty. ``data`` of other content is lost."""
+        recorded = super().replay(outcome)
+        if recorded.content and not is_json(recorded.get("Content-Type", "")):
+            return recorded
+        if not recorded.content and "Content-Type" in recorded:
+            return recorded  # Django's own response, since DRF gives an empty one no type
+        try:
+            data = json.loads(recorded.content) if recorded.content else None
+        except (ValueError, RecursionError):
+            return recorded
+        return _rendered(data, recorded)
+
+    def _handle(self, error: Exception) -> Any:
+        """The view's own answer to an exception.
+
+        DRF's handler marks the transactions of ATOMIC_REQUESTS databases for rollback. None of the request's is open
+        here, but the one that TestCase wraps a test in is; the mark ends with this block instead.
+        """
+        using = alias()
+        with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
+            return self.view.handle_exception(error)
+
+
+def _rendered(data: Any, recorded: HttpResponse) -> Response:
+    """A DRF response that says ``data``, with the recorded bytes as its rendering."""
+    response = Response(data, status=recorded.status_code, exception=recorded.status_code >= 400)
+    del response["Content-Type"]
+    for name, value in recorded.items():
+        response[name] = value
+    response.content = recorded.content
+    return response
+
+
+class _Finalized:
+    """``finalize_response`` of a view whose response is final. ``dispatch()`` calls it with the handler's answer."""
+
+    def __init__(self, response: Any, finalize: Callable[..., Any]) -> None:
+        self.response = response
+        self.finalize = finalize
+
+    def __call__(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+        return response if response is self.response else self.finalize(request, response, *args, **kwargs)
+
+
+def _raise(error: Exception) -> Any:
+    raise error

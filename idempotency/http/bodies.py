@@ -1,0 +1,149 @@
+"""A Django request's body as the payload to fingerprint. The request is left as if nobody had read it."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from contextlib import suppress
+from io import BytesIO
+from tempfile import SpooledTemporaryFile
+from typing import Any, Protocol
+
+from django.conf import settings as django_settings
+from django.core.exceptions import SuspiciousOperation
+from django.core.files.uploadhandler import FileUploadHandler
+from django.http import HttpRequest, RawPostDataException
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
+from django.utils.datastructures import MultiValueDict
+
+from ..fingerprint import DigestedUpload, parse_json, sorted_pairs
+
+#: How much of a body is copied at a time.
+CHUNK = 64 * 1024
+
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+
+
+def parsed_body(http: HttpRequest) -> object:
+    """The payload of a request as its handler will see it.
+
+    JSON is compared as what it says, a form by its fields, and everything else by its bytes.
+    """
+    content_type = http.content_type or ""
+    if content_type == MULTIPART and has_parts(http):
+        return parts(http)
+    body = http.body
+    if content_type == FORM:
+        # The order of fields doesn't count. They stay encoded: a handler may read the body as something else, as it
+        # does where a client sends JSON and calls it a form.
+        return ["form", *sorted_pairs(body.decode("latin-1"))]
+    if content_type == "application/json" or content_type.endswith("+json"):
+        # Malformed JSON is compared by its bytes: the handler says itself what is wrong with them.
+        with suppress(ValueError):
+            return parse_json(body)
+    return body
+
+
+def content_length(http: HttpRequest) -> int:
+    try:
+        return int(http.META.get("CONTENT_LENGTH") or 0)
+    except ValueError:
+        return 0
+
+
+def fits_in_memory(http: HttpRequest) -> bool:
+    """Whether Django itself would keep the body in memory."""
+    limit = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    return limit is None or content_length(http) <= limit
+
+
+def keep_readable(http: HttpRequest) -> None:
+    """Buffer a body that fits in memory, because parsing it would use its stream up."""
+    if fits_in_memory(http):
+        # Read already, as by the check of a CSRF token: then its form is parsed too, and its stream is gone anyway.
+        with suppress(RawPostDataException):
+            http.body  # noqa: B018 - reading it is what buffers it
+
+
+def has_parts(http: HttpRequest) -> bool:
+    """Whether Django parses the parts: of a POST only, and only if it is told how long they are."""
+    return http.method == "POST" and content_length(http) > 0
+
+
+def parts(http: HttpRequest) -> MultiValueDict[str, object]:
+    """The fields and files of a multipart form.
+
+    The parts are read by a parser of our own, under Django's limits. Django's parser reads the form again for the
+    handler, which may still choose its upload handlers.
+    """
+    if hasattr(http, "_files"):  # parsed already, as by the check of a CSRF token
+        fields, files = http.POST, http.FILES
+    else:
+        fields, files = _read_parts(http)
+    found: MultiValueDict[str, object] = MultiValueDict({name: [*values] for name, values in fields.lists()})
+    for name, uploads in files.lists():
+        found.setlist(name, found.getlist(name) + uploads)
+    return found
+
+
+def _read_parts(http: HttpRequest) -> tuple[Any, Any]:
+    keep_readable(http)
+    copy = None if hasattr(http, "_body") else _Copy(http)
+    stream: Any = BytesIO(http.body) if copy is None else copy
+    try:
+        parsed = MultiPartParser(http.META, stream, [_DigestHandler(http)], http.encoding).parse()
+    except (MultiPartParserError, SuspiciousOperation):
+        # As Django does it: the page that tells of the error looks at the form, which must not be parsed again for it.
+        http._mark_post_parse_error()  # type: ignore[attr-defined]
+        raise
+    if copy is not None:
+        copy.hand_back(http)
+    return parsed
+
+
+class _DigestHandler(FileUploadHandler):
+    """Takes the digest of each file, and keeps nothing of its content."""
+
+    def new_file(self, *args: Any, **kwargs: Any) -> None:
+        super().new_file(*args, **kwargs)
+        self.digest = hashlib.sha256()
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        self.digest.update(raw_data)
+
+    def file_complete(self, file_size: int) -> DigestedUpload:
+        return DigestedUpload(
+            self.digest.hexdigest(),
+            name=self.file_name,
+            content_type=self.content_type,
+            size=file_size,
+            charset=self.charset,
+        )
+
+
+class _Readable(Protocol):
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+class _Copy:
+    """The stream of a body that is too large for memory, copied to the disk while it is read."""
+
+    def __init__(self, source: _Readable) -> None:
+        self._source = source
+        self._copy = SpooledTemporaryFile(max_size=CHUNK)  # noqa: SIM115 - closed with the request
+
+    def read(self, size: int = CHUNK) -> bytes:
+        data = self._source.read(size)
+        self._copy.write(data)
+        return data
+
+    def hand_back(self, http: HttpRequest) -> None:
+        """Let the request be read from its beginning again."""
+        while self.read():
+            pass  # what follows the last boundary
+        self._copy.seek(0)
+        # Django has no public way to say this. These are the two attributes that its own read() and body look at.
+        http._stream = self._copy  # type: ignore[assignment]
+        http._read_started = False  # type: ignore[attr-defined]
+        weakref.finalize(http, self._copy.close)
