@@ -124,6 +124,10 @@ class IdempotencyRecord(models.Model):
             ("release_idempotencyrecord", "Can release a claim so that a retry runs"),
         ]
 
+    def __repr__(self) -> str:
+        # Without the account: a crash report shows the repr of whatever stands in a local variable.
+        return f"<{type(self).__name__} {self.pk} of operation {self.operation!r}: {self.status}>"
+
     def __str__(self) -> str:
         return f"{self.operation} of account {self.account_id}, attempt {self.attempt}: {self.status}"
 

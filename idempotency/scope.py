@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from .exceptions import AccountRequiredError
+from .keys import shorten
 
 MAX_ACCOUNT_LENGTH = 255
 
@@ -21,13 +22,17 @@ _PURPOSE = b"django-idempotency derived key v1"
 _CARRIED = re.compile(r"([0-9a-f]{32})\.[0-9a-f-]{36}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scope:
     """Who asked for what under which key."""
 
     account_id: str
     operation: str
     idempotency_key: str
+
+    def __repr__(self) -> str:
+        """Crash reports show it, so it tells neither the account nor the whole key."""
+        return f"<Scope of operation {self.operation!r}, key {shorten(self.idempotency_key)}>"
 
     def derive_key(self, name: str) -> UUID:
         """A key for one downstream call of the operation, ``name`` saying which.

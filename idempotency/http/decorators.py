@@ -20,6 +20,7 @@ from ..operation import Operation, operation_for
 from ..options import OperationPolicy
 from ..protocol.claims import alias
 from ..protocol.execution import as_atomic_request
+from .adapters import adapter_type_for
 from .exchange import exchange_for, is_running
 
 if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
@@ -199,7 +200,7 @@ def protected_operation(view_class: type, name: str) -> Operation | None:
 def _request_among(args: tuple[Any, ...]) -> Any | None:
     """The request: the first argument of a function, the second of a method."""
     for argument in args[:2]:
-        if isinstance(argument, HttpRequest) or hasattr(argument, "parser_context"):  # the latter is DRF's
+        if adapter_type_for(argument) is not None:
             return argument
     return None
 

@@ -102,9 +102,13 @@ class Exchange:
                 route=self.route,
                 query=self.meta.get("QUERY_STRING", ""),
             )
-            payload.request_hash  # noqa: B018 - computed here, where what can't be canonicalised is a 400
         except RecursionError as error:
             raise PayloadInvalidError("The payload is nested too deeply.") from error
+        try:
+            payload.request_hash  # noqa: B018 - computed here, where what can't be canonicalised is a 400
+        except TypeError as error:
+            # The frames that this comes from hold the payload in local variables, so they are left out of its report.
+            raise TypeError(str(error)) from None
         return payload
 
     def _run(self, claim: Claim) -> Any:

@@ -66,7 +66,9 @@ def claim(
     """
     declared = operation_for(operation, policy)
     scope = scope_of(declared.name, account_id, keys.validate_key(key))
-    held = acquire_or_wait(declared, scope, Payload(payload))
+    wrapped = Payload(payload)
+    del payload, key, account_id  # a crash report of the block would show them, as this frame's local variables
+    held = acquire_or_wait(declared, scope, wrapped)
     if isinstance(held, Outcome):
         yield Run(None, result_of(held))
         return

@@ -1,0 +1,131 @@
+"""What the report of a crash in a protected view shows: nothing more than that of the unprotected one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.test.client import encode_multipart
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.debug import ExceptionReporter
+from django.views.decorators.debug import sensitive_post_parameters
+
+from idempotency import PARK, Operation, claim, current_claim, idempotent
+from idempotency.fingerprint import Payload
+from idempotency.models import IdempotencyRecord
+from idempotency.outcome import Outcome
+from idempotency.scope import Scope
+from tests.http.views import CrashError
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(70)]
+
+CARD = "4111111111111111"
+KEY = "a-key-that-nobody-else-may-know"
+ACCOUNT = "account-of-somebody"
+BODIES = {
+    "form": (f"card={CARD}".encode(), "application/x-www-form-urlencoded"),
+    "json": (f'{{"card": "{CARD}"}}'.encode(), "application/json"),
+    "multipart": (encode_multipart("one", {"card": CARD}), "multipart/form-data; boundary=one"),
+}
+
+
+def crash(request: Any) -> HttpResponse:
+    raise CrashError
+
+
+def request_with(body: str) -> Any:
+    data, content_type = BODIES[body]
+    return RequestFactory().post("/", data, content_type=content_type, headers={"Idempotency-Key": KEY})
+
+
+def report_of(view: Callable[..., Any], body: str) -> str:
+    request = request_with(body)  # with nothing of it in a local variable, since this frame is reported too
+    try:
+        view(request)
+    except CrashError:
+        return ExceptionReporter(request, *sys.exc_info()).get_traceback_html()
+    raise AssertionError("the view was to crash")
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("policy", [{}, {"transaction": False, "recovery": PARK}], ids=["transaction", "autocommit"])
+def test_the_report_of_a_crash_hides_what_the_unprotected_views_report_hides(body: str, policy: dict[str, Any]) -> None:
+    plain = report_of(sensitive_post_parameters()(crash), body)
+    protected = idempotent("tests.crash", account=lambda request: ACCOUNT, **policy)(crash)
+    ours = report_of(sensitive_post_parameters()(protected), body)
+    assert CARD not in plain
+    for secret in (CARD, ACCOUNT):
+        assert secret not in ours
+    assert ours.count(KEY) == plain.count(KEY)  # Django shows the headers, whatever the view does
+
+
+def test_the_report_of_a_crash_in_a_method_hides_them_too() -> None:
+    class Crashing(View):
+        @method_decorator(sensitive_post_parameters())
+        def dispatch(self, *args: Any, **kwargs: Any) -> Any:
+            return super().dispatch(*args, **kwargs)
+
+        @idempotent("tests.crash", account=lambda request: ACCOUNT)
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return crash(request)
+
+    ours = report_of(Crashing.as_view(), "form")
+    assert CARD not in ours
+    assert ACCOUNT not in ours
+
+
+def test_a_payload_that_cannot_be_compared_is_not_shown() -> None:
+    class Opaque:
+        def __repr__(self) -> str:
+            return f"<Opaque {CARD}>"
+
+    @idempotent("tests.opaque", account=lambda request: ACCOUNT, command=lambda request: {"card": [Opaque()]})
+    def view(request: HttpRequest) -> HttpResponse:
+        raise NotImplementedError
+
+    request = RequestFactory().post("/", b"", content_type="text/plain", headers={"Idempotency-Key": KEY})
+    with pytest.raises(TypeError, match="can't be fingerprinted") as raised:
+        view(request)
+    report = ExceptionReporter(request, raised.type, raised.value, raised.tb).get_traceback_html()
+    assert CARD not in report
+
+
+def test_the_report_of_a_crash_in_a_block_hides_payload_and_key() -> None:
+    try:
+        with claim("tests.block", account_id=ACCOUNT, key=KEY[::-1], payload={"card": CARD[::-1]}):
+            raise CrashError
+    except CrashError:
+        report = ExceptionReporter(None, *sys.exc_info()).get_traceback_html()
+    frames_of_ours = report[report.index("idempotency/protocol") :]
+    # The source of this test is in the report as well, without the values that were computed.
+    for secret in (KEY[::-1], CARD[::-1]):
+        assert secret not in frames_of_ours
+
+
+def test_no_object_of_ours_shows_payload_body_key_or_account() -> None:
+    seen: list[Any] = []
+
+    @idempotent("tests.objects", account=lambda request: ACCOUNT)
+    def view(request: HttpRequest) -> HttpResponse:
+        claim = current_claim()
+        assert claim is not None
+        seen.extend([claim, claim.scope, claim.fence])
+        return HttpResponse(CARD)
+
+    view(request_with("json"))
+    shown = [
+        *seen,
+        IdempotencyRecord.objects.get(),
+        Payload({"card": CARD}, query=CARD),
+        Outcome(status=200, headers=(("Location", CARD),), body=CARD, reference=CARD),
+        Scope(ACCOUNT, "tests.objects", KEY),
+        Operation("tests.objects.too"),
+    ]
+    for thing in shown:
+        for secret in (CARD, KEY, ACCOUNT):
+            assert secret not in repr(thing)
