@@ -81,7 +81,7 @@ def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
 
 
 def _note(message: OutboxMessage, by: Any, reason: str) -> None:
-    audit.logger.info("Message %s on %s requeued by %s, reason: %r", message.message_id, message.topic, by, reason)
+    audit.note(f"Message {message.message_id} on {message.topic!r}", "requeued", by, reason)
 
 
 def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:

@@ -18,6 +18,15 @@ def require_name(by: Any) -> None:
         raise TypeError(f"by= names who decides: a user, or a str that is not empty, not {by!r}.")
 
 
+def note(subject: str, decision: str, by: Any, reason: str) -> None:
+    """Leave a line in the log.
+
+    :param subject: what was decided on, made of text that can't hold a control character or a line break.
+    """
+    # A user may choose the own name, and a person the reason: as literals, neither can break the line or forge a part.
+    logger.info("%s: %s by %r, reason: %r", subject, decision, str(by), reason)
+
+
 def enter(row: Model, title: str, decision: str, by: Any, reason: str) -> None:
     """Leave an entry in the admin's log, which the row's history shows, if a user decided and there is such a log."""
     if not apps.is_installed("django.contrib.admin") or not isinstance(by, get_user_model()):

@@ -173,7 +173,7 @@ def _resolve(
 
 
 def _announce(record: IdempotencyRecord, status: Status, verb: str, by: Any, reason: str) -> None:
-    audit.logger.info("%s, %s to %s: %s by %s, reason: %r", _named(record), _state(record), status, verb, by, reason)
+    audit.note(f"{_named(record)}, {_state(record)} to {status}", verb, by, reason)
     scope = record.scope
     signals.send(signals.recovered, registry.get(record.operation), scope, record.attempt, status=str(status))
 

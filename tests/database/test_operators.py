@@ -309,17 +309,29 @@ def test_a_decision_leaves_an_audit_entry(decision: str, caplog: pytest.LogCaptu
     assert (entry.user, entry.get_edited_object()) == (user, seen)
     assert entry.get_change_message().endswith(": asked the bank\nforged line")
     (line,) = [one.getMessage() for one in caplog.records if one.name == "idempotency.audit"]
-    assert "by olga, reason: 'asked the bank\\nforged line'" in line
+    assert "by 'olga', reason: 'asked the bank\\nforged line'" in line
     assert f"Record {seen.pk} (operation 'tests.operators.park', key a-rather…" in line
     assert "parked, attempt 1 to " in line
     assert "a-rather-long-key" not in line
     assert "secret" not in line + entry.change_message
 
 
+@pytest.mark.parametrize("forged", ["\n", "\r", "\x1b[2K", "\x85", "\u2028", "\u202e", "', reason: 'x"])
+def test_nothing_that_a_person_or_a_caller_named_forges_an_audit_line(
+    forged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "idempotency.audit")
+    seen = record(f"an{forged}operation", idempotency_key="k" * 9)
+    mark_not_executed(seen, by=f"ops{forged}", reason=f"asked{forged}")
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "idempotency.audit"]
+    assert line.isprintable()
+    assert line.endswith(f"marked not executed by {f'ops{forged}'!r}, reason: {f'asked{forged}'!r}")
+
+
 def test_who_is_no_user_leaves_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "idempotency.audit")
     mark_not_executed(record(), by="cron")
-    assert "marked not executed by cron" in caplog.text
+    assert "marked not executed by 'cron'" in caplog.text
     assert not LogEntry.objects.exists()
 
 
@@ -328,7 +340,7 @@ def test_without_the_admin_there_is_the_log_alone(settings: Any, caplog: pytest.
     user = User.objects.create(username="olga")
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django.contrib.admin"]
     mark_not_executed(record(), by=user)
-    assert "by olga" in caplog.text
+    assert "by 'olga'" in caplog.text
     assert not LogEntry.objects.exists()
 
 
