@@ -8,11 +8,12 @@ from importlib.util import find_spec
 
 from django.apps import AppConfig
 from django.utils.module_loading import autodiscover_modules
+from django.utils.translation import gettext_lazy as _
 
 
 class IdempotencyConfig(AppConfig):
     name = "idempotency"
-    verbose_name = "Idempotency"
+    verbose_name = _("Idempotency")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from django.db import models
 from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
 
 from .lifecycle import Status
 from .scope import Scope
@@ -44,6 +45,14 @@ class JSONTextField(models.TextField):  # type: ignore[type-arg]
         return (f"{sql}::text" if compiler.connection.vendor == "postgresql" else sql), params
 
 
+_STATUSES = [
+    (Status.IN_PROGRESS.value, _("in progress")),
+    (Status.COMPLETED.value, _("completed")),
+    (Status.RECOVERABLE.value, _("recoverable")),
+    (Status.PARKED.value, _("parked")),
+]
+
+
 class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
     """Records in the words of the design. Every time is the database's."""
 
@@ -78,27 +87,31 @@ class IdempotencyRecord(models.Model):
     """One logical operation: who asked for what under which key, who owns it now, and how it ended."""
 
     id = models.BigAutoField(primary_key=True)
-    account_id = BytewiseCharField(max_length=255)
-    operation = BytewiseCharField(max_length=255)
-    idempotency_key = BytewiseCharField(max_length=255)
-    request_hash = models.CharField(max_length=128)
-    status = models.CharField(max_length=16, choices=[(s.value, s.value.replace("_", " ")) for s in Status])
+    account_id = BytewiseCharField(_("account"), max_length=255)
+    operation = BytewiseCharField(_("operation"), max_length=255)
+    idempotency_key = BytewiseCharField(_("key"), max_length=255)
+    request_hash = models.CharField(_("payload's fingerprint"), max_length=128)
+    status = models.CharField(_("status"), max_length=16, choices=_STATUSES)
     #: The fencing number: 1 at the first claim, +1 at every further one, never reset.
-    attempt = models.PositiveIntegerField(default=1)
-    response_status = models.PositiveSmallIntegerField(null=True, blank=True)
+    attempt = models.PositiveIntegerField(_("attempt"), default=1)
+    response_status = models.PositiveSmallIntegerField(_("response status"), null=True, blank=True)
     #: A list of [name, value] pairs, so that a repeated header keeps its place.
-    response_headers = models.JSONField(null=True, blank=True)
-    response_body = JSONTextField(null=True, blank=True)
-    response_reference = models.TextField(null=True, blank=True)  # noqa: DJ001 - null is "none", "" is a reference
-    lease_expires_at = models.DateTimeField(null=True, blank=True)
-    expires_at = models.DateTimeField(db_index=True)
-    created_at = models.DateTimeField(db_default=Now())
-    completed_at = models.DateTimeField(null=True, blank=True)
+    response_headers = models.JSONField(_("response headers"), null=True, blank=True)
+    response_body = JSONTextField(_("response body"), null=True, blank=True)
+    response_reference = models.TextField(  # noqa: DJ001 - null is "none", "" is a reference
+        _("response reference"), null=True, blank=True
+    )
+    lease_expires_at = models.DateTimeField(_("lease ends at"), null=True, blank=True)
+    expires_at = models.DateTimeField(_("retention ends at"), db_index=True)
+    created_at = models.DateTimeField(_("created at"), db_default=Now())
+    completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
 
     objects: ClassVar[models.Manager[IdempotencyRecord]] = RecordQuerySet.as_manager()
 
     class Meta:
         db_table = "idempotency_record"
+        verbose_name = _("idempotency record")
+        verbose_name_plural = _("idempotency records")
         constraints: ClassVar = [
             # account_id leads: it is the distribution key of a partitioned table, and it names one caller's records.
             models.UniqueConstraint(
@@ -148,17 +161,19 @@ class IdempotencyStep(models.Model):
     """The result of one finished phase of an operation. Purged with its record."""
 
     id = models.BigAutoField(primary_key=True)
-    account_id = BytewiseCharField(max_length=255)
+    account_id = BytewiseCharField(_("account"), max_length=255)
     #: Not a foreign key: its check would cost every deletion a look-up, and a distributed table can't enforce it.
-    record_id = models.BigIntegerField()
-    name = BytewiseCharField(max_length=255)
-    result = JSONTextField()
-    created_at = models.DateTimeField(db_default=Now())
+    record_id = models.BigIntegerField(_("record"))
+    name = BytewiseCharField(_("name"), max_length=255)
+    result = JSONTextField(_("result"))
+    created_at = models.DateTimeField(_("created at"), db_default=Now())
 
     objects: ClassVar[models.Manager[IdempotencyStep]] = models.Manager()
 
     class Meta:
         db_table = "idempotency_step"
+        verbose_name = _("step")
+        verbose_name_plural = _("steps")
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["account_id", "record_id", "name"], name="idempotency_step_name"),
         ]
@@ -170,9 +185,9 @@ class IdempotencyStep(models.Model):
 class MessageStatus(models.TextChoices):
     """What has become of a message of the outbox. The values are what the database holds."""
 
-    PENDING = "pending"  # to be sent once it is due, or being sent while a relay's lease runs
-    SENT = "sent"  # the broker has confirmed it
-    DEAD = "dead"  # tried often enough; waits for somebody to requeue it
+    PENDING = "pending", _("pending")  # to be sent once it is due, or being sent while a relay's lease runs
+    SENT = "sent", _("sent")  # the broker has confirmed it
+    DEAD = "dead", _("dead")  # tried often enough; waits for somebody to requeue it
 
 
 class OutboxMessage(models.Model):
@@ -180,33 +195,35 @@ class OutboxMessage(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     #: The same on every attempt of the operation that publishes it, and the message's identity at the broker.
-    message_id = models.UUIDField(unique=True)
+    message_id = models.UUIDField(_("message id"), unique=True)
     #: Whose operation it belongs to; empty if it was published outside of one.
-    account_id = BytewiseCharField(max_length=255, blank=True, default="")
+    account_id = BytewiseCharField(_("account"), max_length=255, blank=True, default="")
     #: The key under which a consumer claims it.
-    idempotency_key = BytewiseCharField(max_length=255)
-    topic = models.CharField(max_length=255)
+    idempotency_key = BytewiseCharField(_("key"), max_length=255)
+    topic = models.CharField(_("topic"), max_length=255)
     #: The dotted path of what hands it to a broker.
-    sender = models.CharField(max_length=255)
-    payload = JSONTextField()
-    headers = models.JSONField(default=dict, blank=True)
+    sender = models.CharField(_("sender"), max_length=255)
+    payload = JSONTextField(_("payload"))
+    headers = models.JSONField(_("headers"), default=dict, blank=True)
     #: Messages with one ordering key are sent in the order in which they were written; empty asks for no order.
-    ordering_key = BytewiseCharField(max_length=255, blank=True, default="")
-    status = models.CharField(max_length=8, choices=MessageStatus.choices, default=MessageStatus.PENDING)
+    ordering_key = BytewiseCharField(_("ordering key"), max_length=255, blank=True, default="")
+    status = models.CharField(_("status"), max_length=8, choices=MessageStatus.choices, default=MessageStatus.PENDING)
     #: How often a relay has tried, or may have: counted before the try, because a relay can die in it. A count and not
     #: a fencing number: a try that did not take place is taken off again, and a requeued message starts at 0.
-    attempts = models.PositiveIntegerField(default=0)
-    next_try_at = models.DateTimeField(db_default=Now())
+    attempts = models.PositiveIntegerField(_("attempts"), default=0)
+    next_try_at = models.DateTimeField(_("next try at"), db_default=Now())
     #: Until when a relay that is sending it is presumed alive.
-    lease_expires_at = models.DateTimeField(null=True, blank=True)
-    error = models.TextField(blank=True, default="")
-    created_at = models.DateTimeField(db_default=Now())
-    sent_at = models.DateTimeField(null=True, blank=True)
+    lease_expires_at = models.DateTimeField(_("lease ends at"), null=True, blank=True)
+    error = models.TextField(_("last error"), blank=True, default="")
+    created_at = models.DateTimeField(_("created at"), db_default=Now())
+    sent_at = models.DateTimeField(_("sent at"), null=True, blank=True)
 
     objects: ClassVar[models.Manager[OutboxMessage]] = models.Manager()
 
     class Meta:
         db_table = "idempotency_outbox"
+        verbose_name = _("outbox message")
+        verbose_name_plural = _("outbox messages")
         indexes: ClassVar = [
             # What a relay, the backlog and the admin look for, among many that are sent and not purged yet. By due time
             # and never by id: a lower id may commit after a higher one was sent.
@@ -241,15 +258,17 @@ class IdempotencyCounter(models.Model):
     """How often something happened to an operation's records, added up over all processes. See ``counters.py``."""
 
     id = models.BigAutoField(primary_key=True)
-    operation = BytewiseCharField(max_length=255)
+    operation = BytewiseCharField(_("operation"), max_length=255)
     #: The name of the signal that is counted.
-    event = BytewiseCharField(max_length=32)
-    total = models.BigIntegerField(default=0)
+    event = BytewiseCharField(_("event"), max_length=32)
+    total = models.BigIntegerField(_("total"), default=0)
 
     objects: ClassVar[models.Manager[IdempotencyCounter]] = models.Manager()
 
     class Meta:
         db_table = "idempotency_counter"
+        verbose_name = _("counter")
+        verbose_name_plural = _("counters")
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["operation", "event"], name="idempotency_counter_event"),
         ]

@@ -1,222 +1,211 @@
-"""The admin's actions on stuck records: a page that says what it means, a form, and then ``upkeep.resolutions``."""
+"""What a person may decide in the admin: an action, the page that asks before it, and the buttons that lead there.
+
+The page shows what each row was when the person was asked. The decision is made on that state: what a row has become
+since is said, and left alone.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
-from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.utils import label_for_field, model_ngettext
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.text import capfirst
+from django.utils.translation import gettext
 
 from ..exceptions import IdempotencyError
-from ..lifecycle import Status
-from ..models import IdempotencyRecord
-from ..upkeep import resolutions
+from .display import ReadOnlyAdmin
+from .forms import ReasonForm
 
-if TYPE_CHECKING:
-    from .records import IdempotencyRecordAdmin
-
-#: As many as a person can look at on one page. For more there are the functions in ``upkeep.resolutions``.
+#: As many as a person can look at on one page. For more there are the functions that the actions call.
 MAX_DECIDED = 100
 
 
-class ReasonForm(forms.Form):
-    reason = forms.CharField(
-        max_length=500,
-        help_text="How you know. It is kept in the record's history and in the log.",
-        widget=forms.TextInput(attrs={"class": "vTextField"}),
-    )
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """Something that a person may decide about a row."""
 
-
-class ReleaseForm(ReasonForm):
-    force = forms.BooleanField(
-        required=False,
-        label="Live claims too",
-        help_text="Of operations that declare REEXECUTE, and of no others: their owner loses its lease, and what it "
-        "wrote is rolled back or carries the same derived keys as the retry.",
-    )
-
-
-class OutcomeForm(ReasonForm):
-    status = forms.IntegerField(min_value=200, max_value=599, initial=201)
-    content_type = forms.CharField(
-        max_length=255, initial="application/json", widget=forms.TextInput(attrs={"class": "vTextField"})
-    )
-    body = forms.CharField(
-        required=False,
-        strip=False,
-        help_text="What every retry is answered with, as it is.",
-        widget=forms.Textarea(attrs={"class": "vLargeTextField", "rows": 10}),
-    )
-    field_order = ("status", "content_type", "body", "reason")
-
-    def clean_content_type(self) -> str:
-        content_type: str = self.cleaned_data["content_type"]
-        if not content_type.isprintable() or not content_type.isascii():
-            raise forms.ValidationError("A header's value is made of visible ASCII characters.")
-        return content_type
-
-    def clean_body(self) -> str:
-        body: str = self.cleaned_data["body"].replace("\r\n", "\n")  # as a browser sends each line's end
-        if "json" in self.cleaned_data.get("content_type", ""):
-            try:
-                json.loads(body)
-            except ValueError as error:
-                raise forms.ValidationError(f"This is not JSON: {error}") from error
-        return body
-
-    def response(self) -> HttpResponse:
-        data = self.cleaned_data
-        return HttpResponse(data["body"].encode(), status=data["status"], content_type=data["content_type"])
-
-
-def page(shown: admin.ModelAdmin[Any], request: HttpRequest, template: str, **context: Any) -> TemplateResponse:
-    """The page that asks before something is decided, by a template that extends ``decision.html``."""
-    common = {
-        **shown.admin_site.each_context(request),
-        "opts": shown.opts,
-        "media": shown.media,
-        "checkbox_name": ACTION_CHECKBOX_NAME,
-    }
-    return TemplateResponse(request, template, {**common, **context})
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One of the actions."""
-
-    action: str
-    title: str
-    consequence: str
+    name: str
+    #: Of the action, its button and its page.
+    title: Any
+    #: What it means, in front of the form.
+    consequence: Any
+    #: ``resolve`` stands for the admin's method ``has_resolve_permission``.
+    permission: str
     form: type[ReasonForm]
-    decide: Callable[[IdempotencyRecord, Any, Any], None]
-    #: One record at a time: what is said of it can't be true of two.
+    #: Called with the row as it was seen, the form and the user. Raises what is shown to the person.
+    decide: Callable[[Any, Any, Any], None]
+    #: Whether there is anything to decide about a row that is in this status.
+    statuses: frozenset[str]
+    #: One row at a time: what is said of it can't be true of two.
     single: bool = False
 
+    def as_admin_action(self) -> Callable[..., HttpResponse | None]:
+        """The action as Django's admin takes it."""
 
-MARK_NOT_EXECUTED = Kind(
-    "mark_not_executed",
-    "Mark as not executed",
-    "You know that these operations did not take effect, and that no late call will still arrive. The next retry of "
-    "each runs it. If you are wrong, it takes effect twice.",
-    ReasonForm,
-    lambda record, form, by: resolutions.mark_not_executed(record, by=by, reason=form.cleaned_data["reason"]),
-)
-RECORD_OUTCOME = Kind(
-    "record_outcome",
-    "Record an outcome",
-    "You know that this operation took effect, and how it ended. Every retry is answered with what you enter here, as "
-    "if the operation had answered so. It never runs again.",
-    OutcomeForm,
-    lambda record, form, by: resolutions.record_outcome(
-        record, form.response(), by=by, reason=form.cleaned_data["reason"]
-    ),
-    single=True,
-)
-RELEASE = Kind(
-    "release",
-    "Release",
-    "The next retry of each of these operations runs it at once, whatever it declares about recovery. If one has taken "
-    "effect or still will, and is not safe to run again, it takes effect twice.",
-    ReleaseForm,
-    lambda record, form, by: resolutions.release(
-        record, by=by, reason=form.cleaned_data["reason"], force=form.cleaned_data["force"]
-    ),
-)
+        def respond(shown: DecisionAdmin, request: HttpRequest, selected: QuerySet[Any]) -> HttpResponse | None:
+            return DecisionPage(shown, request, self).respond(selected)
+
+        respond.__name__ = self.name
+        return admin.action(description=self.title, permissions=[self.permission])(respond)
+
+
+class DecisionAdmin(ReadOnlyAdmin):
+    """An admin whose rows are not edited, but decided about."""
+
+    change_form_template = "admin/idempotency/change_form.html"
+
+    decisions: ClassVar[tuple[Action, ...]]
+    #: What the page that asks shows of a row, as in ``list_display``.
+    decision_columns: ClassVar[tuple[str, ...]]
+    #: The column that counts how often the row was tried.
+    attempt_column: ClassVar[str]
+
+    def explain(self, row: Any) -> list[Any]:
+        """What is known of the row's state, and what to do next: sentences, each a paragraph."""
+        raise NotImplementedError
+
+    def badge(self, row: Any) -> Any:
+        """The row's state at a glance."""
+        raise NotImplementedError
+
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Any = None,
+    ) -> HttpResponse:
+        permitted = self.get_actions(request)
+        context |= {
+            "badge": self.badge(obj),
+            "explanation": self.explain(obj),
+            "offered": [one for one in self.decisions if obj.status in one.statuses and one.name in permitted],
+            "checkbox_name": ACTION_CHECKBOX_NAME,
+        }
+        return super().render_change_form(request, context, add, change, form_url, obj)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a record was when a person was asked about it. They decided on that, and on nothing it became since."""
+    """What a row was when a person was asked about it. They decided on that, and on nothing it became since."""
 
     pk: int
     attempt: int
-    status: Status
+    status: str
 
     @property
     def token(self) -> str:
         return f"{self.pk}:{self.attempt}:{self.status}"
 
     @classmethod
-    def parse(cls, token: str) -> Seen:
-        try:
-            pk, attempt, status = token.split(":")
-            return cls(int(pk), int(attempt), Status(status))
-        except ValueError as error:
-            raise BadRequest(f"{token!r} names no record and its state.") from error
+    def parse(cls, token: str, statuses: frozenset[str]) -> Seen:
+        pk, _, rest = token.partition(":")
+        attempt, _, status = rest.partition(":")
+        if not pk.isdecimal() or not attempt.isdecimal() or status not in statuses:
+            raise BadRequest(f"{token!r} names no row and its state.")
+        return cls(int(pk), int(attempt), status)
 
 
-class Decision:
+class DecisionPage:
     """One request of an action: the page that asks, or the decision itself."""
 
-    def __init__(self, records: IdempotencyRecordAdmin, request: HttpRequest, kind: Kind) -> None:
-        self.records = records
+    def __init__(self, shown: DecisionAdmin, request: HttpRequest, action: Action) -> None:
+        self.shown = shown
+        self.opts = shown.opts
         self.request = request
-        self.kind = kind
+        self.action = action
 
-    def respond(self, selected: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
+    def respond(self, selected: QuerySet[Any]) -> HttpResponse | None:
         """None sends the person back to the list."""
         if "decided" not in self.request.POST:
-            found = list(selected[: MAX_DECIDED + 1])
-            limit = 1 if self.kind.single else MAX_DECIDED
-            if len(found) > limit:
-                self._say(f"{self.kind.title}: select up to {limit} at a time.", messages.ERROR)
-                return None
-            return self._ask(found, self.kind.form())
-        # Not from the selection, which is filtered anew: a record that was resolved meanwhile may not be in it any
-        # more, and that has to be said.
-        seen = [Seen.parse(token) for token in self.request.POST.getlist("seen")]
-        form = self.kind.form(self.request.POST)
+            return self._ask_first(selected)
+        # Not from the selection, which is filtered anew: a row that was resolved meanwhile may not be in it any more,
+        # and that has to be said.
+        statuses = frozenset(value for value, _ in self.opts.get_field("status").choices)  # type: ignore[union-attr]
+        seen = [Seen.parse(token, statuses) for token in self.request.POST.getlist("seen")][:MAX_DECIDED]
+        found = self._find(seen)
+        form = self.action.form(self.request.POST)
         if not form.is_valid():
-            return self._ask(list(self._found(seen).values()), form)
-        found_now = self._found(seen)
-        decided = sum(self._decide(one, found_now.get(one.pk), form) for one in seen[:MAX_DECIDED])
+            return self._ask(list(found.values()), form)
+        decided = sum(self._decide(one, found.get(one.pk), form) for one in seen)
         if decided:
-            self._say(f"{self.kind.title}: {decided} record{'' if decided == 1 else 's'}.", messages.SUCCESS)
-        return None
+            said = {"action": self.action.title, "count": decided, "items": model_ngettext(self.opts, decided)}
+            self._say(gettext("%(action)s: %(count)d %(items)s.") % said, messages.SUCCESS)
+        return HttpResponseRedirect(self._origin(list(found))) if self._came_from_page and found else None
 
-    def _found(self, seen: list[Seen]) -> dict[int, IdempotencyRecord]:
-        """The records as they are, but in the state that they were seen in."""
-        found = self.records.get_queryset(self.request).in_bulk([one.pk for one in seen[:MAX_DECIDED]])
+    def _ask_first(self, selected: QuerySet[Any]) -> HttpResponse | None:
+        found = list(selected[: MAX_DECIDED + 1])
+        limit = 1 if self.action.single else MAX_DECIDED
+        if len(found) > limit:
+            said = {"action": self.action.title, "limit": limit}
+            self._say(gettext("%(action)s: select up to %(limit)d at a time.") % said, messages.ERROR)
+            return None
+        return self._ask(found, self.action.form())
+
+    def _find(self, seen: list[Seen]) -> dict[int, Any]:
+        """The rows as they are, but in the state that they were seen in."""
+        found: dict[int, Any] = self.shown.get_queryset(self.request).in_bulk([one.pk for one in seen])
         for one in seen:
             if one.pk in found:
-                found[one.pk].attempt, found[one.pk].status = one.attempt, one.status
+                setattr(found[one.pk], self.shown.attempt_column, one.attempt)
+                found[one.pk].status = one.status
         return found
 
-    def _decide(self, seen: Seen, record: IdempotencyRecord | None, form: ReasonForm) -> bool:
-        if record is None:
-            self._say(f"Record {seen.pk} is gone: it was purged.", messages.ERROR)
+    def _decide(self, seen: Seen, row: Any, form: ReasonForm) -> bool:
+        if row is None:
+            said = {"name": capfirst(self.opts.verbose_name), "pk": seen.pk}
+            self._say(gettext("%(name)s %(pk)d is gone: it was purged.") % said, messages.ERROR)
             return False
         try:
-            self.kind.decide(record, form, self.request.user)
+            self.action.decide(row, form, self.request.user)
         except (IdempotencyError, ImproperlyConfigured, ValueError) as error:
             self._say(str(error), messages.ERROR)
             return False
         return True
 
     def _say(self, message: str, level: int) -> None:
-        self.records.message_user(self.request, message, level)
+        self.shown.message_user(self.request, message, level)
 
-    def _ask(self, found: list[IdempotencyRecord], form: ReasonForm) -> HttpResponse:
-        columns = (self.records.state, lambda record: record.attempt, self.records.age, self.records.lease)
-        return page(
-            self.records,
-            self.request,
-            "admin/idempotency/idempotencyrecord/decide.html",
-            title=self.kind.title,
-            consequence=self.kind.consequence,
-            action=self.kind.action,
-            seen=[Seen(record.pk, record.attempt, Status(record.status)) for record in found],
-            rows=[
-                (record.operation, record.account_id, record.idempotency_key, *(of(record) for of in columns))
-                for record in found
-            ],
-            form=form,
-        )
+    def _ask(self, found: list[Any], form: ReasonForm) -> HttpResponse:
+        columns = self.shown.decision_columns
+        context = {
+            **self.shown.admin_site.each_context(self.request),
+            "opts": self.opts,
+            "media": self.shown.media,
+            "checkbox_name": ACTION_CHECKBOX_NAME,
+            "title": self.action.title,
+            "action": self.action,
+            "headings": [capfirst(str(label_for_field(name, self.opts.model, self.shown))) for name in columns],
+            "rows": [[self._cell(row, name) for name in columns] for row in found],
+            "seen": [Seen(row.pk, getattr(row, self.shown.attempt_column), row.status) for row in found],
+            "form": form,
+            "came_from": "page" if self._came_from_page else "",
+            "back": self._origin([row.pk for row in found]),
+        }
+        return TemplateResponse(self.request, "admin/idempotency/decide.html", context)
+
+    def _cell(self, row: Any, name: str) -> Any:
+        return getattr(self.shown, name)(row) if hasattr(self.shown, name) else getattr(row, name)
+
+    @property
+    def _came_from_page(self) -> bool:
+        """Whether a button on a row's own page led here, and not an action of the list."""
+        return self.request.POST.get("came_from") == "page"
+
+    def _origin(self, pks: list[int]) -> str:
+        """Where the person came from: the row's own page, or the list with its filters."""
+        if self._came_from_page and pks:
+            name = f"admin:idempotency_{self.opts.model_name}_change"
+            return reverse(name, args=pks[:1], current_app=self.shown.admin_site.name)
+        return self.request.get_full_path()

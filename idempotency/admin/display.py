@@ -1,4 +1,4 @@
-"""How the admin shows what it shows, whichever table it is of: durations, long texts, as many rows as are bearable."""
+"""Presentation shared by the admin's pages: badges, durations, long texts, bounded lists."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 if TYPE_CHECKING:
     AnyModelAdmin = admin.ModelAdmin[Any]
@@ -46,6 +48,9 @@ class ReadOnlyAdmin(AnyModelAdmin):
     show_facets = admin.ShowFacets.NEVER  # each would be a count of the whole table
     paginator = BoundedPaginator
 
+    class Media:
+        css: ClassVar = {"all": ["idempotency/admin.css"]}
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
@@ -63,16 +68,16 @@ class ReadOnlyAdmin(AnyModelAdmin):
 class StateFilter(admin.SimpleListFilter):
     """By a state that is not a column alone."""
 
-    title = "state"
+    title = _("state")
     parameter_name = "state"
     #: By name in the URL: the label of a state, and how its rows are found.
-    states: ClassVar[Mapping[str, tuple[str, Callable[[Any], Any]]]]
+    states: ClassVar[Mapping[str, tuple[Any, Callable[[Any], Any]]]]
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        return [(name, label) for name, (label, _) in self.states.items()]
+        return [(name, label) for name, (label, choose) in self.states.items()]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        _, choose = self.states.get(self.value() or "", ("", None))
+        _label, choose = self.states.get(self.value() or "", ("", None))
         return queryset if choose is None else choose(queryset)
 
 
@@ -81,7 +86,28 @@ def time_left(row: Any, until: datetime | None) -> timedelta:
     return timedelta(0) if until is None else until - row.database_time
 
 
-def written(duration: timedelta) -> str:
+def show_badge(kind: str, label: Any) -> SafeString:
+    """A state at a glance. Its words say all that its colour says.
+
+    :param kind: ``done``, ``waiting``, ``stuck`` or empty, which decides the colour.
+    """
+    return format_html('<span class="idempotency-state idempotency-{}">{}</span>', kind or "plain", label)
+
+
+def show_with_detail(shown: Any, *details: Any) -> SafeString:
+    """Something, and below it in small letters what else is known."""
+    below = ", ".join(str(detail) for detail in details if detail)
+    return format_html('{} <span class="idempotency-detail">{}</span>', shown, below) if below else shown
+
+
+def format_time_left(left: timedelta) -> str:
+    """ "5 min left", or "over for 3 s"."""
+    if left > timedelta(0):
+        return gettext("%(duration)s left") % {"duration": format_duration(left)}
+    return gettext("over for %(duration)s") % {"duration": format_duration(-left)}
+
+
+def format_duration(duration: timedelta) -> str:
     """A duration in its two largest units: "2 d 3 h", "1 min 5 s"."""
     seconds = max(0, round(duration.total_seconds()))
     parts: list[tuple[int, str]] = []
@@ -92,9 +118,13 @@ def written(duration: timedelta) -> str:
     return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count) or "0 s"
 
 
-def preformatted(text: str | None) -> str | SafeString:
+def show_text(text: str | None) -> str | SafeString:
     if not text:
         return NONE
     left_out = len(text) - MAX_SHOWN
-    shown = text if left_out <= 0 else f"{text[:MAX_SHOWN]}… ({left_out} more characters)"
-    return format_html('<pre style="margin: 0; white-space: pre-wrap">{}</pre>', shown)
+    if left_out > 0:
+        text = gettext("%(beginning)s… (%(count)d more characters)") % {
+            "beginning": text[:MAX_SHOWN],
+            "count": left_out,
+        }
+    return format_html('<pre style="margin: 0; white-space: pre-wrap; overflow-wrap: anywhere">{}</pre>', text)

@@ -1,8 +1,8 @@
 """The outbox in the admin: which messages wait and for how long, why one is dead, and having it tried again.
 
-Nothing is edited. Requeueing goes through ``messages.requeue``, after a page that says what it means, and with the
-permission ``idempotency.requeue_outboxmessage``. Payloads and headers may hold secrets: they are loaded for, and shown
-to, nobody without the permission ``idempotency.view_payload``.
+Nothing is edited. Requeueing goes through ``outbox.backlog.requeue``, after a page that says what it means, and with
+the permission ``idempotency.requeue_outboxmessage``. Payloads and headers may hold secrets: they are loaded for, and
+shown to, nobody without the permission ``idempotency.view_payload``.
 
 The table holds all that was sent within ``TTL``, so nothing here counts it whole or sorts it by a column without index.
 """
@@ -14,32 +14,34 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from django import forms
 from django.contrib import admin
-from django.contrib import messages as notes
-from django.core.exceptions import BadRequest
 from django.db.models import QuerySet
 from django.db.models.functions import Now
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
 
 from ..models import MessageStatus, OutboxMessage
 from ..outbox import alias
-from ..outbox.backlog import requeue
-from ..upkeep.resolutions import ResolutionRefusedError
-from .decisions import MAX_DECIDED, ReasonForm, page
-from .display import NONE, ReadOnlyAdmin, StateFilter, preformatted, time_left, written
+from .actions import REQUEUE
+from .decisions import DecisionAdmin
+from .display import NONE, StateFilter, format_duration, show_badge, show_text, show_with_detail, time_left
+from .explanations import explain_message
 
 _SECRET_FIELDS = ("payload", "headers")
 
-_STATES: dict[str, tuple[str, Callable[[QuerySet[OutboxMessage]], QuerySet[OutboxMessage]]]] = {
-    "due": ("pending, due", lambda found: found.filter(status=MessageStatus.PENDING, next_try_at__lte=Now())),
+_STATES: dict[str, tuple[Any, Callable[[QuerySet[OutboxMessage]], QuerySet[OutboxMessage]]]] = {
+    "due": (_("pending, due"), lambda found: found.filter(status=MessageStatus.PENDING, next_try_at__lte=Now())),
     "waiting": (
-        "pending, not due yet",
+        _("pending, not due yet"),
         lambda found: found.filter(status=MessageStatus.PENDING, next_try_at__gt=Now()),
     ),
-    "dead": ("dead", lambda found: found.filter(status=MessageStatus.DEAD)),
-    "sent": ("sent", lambda found: found.filter(status=MessageStatus.SENT)),
+    "dead": (_("dead"), lambda found: found.filter(status=MessageStatus.DEAD)),
+    "sent": (_("sent"), lambda found: found.filter(status=MessageStatus.SENT)),
 }
+
+#: How the badge of a state is coloured.
+_BADGES = {"waiting": "", "due": "waiting", "dead": "stuck", "sent": "done"}
 
 
 class MessageStatusFilter(StateFilter):
@@ -47,60 +49,23 @@ class MessageStatusFilter(StateFilter):
 
 
 @admin.register(OutboxMessage)
-class OutboxMessageAdmin(ReadOnlyAdmin):
-    list_display = ("message_id", "topic", "account_id", "current_state", "attempts", "age", "next_try", "ordering_key")
+class OutboxMessageAdmin(DecisionAdmin):
+    list_display = ("message_id", "state_and_tries", "what", "age")
     list_filter = (MessageStatusFilter,)
     search_fields = ("message_id",)  # how they are searched: get_search_results()
-    search_help_text = "A message's id, or the key that its consumer claims, which ends in it."
+    search_help_text = _("A message's id, or the key that its consumer claims, which ends in it.")
     ordering = ("-id",)
     sortable_by = ()
-    actions = ("requeue",)
+    decisions = (REQUEUE,)
+    actions = tuple(action.as_admin_action() for action in decisions)
+    decision_columns = ("topic", "message_id", "current_state", "error")
+    attempt_column = "attempts"
 
-    @admin.action(description="Requeue", permissions=["requeue"])
-    def requeue(self, request: HttpRequest, queryset: QuerySet[OutboxMessage]) -> HttpResponse | None:
-        if "decided" not in request.POST:
-            found = list(queryset[: MAX_DECIDED + 1])
-            if len(found) > MAX_DECIDED:
-                self.message_user(request, f"Requeue: select up to {MAX_DECIDED} at a time.", notes.ERROR)
-                return None
-            return self._ask(request, found, ReasonForm())
-        form = ReasonForm(request.POST)
-        try:
-            seen = [int(token) for token in request.POST.getlist("seen")][:MAX_DECIDED]
-        except ValueError as error:
-            raise BadRequest("The form names no messages.") from error
-        # Not from the selection, which is filtered anew: a message that was sent meanwhile may not be in it any more,
-        # and that has to be said.
-        found_now = self.get_queryset(request).in_bulk(seen)
-        if not form.is_valid():
-            return self._ask(request, list(found_now.values()), form)
-        decided = sum(self._requeue(request, pk, found_now.get(pk), form) for pk in seen)
-        if decided:
-            self.message_user(request, f"Requeue: {decided} message{'' if decided == 1 else 's'}.", notes.SUCCESS)
-        return None
+    def explain(self, row: OutboxMessage) -> list[Any]:
+        return explain_message(row)
 
-    def _requeue(self, request: HttpRequest, pk: int, message: OutboxMessage | None, form: forms.Form) -> bool:
-        if message is None:
-            self.message_user(request, f"Message {pk} is gone: it was purged.", notes.ERROR)
-            return False
-        try:
-            requeue(message, by=request.user, reason=form.cleaned_data["reason"])
-        except ResolutionRefusedError as error:
-            self.message_user(request, str(error), notes.ERROR)
-            return False
-        return True
-
-    def _ask(self, request: HttpRequest, found: list[OutboxMessage], form: forms.Form) -> HttpResponse:
-        return page(
-            self,
-            request,
-            "admin/idempotency/outboxmessage/requeue.html",
-            title="Requeue",
-            action="requeue",
-            seen=[{"token": str(message.pk), "pk": message.pk} for message in found],
-            rows=[(message.topic, message.message_id, self.current_state(message), message.error) for message in found],
-            form=form,
-        )
+    def badge(self, row: OutboxMessage) -> Any:
+        return self.current_state(row)
 
     def has_requeue_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("idempotency.requeue_outboxmessage")
@@ -133,39 +98,57 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
             content += ["all_headers", "content"]
         return [
             (None, {"fields": ["message_id", "account_id", "idempotency_key"]}),
-            ("State", {"fields": ["current_state", "attempts", "age", "next_try", "last_error"]}),
-            ("Times", {"fields": ["created_at", "next_try_at", "lease_expires_at", "sent_at"]}),
-            ("Message", {"fields": content}),
+            (_("State"), {"fields": ["attempts", "age", "next_try", "last_error"]}),
+            (_("Times"), {"fields": ["created_at", "next_try_at", "lease_expires_at", "sent_at"]}),
+            (_("Message"), {"fields": content}),
         ]
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def current_state(self, message: OutboxMessage) -> str:
-        if message.status != MessageStatus.PENDING:
-            return message.status
-        if message.lease_expires_at is not None:
-            held = time_left(message, message.lease_expires_at) > timedelta(0)
-            return "being sent" if held else "pending, its relay disappeared"
-        return _STATES["waiting" if time_left(message, message.next_try_at) > timedelta(0) else "due"][0]
+        if message.status == MessageStatus.PENDING and message.lease_expires_at is not None:
+            if time_left(message, message.lease_expires_at) > timedelta(0):
+                return show_badge("", gettext("being sent"))
+            return show_badge("waiting", gettext("pending, its relay disappeared"))
+        name: str = message.status
+        if message.status == MessageStatus.PENDING:
+            name = "waiting" if time_left(message, message.next_try_at) > timedelta(0) else "due"
+        return show_badge(_BADGES[name], _STATES[name][0])
 
-    @admin.display(description="age")
+    @admin.display(description=_("state"))
+    def state_and_tries(self, message: OutboxMessage) -> str:
+        """What the list shows in one column, because a screen has room for few."""
+        next_try, tries = self.next_try(message), ""
+        if message.attempts:
+            tries = ngettext("%(count)d try", "%(count)d tries", message.attempts) % {"count": message.attempts}
+        return show_with_detail(self.current_state(message), tries, "" if next_try == NONE else next_try)
+
+    @admin.display(description=_("topic"))
+    def what(self, message: OutboxMessage) -> str:
+        account = message.account_id and gettext("account %(account)s") % {"account": message.account_id}
+        order = message.ordering_key and gettext("in the order of %(key)s") % {"key": message.ordering_key}
+        return show_with_detail(message.topic, account, order)
+
+    @admin.display(description=_("age"))
     def age(self, message: OutboxMessage) -> str:
-        return written(-time_left(message, message.created_at))
+        return format_duration(-time_left(message, message.created_at))
 
-    @admin.display(description="next try")
+    @admin.display(description=_("next try"))
     def next_try(self, message: OutboxMessage) -> str:
         if message.status != MessageStatus.PENDING:
             return NONE
         left = time_left(message, message.next_try_at)
-        return f"in {written(left)}" if left > timedelta(0) else f"due for {written(-left)}"
+        if left > timedelta(0):
+            return gettext("in %(duration)s") % {"duration": format_duration(left)}
+        return gettext("due for %(duration)s") % {"duration": format_duration(-left)}
 
-    @admin.display(description="last error")
+    @admin.display(description=_("last error"))
     def last_error(self, message: OutboxMessage) -> str:
-        return preformatted(message.error)
+        return show_text(message.error)
 
-    @admin.display(description="headers")
+    @admin.display(description=_("headers"))
     def all_headers(self, message: OutboxMessage) -> str:
-        return preformatted("\n".join(f"{name}: {value}" for name, value in message.headers.items()))
+        return show_text("\n".join(f"{name}: {value}" for name, value in message.headers.items()))
 
-    @admin.display(description="payload")
+    @admin.display(description=_("payload"))
     def content(self, message: OutboxMessage) -> str:
-        return preformatted(message.payload)
+        return show_text(message.payload)

@@ -19,26 +19,44 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from ..lifecycle import Status
-from ..models import IdempotencyRecord, RecordQuerySet
+from ..models import IdempotencyCounter, IdempotencyRecord, RecordQuerySet
 from ..operation import registry
 from ..protocol.claims import alias
-from . import messages  # noqa: F401 - registers the outbox
-from .decisions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, Decision
-from .display import NONE, ReadOnlyAdmin, StateFilter, preformatted, time_left, written
+from .actions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE
+from .decisions import DecisionAdmin
+from .display import (
+    NONE,
+    StateFilter,
+    format_duration,
+    format_time_left,
+    show_badge,
+    show_text,
+    show_with_detail,
+    time_left,
+)
+from .explanations import explain_record
 
 _RESPONSE_FIELDS = ("response_headers", "response_body", "response_reference")
 
-_STATES: dict[str, tuple[str, Callable[[RecordQuerySet], RecordQuerySet]]] = {
-    "live": ("in progress, lease running", RecordQuerySet.live),
-    "abandoned": ("in progress, lease over", RecordQuerySet.abandoned),
-    "completed": ("completed", RecordQuerySet.completed),
-    "recoverable": ("recoverable", RecordQuerySet.recoverable),
-    "parked": ("parked: outcome unknown", RecordQuerySet.parked),
-    "past_retention": ("past retention", RecordQuerySet.past_retention),
+#: More operations than this are not offered as a filter. Nobody reads a longer list.
+MAX_OPERATIONS = 500
+
+_STATES: dict[str, tuple[Any, Callable[[RecordQuerySet], RecordQuerySet]]] = {
+    "live": (_("in progress, lease running"), RecordQuerySet.live),
+    "abandoned": (_("in progress, lease over"), RecordQuerySet.abandoned),
+    "completed": (_("completed"), RecordQuerySet.completed),
+    "recoverable": (_("recoverable"), RecordQuerySet.recoverable),
+    "parked": (_("parked"), RecordQuerySet.parked),
+    "past_retention": (_("past retention"), RecordQuerySet.past_retention),
 }
+
+#: How the badge of a state is coloured. A claim that is alive needs nobody's attention.
+_BADGES = {"abandoned": "waiting", "completed": "done", "recoverable": "waiting", "parked": "stuck"}
 
 
 class RecordStateFilter(StateFilter):
@@ -46,13 +64,20 @@ class RecordStateFilter(StateFilter):
 
 
 class OperationFilter(admin.SimpleListFilter):
-    """By the operations that are declared. The names in the table would take a scan of it to find."""
+    """By the operations that are declared in this process, and by those that any process has counted something of.
 
-    title = "operation"
+    The names in the table itself would take a scan of it to find. The table of counters has a few rows an operation.
+    """
+
+    title = _("operation")
     parameter_name = "operation"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        return [(name, name) for name in sorted(operation.name for operation in registry)]
+        counted = IdempotencyCounter.objects.using(alias()).exclude(operation="")
+        names = set(counted.order_by("operation").values_list("operation", flat=True).distinct()[:MAX_OPERATIONS])
+        names |= {operation.name for operation in registry}
+        names |= {name for name in request.GET.getlist(self.parameter_name) if name}
+        return [(name, name) for name in sorted(names)]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         name = self.value()
@@ -60,28 +85,25 @@ class OperationFilter(admin.SimpleListFilter):
 
 
 @admin.register(IdempotencyRecord)
-class IdempotencyRecordAdmin(ReadOnlyAdmin):
-    list_display = ("idempotency_key", "account_id", "operation", "state", "attempt", "age", "lease", "retention")
+class IdempotencyRecordAdmin(DecisionAdmin):
+    list_display = ("idempotency_key", "state_and_lease", "who", "age", "retention")
     list_filter = (RecordStateFilter, OperationFilter)
     search_fields = ("idempotency_key", "account_id")  # how they are searched: get_search_results()
-    search_help_text = (
+    search_help_text = _(
         'A key, an account, or "account key", which is the fastest. If there is none like it: the beginning of a key.'
     )
     ordering = ("-id",)
     sortable_by = ("retention",)
-    actions = ("mark_not_executed", "record_outcome", "release")
+    decisions = (MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE)
+    actions = tuple(action.as_admin_action() for action in decisions)
+    decision_columns = ("operation", "account_id", "idempotency_key", "state", "attempt", "age", "lease")
+    attempt_column = "attempt"
 
-    @admin.action(description="Mark as not executed", permissions=["resolve"])
-    def mark_not_executed(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
-        return Decision(self, request, MARK_NOT_EXECUTED).respond(queryset)
+    def explain(self, row: IdempotencyRecord) -> list[Any]:
+        return explain_record(row)
 
-    @admin.action(description="Record an outcome", permissions=["resolve"])
-    def record_outcome(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
-        return Decision(self, request, RECORD_OUTCOME).respond(queryset)
-
-    @admin.action(description="Release", permissions=["release"])
-    def release(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
-        return Decision(self, request, RELEASE).respond(queryset)
+    def badge(self, row: IdempotencyRecord) -> Any:
+        return self.state(row)
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("idempotency.resolve_idempotencyrecord")
@@ -125,43 +147,56 @@ class IdempotencyRecordAdmin(ReadOnlyAdmin):
             response += ["headers", "reference", "body"]
         return [
             (None, {"fields": ["account_id", "operation", "idempotency_key", "request_hash"]}),
-            ("State", {"fields": ["state", "attempt", "age", "lease", "retention"]}),
-            ("Times", {"fields": ["created_at", "completed_at", "lease_expires_at", "expires_at"]}),
-            ("Response", {"fields": response}),
+            (_("State"), {"fields": ["attempt", "age", "lease", "retention"]}),
+            (_("Times"), {"fields": ["created_at", "completed_at", "lease_expires_at", "expires_at"]}),
+            (_("Response"), {"fields": response}),
         ]
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def state(self, record: IdempotencyRecord) -> str:
-        if record.status == Status.COMPLETED:
-            return f"completed, {record.response_status}"
+        name: str = record.status
         if record.status == Status.IN_PROGRESS:
-            return _STATES["live" if time_left(record, record.lease_expires_at) > timedelta(0) else "abandoned"][0]
-        return _STATES["parked" if record.status == Status.PARKED else "recoverable"][0]
+            name = "live" if time_left(record, record.lease_expires_at) > timedelta(0) else "abandoned"
+        label = _STATES[name][0]
+        if record.status == Status.COMPLETED:
+            label = f"{label}, {record.response_status}"
+        return show_badge(_BADGES.get(name, ""), label)
 
-    @admin.display(description="age")
+    @admin.display(description=_("state"))
+    def state_and_lease(self, record: IdempotencyRecord) -> str:
+        """What the list shows in one column, because a screen has room for few."""
+        lease, attempt = self.lease(record), ""
+        if record.attempt > 1:
+            attempt = gettext("attempt %(attempt)d") % {"attempt": record.attempt}
+        return show_with_detail(self.state(record), attempt, "" if lease == NONE else lease)
+
+    @admin.display(description=_("operation"))
+    def who(self, record: IdempotencyRecord) -> str:
+        account = gettext("account %(account)s") % {"account": record.account_id}
+        return show_with_detail(record.operation, account)
+
+    @admin.display(description=_("age"))
     def age(self, record: IdempotencyRecord) -> str:
-        return written(-time_left(record, record.created_at))
+        return format_duration(-time_left(record, record.created_at))
 
-    @admin.display(description="lease")
+    @admin.display(description=_("lease"))
     def lease(self, record: IdempotencyRecord) -> str:
         if record.status != Status.IN_PROGRESS or record.lease_expires_at is None:
             return NONE
-        left = time_left(record, record.lease_expires_at)
-        return f"{written(left)} left" if left > timedelta(0) else f"over for {written(-left)}"
+        return format_time_left(time_left(record, record.lease_expires_at))
 
-    @admin.display(description="retention", ordering="expires_at")
+    @admin.display(description=_("retention"), ordering="expires_at")
     def retention(self, record: IdempotencyRecord) -> str:
-        left = time_left(record, record.expires_at)
-        return f"{written(left)} left" if left > timedelta(0) else f"over for {written(-left)}"
+        return format_time_left(time_left(record, record.expires_at))
 
-    @admin.display(description="headers")
+    @admin.display(description=_("headers"))
     def headers(self, record: IdempotencyRecord) -> str:
-        return preformatted("\n".join(f"{name}: {value}" for name, value in record.response_headers or ()))
+        return show_text("\n".join(f"{name}: {value}" for name, value in record.response_headers or ()))
 
-    @admin.display(description="reference")
+    @admin.display(description=_("reference"))
     def reference(self, record: IdempotencyRecord) -> str:
-        return preformatted(record.response_reference)
+        return show_text(record.response_reference)
 
-    @admin.display(description="body")
+    @admin.display(description=_("body"))
     def body(self, record: IdempotencyRecord) -> str:
-        return preformatted(record.response_body)
+        return show_text(record.response_body)

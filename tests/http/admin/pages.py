@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from typing import Any
 
 from django.contrib.auth.models import Permission, User
 from django.http import HttpResponse
@@ -21,4 +22,22 @@ def log_in(client: Client, *permissions: str, superuser: bool = False) -> None:
 def text(response: HttpResponse) -> str:
     """What a person sees of a page."""
     assert response.status_code == 200
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", response.content.decode())).split())
+    return told(response.content.decode())
+
+
+def told(shown: object) -> str:
+    """What a person sees of a part of a page."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", str(shown))).split())
+
+
+def hidden_fields(page: HttpResponse) -> dict[str, list[str]]:
+    """What the form of a page sends besides what a person enters."""
+    fields: dict[str, list[str]] = {}
+    for name, value in re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', page.content.decode()):
+        fields.setdefault(name, []).append(unescape(value))
+    return fields
+
+
+def said(response: Any) -> list[str]:
+    """The messages on top of a page."""
+    return [str(message) for message in response.context["messages"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from html import unescape
 from typing import Any
@@ -16,7 +17,7 @@ from django.urls import reverse
 
 from idempotency.admin import display, messages
 from idempotency.models import MessageStatus, OutboxMessage
-from tests.http.admin.pages import SECRET, log_in, text
+from tests.http.admin.pages import SECRET, hidden_fields, log_in, said, text, told
 from tests.outbox import make_messages, statuses
 from tests.records import HOUR
 
@@ -149,7 +150,7 @@ def test_each_state_is_told_in_words(viewer: Client) -> None:
     make_messages(1, SENT, sent=-minute)
     rows = list(reversed(viewer.get(LIST).context["cl"].result_list))
     shown = messages.OutboxMessageAdmin(OutboxMessage, messages.admin.site)
-    assert [shown.current_state(row) for row in rows] == [
+    assert [told(shown.current_state(row)) for row in rows] == [
         "pending, due",
         "pending, not due yet",
         "being sent",
@@ -179,65 +180,70 @@ def ask(client: Client, *pks: int) -> Any:
     return client.post(f"{LIST}?state=dead", {"action": "requeue", "_selected_action": pks})
 
 
-def decide(client: Client, *seen: Any, **values: str) -> list[str]:
-    """Answer the page that asks: the messages that the list shows afterwards."""
-    form = {"action": "requeue", "_selected_action": seen[:1] or ["0"], "decided": "yes", "seen": seen, **values}
-    page = client.post(f"{LIST}?state=dead", form, follow=True)
-    return [str(message) for message in page.context["messages"]]
+def decide(client: Client, page: Any, **values: Any) -> list[str]:
+    """Answer the page that asks: what the list says afterwards."""
+    return said(client.post(f"{LIST}?state=dead", {**hidden_fields(page), **values}, follow=True))
 
 
 def test_who_may_only_look_requeues_nothing(viewer: Client) -> None:
     (pk,) = make_messages(1, DEAD)
     assert "Requeue" not in text(viewer.get(LIST))
-    decide(viewer, pk, reason="because")
+    form = {"action": "requeue", "_selected_action": [pk], "decided": "yes", "seen": f"{pk}:0:dead", "reason": "x"}
+    viewer.post(LIST, form)
     assert statuses() == [("dead", 0)]
 
 
 def test_a_dead_message_is_requeued_after_a_page_that_asks(operator: Client) -> None:
     first, second = make_messages(2, DEAD, attempts=16, error="no such queue <b>")
     page = ask(operator, first, second)
-    assert "should be repaired first" in text(page)
+    assert "Repair first what is wrong" in text(page)
     assert "no such queue <b>" in text(page)
     assert page.content.decode().count('name="seen"') == 2
     assert statuses() == [("dead", 16)] * 2
-    assert decide(operator, first, second, reason="queue made") == ["Requeue: 2 messages."]
+    assert decide(operator, page, reason="queue made") == ["Requeue: 2 outbox messages."]
     assert statuses() == [("pending", 0)] * 2
     assert {entry.change_message for entry in LogEntry.objects.all()} == {"requeued: queue made"}
     assert "requeued: queue made" in text(operator.get(detail(first, "history")))
 
 
-def test_without_a_reason_it_asks_again(operator: Client) -> None:
-    (pk,) = make_messages(1, DEAD)
-    form = {"action": "requeue", "_selected_action": [pk], "decided": "yes", "seen": [pk], "reason": ""}
-    page = operator.post(LIST, form)
-    assert "This field is required" in text(page)
-    assert f'name="seen" value="{pk}"' in page.content.decode()
-    assert statuses() == [("dead", 0)]
-
-
 def test_what_has_become_of_a_message_meanwhile_is_said(operator: Client) -> None:
     dead, pending, gone = make_messages(3, DEAD)
+    page = ask(operator, dead, pending, gone)
     OutboxMessage.objects.filter(pk=pending).update(status=PENDING)
     OutboxMessage.objects.filter(pk=gone).delete()
-    said = decide(operator, dead, pending, gone, reason="queue made")
-    assert len(said) == 3
-    assert "is not dead, or not any more" in said[0]
-    assert said[1:] == [f"Message {gone} is gone: it was purged.", "Requeue: 1 message."]
-    assert decide(operator, gone, reason="again") == [f"Message {gone} is gone: it was purged."]
+    answers = decide(operator, page, reason="queue made")
+    assert len(answers) == 3
+    assert [answer for answer in answers if "is not dead, or not any more" in answer]
+    assert f"Outbox message {gone} is gone: it was purged." in answers
+    assert answers[-1] == "Requeue: 1 outbox message."
+    assert statuses() == [("pending", 0)] * 2
 
 
-def test_no_more_are_requeued_at_once_than_fit_a_page(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MAX_DECIDED", 2)
-    pks = make_messages(3, DEAD)
-    page = operator.post(LIST, {"action": "requeue", "_selected_action": pks}, follow=True)
-    assert "Requeue: select up to 2 at a time." in text(page)
-    assert decide(operator, *pks, reason="x") == ["Requeue: 2 messages."]
-    assert statuses() == [("pending", 0), ("pending", 0), ("dead", 0)]
+def test_the_page_of_a_dead_message_offers_to_requeue_it_and_comes_back(operator: Client) -> None:
+    (pk,) = make_messages(1, DEAD, attempts=16)
+    page = operator.get(detail(pk))
+    assert "It was tried 16 times" in text(page)
+    assert 'name="action" value="requeue"' in page.content.decode()
+    question = operator.post(LIST, {"action": "requeue", **hidden_fields(page)})
+    answer = operator.post(LIST, {**hidden_fields(question), "reason": "queue made"}, follow=True)
+    assert answer.redirect_chain == [(detail(pk), 302)]
+    assert statuses() == [("pending", 0)]
+    assert 'name="action"' not in answer.content.decode()
+    assert "It waits for a relay" in text(answer)
 
 
-@pytest.mark.parametrize("token", ["", "x", "1.5"])
-def test_a_forged_form_is_a_bad_request(operator: Client, token: str) -> None:
-    (pk,) = make_messages(1, DEAD)
-    form = {"action": "requeue", "_selected_action": [pk], "decided": "yes", "seen": token, "reason": "x"}
-    assert operator.post(LIST, form).status_code == 400
-    assert statuses() == [("dead", 0)]
+def test_a_message_that_was_sent_has_nothing_to_decide(operator: Client) -> None:
+    (pk,) = make_messages(1, SENT, sent=-HOUR)
+    page = operator.get(detail(pk))
+    assert "Its broker has confirmed it" in text(page)
+    assert 'name="action"' not in page.content.decode()
+
+
+def test_a_list_tells_in_one_column_how_often_a_message_was_tried_and_when_it_is_again(viewer: Client) -> None:
+    make_messages(1, attempts=1, due=timedelta(seconds=90), account_id="alice", ordering_key="o-7")
+    make_messages(1, DEAD, attempts=16)
+    rows = text(viewer.get(LIST))
+    assert re.search(
+        r"pending, not due yet 1 try, in 1 min \d+ s orders.placed account alice, in the order of o-7", rows
+    )
+    assert "dead 16 tries orders.placed" in rows

@@ -16,8 +16,8 @@ from django.utils import timezone
 
 from idempotency.admin import display, records
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord
-from tests.http.admin.pages import SECRET, log_in, text
+from idempotency.models import IdempotencyCounter, IdempotencyRecord
+from tests.http.admin.pages import SECRET, log_in, text, told
 from tests.http.admin.records import LIST, charges, detail, refunds, secret_record
 from tests.records import HOUR, from_now, make_records, remaining
 
@@ -191,6 +191,49 @@ def test_it_filters_by_the_operations_that_are_declared(viewer: Client) -> None:
     assert refunds.name in page
 
 
+def filtered_operations(page: Any) -> list[str]:
+    """The operations that the filter offers."""
+    (spec,) = [one for one in page.context["cl"].filter_specs if one.title == "operation"]
+    return [name for name, _ in spec.lookup_choices]
+
+
+def test_operations_of_other_processes_are_offered_as_they_were_counted(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of ``claim()`` blocks too, which are declared where they run and nowhere else."""
+    for operation in ("tests.admin.elsewhere", "", charges.name, "tests.admin.another"):
+        for event in ("claimed", "completed"):
+            IdempotencyCounter.objects.create(operation=operation, event=event, total=1)
+    make_records(1, operation="tests.admin.elsewhere", idempotency_key="there")
+    offered = filtered_operations(viewer.get(LIST))
+    assert offered == sorted(set(offered))
+    assert {"tests.admin.another", "tests.admin.elsewhere", charges.name, refunds.name} <= set(offered)
+    assert "" not in offered
+    assert listed(viewer, operation="tests.admin.elsewhere") == ["there"]
+    monkeypatch.setattr(records, "MAX_OPERATIONS", 1)
+    assert "tests.admin.elsewhere" not in filtered_operations(viewer.get(LIST))
+
+
+def test_the_operation_that_is_filtered_by_is_offered_whoever_knows_it(viewer: Client) -> None:
+    assert "tests.admin.nowhere" in filtered_operations(viewer.get(LIST, {"operation": "tests.admin.nowhere"}))
+
+
+@pytest.mark.postgres
+def test_the_operations_are_found_in_the_index_of_the_counters_alone(viewer: Client) -> None:
+    IdempotencyCounter.objects.bulk_create(
+        IdempotencyCounter(operation=f"op-{number}", event="claimed") for number in range(2_000)
+    )
+    with CaptureQueriesContext(connection) as statements:
+        viewer.get(LIST)
+    (statement,) = [one["sql"] for one in statements if "idempotency_counter" in one["sql"]]
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE idempotency_counter")
+        cursor.execute(f"EXPLAIN {statement}")
+        plan = "\n".join(line for (line,) in cursor.fetchall())
+    assert "idempotency_counter_event" in plan
+    assert "Seq Scan" not in plan
+
+
 def test_age_lease_and_retention_are_told_by_the_clock_of_the_database(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,8 +261,8 @@ def test_each_state_is_told_in_words(viewer: Client) -> None:
     make_records(1, response_status=402)
     rows = viewer.get(LIST).context["cl"].result_list
     shown = records.IdempotencyRecordAdmin(IdempotencyRecord, records.admin.site)
-    states = [shown.state(row) for row in rows]
-    assert states == ["completed, 402", "parked: outcome unknown", "recoverable", *["in progress, lease over"] * 2]
+    states = [told(shown.state(row)) for row in rows]
+    assert states == ["completed, 402", "parked", "recoverable", *["in progress, lease over"] * 2]
     assert [shown.lease(row) for row in rows][:4] == [display.NONE] * 4
     assert re.fullmatch(r"over for 1 min 3\d s", shown.lease(rows[4]))
     assert shown.retention(rows[4]) == "over for 1 d"
@@ -276,4 +319,4 @@ def test_a_list_is_sorted_by_an_index_only(viewer: Client) -> None:
     ],
 )
 def test_a_duration_is_written_in_its_two_largest_units(duration: timedelta, written: str) -> None:
-    assert display.written(duration) == written
+    assert display.format_duration(duration) == written

@@ -1,0 +1,77 @@
+"""The texts of the admin can be translated, and are so in the language of each request, not in that of the import."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.apps import apps
+from django.test import Client
+from django.urls import reverse
+from django.utils import translation
+from django.utils.functional import Promise
+
+from idempotency.lifecycle import Status
+from idempotency.models import MessageStatus
+from tests.http.admin.pages import hidden_fields, log_in, text
+from tests.http.admin.records import LIST, detail
+from tests.outbox import make_messages
+from tests.records import HOUR, make_records
+
+MESSAGES = reverse("admin:idempotency_outboxmessage_changelist")
+
+
+def capitals(message: str) -> str:
+    """A translation into capitals, which leaves alone what is filled in."""
+    return re.sub(r"%(?:\(\w+\))?[sd]|[^%]+", lambda part: part[0] if part[0][0] == "%" else part[0].upper(), message)
+
+
+@pytest.fixture
+def _in_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translation._trans, "gettext", capitals)  # type: ignore[attr-defined]
+
+    def plural(one: str, many: str, count: int) -> str:
+        return capitals(one if count == 1 else many)
+
+    monkeypatch.setattr(translation._trans, "ngettext", plural)  # type: ignore[attr-defined]
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("_in_capitals")
+def test_the_texts_of_each_page_are_translated(client: Client) -> None:
+    log_in(client, superuser=True)
+    (pk,) = make_records(1, Status.PARKED, expires=HOUR, attempt=2)
+    make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR)
+    (dead,) = make_messages(1, MessageStatus.DEAD, attempts=2, account_id="alice")
+    page = client.get(detail(pk))
+    question = client.post(LIST, {"action": "record_outcome", **hidden_fields(page)})
+    refused = client.post(LIST, {**hidden_fields(question), "body": "{", "content_type": "a/json", "status": "201"})
+    texts = {
+        "list": client.get(LIST),
+        "page": page,
+        "question": question,
+        "refused": refused,
+        "messages": client.get(MESSAGES),
+        "message": client.get(reverse("admin:idempotency_outboxmessage_change", args=[dead])),
+    }
+    expected = {
+        "list": ["BY OPERATION", "BY STATE", "IN PROGRESS, LEASE OVER", "OVER FOR 1 h", "ATTEMPT 2", "ACCOUNT 1"],
+        "page": ["ATTEMPT 2 ENDED WITHOUT", "FIND OUT WHETHER", "RELEASE…", "PAYLOAD'S FINGERPRINT", "RETENTION"],
+        "question": ["YOU KNOW THAT THIS OPERATION", "CONTENT TYPE", "HOW YOU KNOW.", "NO, TAKE ME BACK", "KEY"],
+        "refused": ["THIS IS NOT JSON"],
+        "messages": ["ACCOUNT alice", "2 TRIES", "REQUEUE", "DEAD", "A MESSAGE'S ID"],
+        "message": ["IT WAS TRIED 2 TIMES", "MESSAGES OF THE SAME ORDERING KEY", "LAST ERROR"],
+    }
+    for name, phrases in expected.items():
+        shown = text(texts[name])
+        assert [phrase for phrase in phrases if phrase not in shown] == [], (name, shown)
+
+
+def test_names_of_models_and_fields_can_be_translated() -> None:
+    config = apps.get_app_config("idempotency")
+    assert isinstance(config.verbose_name, Promise)
+    for model in config.get_models():
+        assert isinstance(model._meta.verbose_name, Promise)
+        assert isinstance(model._meta.verbose_name_plural, Promise)
+        plain = [f.name for f in model._meta.get_fields() if not isinstance(getattr(f, "verbose_name", ""), Promise)]
+        assert plain == ["id"]
