@@ -36,13 +36,22 @@ def check_databases(
 
     messages: list[CheckMessage] = []
     alias = router.db_for_write(IdempotencyRecord)
-    connection = connections[alias]
+    connection: Any = connections[alias]
     if not connection.settings_dict["AUTOCOMMIT"]:
         messages.append(
             Error(
                 f"Database {alias!r} has AUTOCOMMIT off, so a claim could not be committed before its operation runs.",
                 hint="Remove AUTOCOMMIT from the database's settings.",
                 id="idempotency.E016",
+            )
+        )
+    if getattr(connection.Database, "__name__", "") == "psycopg2":
+        messages.append(
+            Error(
+                f"Database {alias!r} is reached through psycopg2, which names errors in another way than psycopg 3, so "
+                f"they would be misread.",
+                hint="Install psycopg 3 (pip install 'psycopg>=3.2'). Django uses it if both are installed.",
+                id="idempotency.E020",
             )
         )
     if alias != DEFAULT_DB_ALIAS and any(operation.transaction for operation in registry):

@@ -7,15 +7,17 @@ guesses what its settings mean fails open.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.db.models import Model
 
 from .options import SETTINGS, resolve
 from .policy import InProgressAnswer
@@ -47,11 +49,31 @@ def is_recordable_unless_invalid(status: int) -> bool:
 
 
 def authenticated_user(request: Any) -> str | None:
-    """The default of ``ACCOUNT``: the primary key of the authenticated user, or None where there is none."""
+    """The default of ``ACCOUNT``: the primary key of the authenticated user, or None if there is none.
+
+    Two kinds of user may share a primary key. So the account of any but an ``AUTH_USER_MODEL`` is its model's label
+    (or its class, if it is no model), a colon, and the primary key.
+    """
     user = getattr(request, "user", None)
     if user is None or not user.is_authenticated or user.pk is None:
         return None
-    return str(user.pk)
+    account = str(user.pk)
+    kind: Any = user.__class__  # not type(): request.user is a SimpleLazyObject, which only this looks into
+    if not issubclass(kind, Model):
+        return f"{kind.__module__}.{kind.__qualname__}:{account}"
+    model = kind._meta.concrete_model  # a proxy has the primary keys of its model
+    # A primary key may be a text that somebody has chosen to look like the account of another kind of user.
+    if model is _user_model() and ":" not in account:
+        return account
+    return f"{model._meta.label}:{account}"
+
+
+def _user_model() -> type[Model] | None:
+    try:
+        model: type[Model] | None = apps.get_model(django_settings.AUTH_USER_MODEL)._meta.concrete_model
+    except LookupError:
+        return None  # django.contrib.auth is not installed
+    return model
 
 
 @dataclass(frozen=True)
@@ -101,11 +123,10 @@ def _problem_of_entry(name: Any, value: Any) -> Problem | None:
             "idempotency.E002",
         )
     problem = option.problem_of_setting(value)
-    return (
-        None
-        if problem is None
-        else Problem(f"IDEMPOTENCY[{name!r}] {problem}, not {value!r}.", option.hint, option.check_id)
-    )
+    if problem is None:
+        return None
+    shown = "" if option.is_secret else f", not {value!r}"
+    return Problem(f"IDEMPOTENCY[{name!r}] {problem}{shown}.", option.hint, option.check_id)
 
 
 class Defaults:
@@ -127,6 +148,14 @@ class Settings(Defaults):
 
     max_retry_after: timedelta
     error_response: Callable[[Any, Any], Any] | None
+    fingerprint_keys: Sequence[str | bytes] | None
+
+    @property
+    def fingerprint_secrets(self) -> Sequence[str | bytes]:
+        """The secrets in force: the first makes new fingerprints, and all of them are tried on recorded ones."""
+        if self.fingerprint_keys is not None:
+            return self.fingerprint_keys
+        return (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS)
 
     if not TYPE_CHECKING:  # a type checker knows the attributes above, and that there are no others
 

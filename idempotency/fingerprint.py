@@ -1,6 +1,6 @@
 """The fingerprint: does a retry carry the same payload as the request that claimed its key?
 
-A payload is written down in one canonical text, and the digest of that text, with the version of the way it was
+A payload is written down in one canonical text. A keyed digest of that text, with the version of the way it was
 written, is what a record keeps. Imports nothing of DRF and no models.
 
 The canonical text is typed and framed, so that two payloads share it only if they are the same value:
@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import hashlib
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -28,18 +27,17 @@ from typing import Any, Final
 from uuid import UUID
 
 from django.core.files.uploadedfile import UploadedFile
+from django.utils.crypto import salted_hmac
 from django.utils.datastructures import MultiValueDict
 
+from .conf import settings
 from .exceptions import PayloadInvalidError
-
-# How deep a payload may nest. Payloads written by hand stay below 20. One level takes one frame of the interpreter's
-# 1000 (by default), of which a request through a stack of middleware has used about a hundred when it comes here.
-MAX_DEPTH: Final = 200
+from .parsing import CSRF_FIELD, MAX_DEPTH, NOT_FINITE, TOO_DEEP, CanonicalJSON, decimal_text, sorted_pairs
 
 CURRENT_VERSION: Final = "v1"
 
-_TOO_DEEP: Final = f"The payload is nested more than {MAX_DEPTH} levels deep."
-_NOT_FINITE: Final = "The payload holds a number that is not finite."
+#: Keeps these keys apart from those that Django and others derive from the same secret.
+_PURPOSE: Final = "idempotency.fingerprint"
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
@@ -64,30 +62,42 @@ class Payload:
     def request_hash(self) -> str:
         """The fingerprint to record: the version of the algorithm, a colon, and 64 hexadecimal digits.
 
-        Raises PayloadInvalidError if the client's payload has no canonical form (a number that is not finite, absurd
-        nesting), TypeError if it holds an object of a type that has none, which is the caller's mistake.
+        :raises PayloadInvalidError: the client's payload has no canonical form (a number that is not finite, absurd
+            nesting).
+        :raises TypeError: it holds an object of a type that has none, which is the caller's mistake.
         """
-        return self._digest(CURRENT_VERSION)
+        return _keyed(CURRENT_VERSION, self._current_digest, settings.fingerprint_secrets[0])
 
     def matches(self, request_hash: str) -> bool:
         """Whether a recorded fingerprint is this payload's, computed with the version that the record was made with.
 
-        A version that this release doesn't know matches nothing: such a record is never replayed. Raises as
-        ``request_hash`` does.
+        The key that it was made with may be any of those in force. A version that this release doesn't know matches
+        nothing: such a record is never replayed. Raises as ``request_hash`` does.
         """
         version, _, _ = request_hash.partition(":")
-        if version == CURRENT_VERSION:
-            return self.request_hash == request_hash
-        return version in _ALGORITHMS and self._digest(version) == request_hash
+        if version not in _ALGORITHMS:
+            return False
+        digest = self._current_digest if version == CURRENT_VERSION else self._digest(version)
+        return any(_keyed(version, digest, secret) == request_hash for secret in settings.fingerprint_secrets)
 
-    def _digest(self, version: str) -> str:
+    @cached_property
+    def _current_digest(self) -> bytes:
+        return self._digest(CURRENT_VERSION)
+
+    def _digest(self, version: str) -> bytes:
         try:
             canonical = _ALGORITHMS[version](self)
         except RecursionError:
             # The depth is bounded, but the caller may have been close to the interpreter's limit already.
-            raise PayloadInvalidError(_TOO_DEEP) from None
+            raise PayloadInvalidError(TOO_DEEP) from None
         # A lone surrogate is legal in JSON (as an escape) and in Python, but not in UTF-8.
-        return f"{version}:{hashlib.sha256(canonical.encode('utf-8', 'surrogatepass')).hexdigest()}"
+        return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).digest()
+
+
+def _keyed(version: str, digest: bytes, secret: str | bytes) -> str:
+    # A plain digest would let whoever reads the table find a short secret of the payload (a PIN, a card number) by
+    # trying all of them.
+    return f"{version}:{salted_hmac(_PURPOSE, digest, secret, algorithm='sha256').hexdigest()}"
 
 
 class DigestedUpload(UploadedFile):  # type: ignore[type-arg]
@@ -96,52 +106,6 @@ class DigestedUpload(UploadedFile):  # type: ignore[type-arg]
     def __init__(self, sha256: str, **names: Any) -> None:
         super().__init__(file=None, **names)
         self.sha256 = sha256
-
-
-class RepeatedNames(list[tuple[str, object]]):
-    """A JSON object in which a name occurs twice: all its pairs, in order.
-
-    Parsers disagree on which of them counts (RFC 8259, section 4), so such a text equals only one with the same pairs
-    in the same order.
-    """
-
-
-def parse_json(body: bytes) -> object:
-    """A JSON text as the value to fingerprint: dict, list, str, int, float, bool, None, or RepeatedNames for a dict.
-
-    Raises PayloadInvalidError for JSON that Python can't hold faithfully (NaN, 1e400, an integer of thousands of
-    digits, absurd nesting), and ValueError for what is not JSON in UTF-8 at all, which can still be fingerprinted as
-    the bytes that it is.
-    """
-    text = body.decode("utf-8")
-    try:
-        return _DECODER.decode(text)
-    except json.JSONDecodeError:
-        raise
-    except RecursionError:
-        raise PayloadInvalidError(_TOO_DEEP) from None
-    except ValueError:
-        # The interpreter's limit on the digits of an integer (sys.set_int_max_str_digits).
-        raise PayloadInvalidError("The payload holds an integer with too many digits.") from None
-
-
-def _parse_pairs(pairs: list[tuple[str, object]]) -> object:
-    parsed = dict(pairs)
-    return parsed if len(parsed) == len(pairs) else RepeatedNames(pairs)
-
-
-def _parse_float(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise PayloadInvalidError(_NOT_FINITE)
-    return number
-
-
-def _refuse_constant(name: str) -> object:
-    raise PayloadInvalidError(_NOT_FINITE)
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_parse_pairs, parse_float=_parse_float, parse_constant=_refuse_constant)
 
 
 def _canonical_v1(payload: Payload) -> str:
@@ -156,11 +120,6 @@ def _canonical_v1(payload: Payload) -> str:
 
 # Never change an algorithm that was released: records were made with it. Add one, and make it CURRENT_VERSION.
 _ALGORITHMS: Mapping[str, Callable[[Payload], str]] = {"v1": _canonical_v1}
-
-
-def sorted_pairs(query: str) -> list[str]:
-    """The parameters, still encoded, ordered by name. Those of one name stay in the order in which they were sent."""
-    return sorted(query.split("&"), key=lambda parameter: parameter.partition("=")[0]) if query else []
 
 
 def _write_value(value: object, write: _Write, depth: int) -> None:
@@ -190,14 +149,14 @@ def _write_value(value: object, write: _Write, depth: int) -> None:
 
 def _write_float(value: float, write: _Write) -> None:
     if not math.isfinite(value):
-        raise PayloadInvalidError(_NOT_FINITE)
+        raise PayloadInvalidError(NOT_FINITE)
     # The shortest text that reads back as the same float. The sign of zero is kept: 0.0 and -0.0 differ.
     write(f"d{float.__repr__(value)};")
 
 
 def _write_items(tag: str, items: Sequence[object], write: _Write, depth: int) -> None:
     if not depth:
-        raise PayloadInvalidError(_TOO_DEEP)
+        raise PayloadInvalidError(TOO_DEEP)
     write(f"{tag}{len(items)}:")
     for item in items:
         _write_value(item, write, depth - 1)
@@ -205,7 +164,7 @@ def _write_items(tag: str, items: Sequence[object], write: _Write, depth: int) -
 
 def _write_object(value: Mapping[str, object], write: _Write, depth: int) -> None:
     if not depth:
-        raise PayloadInvalidError(_TOO_DEEP)
+        raise PayloadInvalidError(TOO_DEEP)
     write(f"o{len(value)}:")
     for name in _sorted_names(value):
         write(f"{len(name)}:{name}")
@@ -234,13 +193,8 @@ def _write_bytes(value: bytes | bytearray | memoryview, write: _Write, depth: in
 
 def _write_decimal(value: Decimal, write: _Write, depth: int) -> None:
     if not value.is_finite():
-        raise PayloadInvalidError(_NOT_FINITE)
-    # 1.0 and 1.00 are one number. Decimal.normalize() would round to the context's precision.
-    sign, digits, exponent = value.as_tuple()
-    written = "".join(map(str, digits))
-    significant = written.rstrip("0")
-    scale = int(exponent) + len(written) - len(significant) if significant else 0
-    write(f"D{'-' if sign else ''}{significant}e{scale};")
+        raise PayloadInvalidError(NOT_FINITE)
+    write(f"D{decimal_text(value)};")
 
 
 def _write_datetime(value: dt.datetime, write: _Write, depth: int) -> None:
@@ -276,7 +230,7 @@ def _write_enum(value: Enum, write: _Write, depth: int) -> None:
 
 def _write_set(value: Iterable[object], write: _Write, depth: int) -> None:
     if not depth:
-        raise PayloadInvalidError(_TOO_DEEP)
+        raise PayloadInvalidError(TOO_DEEP)
     written: list[str] = []
     for item in value:
         parts: list[str] = []
@@ -289,7 +243,7 @@ def _write_set(value: Iterable[object], write: _Write, depth: int) -> None:
 
 def _write_dataclass(value: object, write: _Write, depth: int) -> None:
     if not depth:
-        raise PayloadInvalidError(_TOO_DEEP)
+        raise PayloadInvalidError(TOO_DEEP)
     # What doesn't count when two instances are compared doesn't count here either.
     fields = [field.name for field in dataclasses.fields(value) if field.compare]  # type: ignore[arg-type]
     _write_text("c", type(value).__qualname__, write)
@@ -299,16 +253,13 @@ def _write_dataclass(value: object, write: _Write, depth: int) -> None:
         _write_value(getattr(value, name), write, depth - 1)
 
 
-def _write_repeated_names(value: RepeatedNames, write: _Write, depth: int) -> None:
-    _write_items("r", value, write, depth)
-
-
 def _write_form(value: MultiValueDict[str, object], write: _Write, depth: int) -> None:
-    """A parsed form or query: each name has a list of values, whose order counts."""
+    """A parsed form or query: each name has a list of values, whose order counts. The CSRF token doesn't."""
     if not depth:
-        raise PayloadInvalidError(_TOO_DEEP)
-    write(f"q{len(value)}:")
-    for name in _sorted_names(value):
+        raise PayloadInvalidError(TOO_DEEP)
+    names = [name for name in _sorted_names(value) if name != CSRF_FIELD]
+    write(f"q{len(names)}:")
+    for name in names:
         write(f"{len(name)}:{name}")
         _write_items("l", value.getlist(name), write, depth - 1)
 
@@ -351,7 +302,7 @@ _OTHER_TYPES: Sequence[tuple[type | tuple[type, ...], Callable[[Any, _Write, int
     (dt.timedelta, _write_timedelta),
     (UploadedFile, _write_upload),
     (MultiValueDict, _write_form),
-    (RepeatedNames, _write_repeated_names),
+    (CanonicalJSON, lambda value, write, depth: _write_text("J", value.text, write)),
     (Mapping, _write_object),
     ((list, tuple), lambda value, write, depth: _write_items("l", value, write, depth)),
     (str, lambda value, write, depth: _write_text("s", str.__str__(value), write)),

@@ -83,6 +83,11 @@ def _methods(value: Any) -> str | None:
     return None if valid else "must name at least one HTTP method, in capitals"
 
 
+def _secrets(value: object) -> str | None:
+    valid = isinstance(value, (list, tuple)) and value and all(isinstance(one, (str, bytes)) and one for one in value)
+    return None if valid else "must be a list or tuple of secrets (str or bytes), none of them empty"
+
+
 def _callable(value: object) -> str | None:
     return None if callable(value) else "must be a callable"
 
@@ -118,6 +123,9 @@ class Option:
 
     hint: str = ""
     """What the system check advises."""
+
+    is_secret: bool = False
+    """True if a message must not show the value."""
 
     is_argument: bool = True
     """False for an entry of ``IDEMPOTENCY`` that holds for all operations alike."""
@@ -335,6 +343,18 @@ SETTINGS: Final[Mapping[str, Option]] = {
         meaning="another envelope for errors",
         check_id="idempotency.E012",
         hint="A function of the request and the error that returns a response.",
+        is_argument=False,
+    ),
+    "FINGERPRINT_KEYS": Option(
+        name="fingerprint_keys",
+        setting="FINGERPRINT_KEYS",
+        problem_of=_secrets,
+        takes="list of str or bytes",
+        meaning="the secrets that fingerprints are keyed with: the first makes new ones, all are tried on old ones. "
+        "None: `SECRET_KEY` and `SECRET_KEY_FALLBACKS`",
+        check_id="idempotency.E019",
+        hint="For example [NEW_SECRET, OLD_SECRET]; keep the old one for as long as records made with it.",
+        is_secret=True,
         is_argument=False,
     ),
 }

@@ -16,7 +16,9 @@ from django.http import HttpRequest, RawPostDataException
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils.datastructures import MultiValueDict
 
-from ..fingerprint import DigestedUpload, parse_json, sorted_pairs
+from ..fingerprint import DigestedUpload
+from ..outcome import is_json
+from ..parsing import form_pairs, parse_json
 
 #: How much of a body is copied at a time.
 CHUNK = 64 * 1024
@@ -37,8 +39,8 @@ def parsed_body(http: HttpRequest) -> object:
     if content_type == FORM:
         # The order of fields doesn't count. They stay encoded: a handler may read the body as something else, as it
         # does where a client sends JSON and calls it a form.
-        return ["form", *sorted_pairs(body.decode("latin-1"))]
-    if content_type == "application/json" or content_type.endswith("+json"):
+        return ["form", *form_pairs(body)]
+    if is_json(content_type):
         # Malformed JSON is compared by its bytes: the handler says itself what is wrong with them.
         with suppress(ValueError):
             return parse_json(body)

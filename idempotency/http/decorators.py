@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
@@ -213,11 +214,26 @@ def _route(request: Any, kwargs: dict[str, Any]) -> dict[str, object]:
     return {name: _comparable(value) for name, value in arguments.items()}
 
 
+#: In the text of an object that has none of its own: where it is in memory.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
 def _comparable(value: object) -> object:
-    """A route argument as the fingerprint takes it. A converter may return anything, down to a model instance."""
+    """A route argument as the fingerprint takes it. A converter may return anything, down to a model instance.
+
+    :raises TypeError: it has no text that is the same for a retry.
+    """
     if isinstance(value, Model):
         return [value._meta.label, _comparable(value.pk)]
-    return value if isinstance(value, (str, int, UUID, date, Decimal)) else str(value)
+    if isinstance(value, (str, int, UUID, date, Decimal)):
+        return value
+    text = str(value)
+    if _ADDRESS.search(text):
+        raise TypeError(
+            f"A route argument of type {type(value).__qualname__} has no text of its own, only an address in memory, "
+            f"so a retry could not be told from another request. Give the type a __str__ that tells its values apart."
+        )
+    return text
 
 
 def _refuse_unprotectable(operation: Operation, view: Any) -> None:

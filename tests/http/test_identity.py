@@ -7,11 +7,14 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
+from django.contrib.auth.base_user import AbstractBaseUser
 from django.contrib.auth.decorators import login_required, permission_required
-from django.contrib.auth.models import Permission
+from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
+from django.utils.functional import SimpleLazyObject
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.authtoken.models import Token
 from rest_framework.decorators import api_view, authentication_classes, permission_classes, throttle_classes
@@ -20,7 +23,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.throttling import UserRateThrottle
 
-from idempotency import current_claim, idempotent
+from idempotency import Operation, current_claim, idempotent
+from idempotency.conf import authenticated_user
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from testproject.authentication import token_required
@@ -219,6 +223,89 @@ def test_session_and_token_of_one_user_are_one_account(alice: Caller, settings: 
     assert replay.content == first.content
     assert replay["Idempotency-Replayed"] == "true"
     assert effects() == 1
+
+
+# Failure mode 66
+
+
+class Customer(AbstractBaseUser):
+    """A second kind of user, which is never stored."""
+
+    USERNAME_FIELD = "id"
+
+    class Meta:
+        app_label = "shop"
+        managed = False
+
+
+class ProxyUser(User):
+    class Meta:
+        app_label = "shop"
+        proxy = True
+
+
+class TokenUser:
+    """A user of a token alone, as of a library for JSON Web Tokens."""
+
+    is_authenticated = True
+
+    def __init__(self, pk: Any) -> None:
+        self.pk = pk
+
+
+def account_of(user: Any) -> str | None:
+    request = HttpRequest()
+    request.user = SimpleLazyObject(lambda: user)  # type: ignore[assignment]
+    return authenticated_user(request)
+
+
+@pytest.mark.failure_mode(66)
+def test_two_kinds_of_user_never_share_an_account() -> None:
+    accounts = [account_of(user) for user in (User(pk=7), Customer(pk=7), TokenUser(7))]
+    assert accounts == ["7", "shop.Customer:7", f"{__name__}.TokenUser:7"]
+
+
+@pytest.mark.failure_mode(66)
+def test_a_proxy_of_the_user_model_is_the_same_user() -> None:
+    assert account_of(ProxyUser(pk=7)) == "7"
+
+
+@pytest.mark.failure_mode(66)
+def test_a_primary_key_can_not_be_chosen_to_look_like_another_kind_of_user() -> None:
+    assert account_of(User(pk="shop.Customer:7")) == "auth.User:shop.Customer:7"
+
+
+@pytest.mark.failure_mode(66)
+def test_without_a_user_model_every_account_says_its_kind(settings: Any) -> None:
+    settings.AUTH_USER_MODEL = "missing.User"
+    assert account_of(User(pk=7)) == "auth.User:7"
+
+
+@pytest.mark.failure_mode(49)
+@pytest.mark.parametrize("user", [AnonymousUser(), User(), TokenUser(None)])
+def test_who_has_no_primary_key_has_no_account(user: Any) -> None:
+    assert account_of(user) is None
+    assert authenticated_user(HttpRequest()) is None
+
+
+@pytest.mark.failure_mode(66)
+def test_another_kind_of_user_is_not_answered_with_the_first_ones_response(settings: Any) -> None:
+    operation = Operation("tests.kinds_of_user")
+
+    def as_kind(user: Any, answer: str) -> Any:
+        @idempotent(operation)
+        def view(request: HttpRequest) -> HttpResponse:
+            return HttpResponse(answer)
+
+        def authenticated(request: HttpRequest) -> Any:
+            request.user = user
+            return view(request)
+
+        return csrf_exempt(authenticated)
+
+    settings.ROOT_URLCONF = (path("", as_kind(User(pk=7), "users")), path("shop/", as_kind(Customer(pk=7), "shop's")))
+    sent = {"content_type": "application/json", "headers": {"Idempotency-Key": "k"}}
+    assert [Client().post(url, {}, **sent).content for url in ("/", "/shop/")] == [b"users", b"shop's"]
 
 
 # The account resolver

@@ -96,8 +96,16 @@ def test_values_that_look_alike_differ(same: Same, serve_parsing: Callable[[], N
 
 
 @pytest.mark.failure_mode(42)
-def test_an_object_with_a_name_twice_is_itself_only(same: Same, serve: Serve) -> None:
-    serve(idempotent("tests.twice")(plain_answer))
+def test_numbers_that_a_float_takes_for_one_differ(same: Same, serve_parsing: Callable[[], None]) -> None:
+    serve_parsing()
+    assert not same({"data": b'{"a": 9007199254740992.5}'}, {"data": b'{"a": 9007199254740993.0}'})
+    assert same({"data": b'{"a": 9007199254740992.5}'}, {"data": b'{"a":9007199254740992.50}'})
+    assert same({"data": b'{"a": 1.5}'}, {"data": b'{"a": 1.50}'})
+
+
+@pytest.mark.failure_mode(42)
+def test_an_object_with_a_name_twice_is_itself_only(same: Same, serve_parsing: Callable[[], None]) -> None:
+    serve_parsing()
     assert same({"data": b'{"a": 1, "a": 2}'}, {"data": b'{"a":1,"a":2}'})
     assert not same({"data": b'{"a": 1, "a": 2}'}, {"data": b'{"a": 2}'})
     assert not same({"data": b'{"a": 1, "a": 2}'}, {"data": b'{"a": 2, "a": 1}'})
@@ -124,6 +132,14 @@ def test_another_query_string_is_another_payload(same: Same, serve_parsing: Call
     assert not same({"url": "/?dry=1"}, {"url": "/?dry=2"})
     assert not same({"url": "/?a=1&a=2"}, {"url": "/?a=2&a=1"})
     assert same({"url": "/?a=1&b=2"}, {"url": "/?b=2&a=1"})
+
+
+@pytest.mark.scenario(16)
+def test_the_order_of_one_name_counts_however_it_is_spelled(same: Same, serve_parsing: Callable[[], None]) -> None:
+    serve_parsing()
+    assert not same({"url": "/?a=2&%61=1"}, {"url": "/?%61=1&a=2"})
+    form = {"content_type": FORM}
+    assert not same({"data": b"a=2&%61=1", **form}, {"data": b"%61=1&a=2", **form})
 
 
 @pytest.mark.failure_mode(41)
@@ -185,6 +201,65 @@ def test_a_route_argument_of_any_type_counts(same: Same, settings: Any) -> None:
     assert not same({"url": f"/pay/{carol.pk}/"}, {"url": f"/pay/{dave.pk}/"})
 
 
+class Seat:
+    """What a converter may make of a path, without a text of its own."""
+
+    def __init__(self, number: str) -> None:
+        self.number = number
+
+
+class NamedSeat(Seat):
+    def __str__(self) -> str:
+        return f"seat {self.number}"
+
+
+class SeatConverter:
+    regex = "[0-9]+"
+
+    def to_python(self, value: str) -> Seat:
+        return Seat(value)
+
+    def to_url(self, value: Seat) -> str:
+        return value.number
+
+
+class NamedSeatConverter(SeatConverter):
+    def to_python(self, value: str) -> Seat:
+        return NamedSeat(value)
+
+
+class SeatsConverter(SeatConverter):
+    def to_python(self, value: str) -> Any:
+        return [Seat(value)]
+
+
+for _name, _converter in {"seat": SeatConverter, "named_seat": NamedSeatConverter, "seats": SeatsConverter}.items():
+    register_converter(_converter, f"{_name}_of_tests")
+
+
+@pytest.mark.scenario(16)
+@pytest.mark.parametrize("kind", ["seat", "seats"])
+def test_a_route_argument_without_a_text_of_its_own_is_refused_with_the_remedy(
+    alice: Caller, settings: Any, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """Its text is an address in memory, by which an honest retry would be another request."""
+    view = token_required(idempotent("tests.seats")(lambda request, seat: plain_answer(request)))
+    settings.ROOT_URLCONF = (path(f"book/<{kind}_of_tests:seat>/", view),)
+    for _ in range(2):
+        assert alice.post("/book/1/", key="k").status_code == 500
+    assert "Give the type a __str__" in caplog.text
+    assert effects() == 0
+    assert not IdempotencyRecord.objects.exists()
+
+
+@pytest.mark.scenario(16)
+def test_a_route_argument_counts_by_its_own_text(same: Same, settings: Any) -> None:
+    view = token_required(idempotent("tests.named_seats")(lambda request, seat: plain_answer(request)))
+    settings.ROOT_URLCONF = (path("book/<named_seat_of_tests:seat>/", view),)
+    assert same({"url": "/book/1/"}, {"url": "/book/1/"})
+    assert not same({"url": "/book/1/"}, {"url": "/book/2/"})
+
+
 @pytest.mark.failure_mode(46)
 def test_another_method_is_another_payload(same: Same, serve_parsing: Callable[[], None]) -> None:
     serve_parsing()
@@ -221,6 +296,53 @@ def test_forms_are_compared_by_their_fields(same: Same, serve_parsing: Callable[
     assert not same(first, {"data": b"a=1&b=3&b=2", "content_type": FORM})
     assert not same(first, {"data": b"a=1&b=2", "content_type": FORM})
     assert not same({"data": b"a=", "content_type": FORM}, {"data": b"", "content_type": FORM})
+
+
+@pytest.mark.failure_mode(71)
+def test_the_csrf_token_of_a_form_does_not_count(same: Same, serve_parsing: Callable[[], None]) -> None:
+    """It is masked anew each time that the form is shown."""
+    serve_parsing()
+    form = {"content_type": FORM}
+    first = {"data": b"csrfmiddlewaretoken=one&a=1", **form}
+    assert same(first, {"data": b"a=1&csrfmiddlewaretoken=two", **form})
+    assert same(first, {"data": b"a=1", **form})
+    assert not same(first, {"data": b"csrfmiddlewaretoken=one&a=2", **form})
+    parts = multipart({"csrfmiddlewaretoken": "one", "a": "1"}, "one")
+    assert same(parts, multipart({"csrfmiddlewaretoken": "two", "a": "1"}, "two"))
+    assert not same(parts, multipart({"csrfmiddlewaretoken": "one", "a": "2"}, "one"))
+
+
+@pytest.mark.failure_mode(68)
+@pytest.mark.parametrize("framework", ["plain", "drf"])
+def test_a_form_has_as_many_fields_as_django_allows(alice: Caller, serve: Serve, settings: Any, framework: str) -> None:
+    """Django answers more of them with 400, when the handler looks at the form."""
+
+    def reading(request: Any) -> Any:
+        if framework == "drf":
+            answer, status = work(request)
+            return Response({**answer, "fields": len(request.data)}, status=status)
+        _ = request.POST, request.GET
+        return plain_answer(request)
+
+    def decorated(view: Any) -> Any:
+        return api_view(["POST"])(parser_classes([FormParser])(view)) if framework == "drf" else view
+
+    serve(decorated(idempotent("tests.fields")(reading)), **{"twin/": decorated(reading)})
+    settings.DATA_UPLOAD_MAX_NUMBER_FIELDS = 20
+    for fields in (20, 21):
+        for sent in (
+            {"data": b"&".join([b"a=1"] * fields)},
+            {"data": b"&" * (fields - 1)},
+            {"url": "?" + "&".join(["a=1"] * fields)},
+        ):
+            arguments = {"content_type": FORM, **sent, "key": f"{fields}{sent}".replace(" ", "").replace(",", "")[:99]}
+            before = effects()
+            answer = alice.post(**{**arguments, "url": "/" + sent.get("url", "")})
+            after = effects()
+            twin = alice.post(**{**arguments, "url": "/twin/" + sent.get("url", "")})
+            if framework == "plain" or "data" in sent:  # this DRF view doesn't look at the query
+                assert answer.status_code == twin.status_code == (201 if fields == 20 else 400)
+            assert after - before == (answer.status_code == 201)
 
 
 @pytest.mark.failure_mode(46)
@@ -346,6 +468,28 @@ def test_a_command_of_a_serializer_reads_what_it_declares_in_its_own_types(
     assert not same(first, {"data": {**alike, "account": 8}})
     assert not same({"data": {"amount": "many"}}, {"data": {"amount": "few"}})
     assert not same({"data": {"amount": 1}}, {"data": [{"amount": 1}]})
+
+
+class BoxesSerializer(serializers.Serializer[Any]):
+    active = serializers.BooleanField(required=False)
+    tags = serializers.MultipleChoiceField(choices=["a", "b"], required=False)
+
+
+@pytest.mark.scenario(16)
+def test_a_partial_update_tells_a_box_that_is_left_out_from_one_that_is_not_ticked(same: Same, serve: Serve) -> None:
+    @api_view(["POST", "PATCH"])
+    @parser_classes([FormParser])
+    @idempotent("tests.boxes", command=BoxesSerializer)
+    def view(request: Request) -> Response:
+        answer, status = work(request)
+        return Response(answer, status=status)
+
+    serve(view)
+    absent, unticked = {"data": b"other=1", "content_type": FORM}, {"data": b"active=false", "content_type": FORM}
+    assert not same({"method": "PATCH", **absent}, {"method": "PATCH", **unticked})
+    assert same({"method": "PATCH", **unticked}, {"method": "PATCH", **unticked})
+    # A form that is sent whole leaves a box out to say that it isn't ticked.
+    assert same(absent, unticked)
 
 
 @pytest.mark.scenario(16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -117,6 +118,12 @@ def test_an_operation_that_names_a_function_that_does_not_exist(declared: Callab
 def test_a_database_without_autocommit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
     assert "AUTOCOMMIT" in messages()["idempotency.E016"].msg
+
+
+def test_psycopg2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "Database", ModuleType("psycopg2"))
+    found = {message.id: message for message in check_databases(None)}
+    assert "pip install 'psycopg" in (found["idempotency.E020"].hint or "")
 
 
 class ElsewhereRouter:

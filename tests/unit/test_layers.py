@@ -14,7 +14,7 @@ ROOT = Path(idempotency.__file__).parent
 #: From the bottom up. A module imports from layers below its own, or from its own.
 LAYERS = [
     {"conf", "exceptions", "lifecycle", "options", "policy"},
-    {"fingerprint", "keys", "operation", "scope"},
+    {"fingerprint", "keys", "operation", "parsing", "scope"},
     {"models", "outcome", "signals"},
     {"sql"},
     {"protocol"},

@@ -57,6 +57,17 @@ def test_each_default_is_valid() -> None:
         assert option.problem_of_path(option.default) is None, option.name
 
 
+@pytest.mark.failure_mode(70)
+@pytest.mark.parametrize("value", ["hunter2", [], ["hunter2", ""], [7, "hunter2"], {"hunter2"}])
+def test_a_secret_is_not_shown_when_it_is_wrong(value: Any) -> None:
+    with (
+        override_settings(IDEMPOTENCY={"FINGERPRINT_KEYS": value}),
+        pytest.raises(ImproperlyConfigured, match=r"FINGERPRINT_KEYS.*E019") as refused,
+    ):
+        _ = settings.ttl
+    assert "hunter2" not in str(refused.value)
+
+
 def test_the_docstring_explains_every_argument() -> None:
     explained = re.findall(r":param (\w+):", inspect.getdoc(Operation) or "")
     assert sorted(explained) == sorted(["name", *OPTIONS])

@@ -26,7 +26,7 @@ from ...http.problems import CONTENT_TYPE, problem
 from ...operation import Operation
 from ...outcome import Outcome, is_json
 from ...protocol.claims import alias
-from .commands import declared_fields
+from .commands import as_sent, declared_fields
 from .errors import IdempotencyAPIException
 
 
@@ -54,10 +54,12 @@ class RestFrameworkAdapter(Adapter):
         command: Any = operation.command
         if isinstance(command, type) and issubclass(command, serializers.BaseSerializer):
             context = {"request": self.request, "view": self.view, "format": None}
-            return declared_fields(command(context=context), self._data())
+            # A form leaves out what a partial update doesn't change, and else the boxes that aren't ticked.
+            partial = self.http.method == "PATCH"
+            return declared_fields(command(context=context, partial=partial), self._data())
         if command is not None:
             return command(self.request)
-        return bodies.parts(self.http) if self._has_parts() else self._data()
+        return bodies.parts(self.http) if self._has_parts() else as_sent(self._data(), self.http)
 
     def _has_parts(self) -> bool:
         if not bodies.has_parts(self.http):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from idempotency.exceptions import PayloadInvalidError
-from idempotency.fingerprint import Payload, parse_json
-from tests.unit.fingerprint.commands import nested, of, scalars, typed
+from idempotency.fingerprint import Payload
+from idempotency.parsing import MAX_DEPTH, parse_json
+from tests.unit.fingerprint.commands import near, nested, of, scalars, typed
 
 
 @given(nested(scalars))
@@ -23,7 +25,63 @@ def test_json_is_read_as_the_application_reads_it(value: object) -> None:
             with pytest.raises(UnicodeDecodeError):
                 parse_json(body)
         else:
-            assert typed(parse_json(body)) == typed(expected)
+            assert typed(json.loads(parse_json(body).text)) == typed(expected)
+
+
+JSON = nested(scalars | near.filter(lambda value: not isinstance(value, bytes)))
+
+
+@given(JSON, JSON)
+def test_two_texts_have_one_fingerprint_only_if_they_say_the_same(one: object, other: object) -> None:
+    first, second = (json.dumps(value).encode("ascii") for value in (one, other))
+    assert (of(parse_json(first)) == of(parse_json(second))) == (typed(one) == typed(other))
+
+
+ONE_NUMBER = [["0.5", "0.50", "5e-1", "0.05E1", "0.5" + "0" * 400], ["1e22", "10000000000000000000000.0"]]
+NUMBERS = [
+    *[numbers[0] for numbers in ONE_NUMBER],
+    *["9007199254740992.5", "9007199254740993.0", "9007199254740992.0", "9007199254740993", "9007199254740992"],
+    *["0.1", "0.1000000000000000055511151231257827", "1e-400", "1e-401", "-1e-400", "0.0", "-0.0", "0", "1.0", "1"],
+    *["2.5e-310", "2.50000000000000001e-310", '"1e-400"', '[null, "1e-400"]', '"NaN"', '[["NaN"], "1e-400"]'],
+]
+
+
+def test_numbers_that_a_float_takes_for_one_differ() -> None:
+    assert len({of(parse_json(number.encode())) for number in NUMBERS}) == len(NUMBERS)
+
+
+@pytest.mark.parametrize("numbers", ONE_NUMBER)
+def test_another_spelling_of_a_number_is_the_same_number(numbers: list[str]) -> None:
+    assert len({of(parse_json(number.encode())) for number in numbers}) == 1
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_nesting_is_bounded(opening: str, closing: str) -> None:
+    parse_json(f"{opening * MAX_DEPTH}1{closing * MAX_DEPTH}".encode())
+    with pytest.raises(PayloadInvalidError, match="levels deep"):
+        parse_json(f"{opening * (MAX_DEPTH + 1)}1{closing * (MAX_DEPTH + 1)}".encode())
+
+
+def test_brackets_within_a_text_do_not_nest() -> None:
+    parse_json(json.dumps(["[{" * MAX_DEPTH, '"[' * MAX_DEPTH, "\\[" * MAX_DEPTH]).encode())
+    parse_json(json.dumps([[]] * 2 * MAX_DEPTH).encode())
+
+
+def test_a_body_of_a_million_containers_takes_no_pass_in_python() -> None:
+    """A pass that calls a function for each of them takes seconds."""
+    calls = 0
+
+    def count(*arguments: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    body = b"[" + b",".join([b"[" * 150 + b"]" * 150] * 400) + b"]"
+    sys.setprofile(count)
+    try:
+        of(parse_json(body))
+    finally:
+        sys.setprofile(None)
+    assert calls < 1_000
 
 
 def test_spacing_escapes_and_order_do_not_count() -> None:

