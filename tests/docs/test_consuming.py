@@ -44,7 +44,7 @@ def test_the_receipt_is_sent_once(inbox: Inbox, page: dict[str, Any]) -> None:
     assert Notification.objects.count() == 1
 
 
-def test_a_receipt_of_nothing_is_put_aside_and_brought_back(inbox: Inbox, page: dict[str, Any]) -> None:
+def test_a_receipt_of_nothing_is_dead_lettered_and_redriven(inbox: Inbox, page: dict[str, Any]) -> None:
     one = charge()
     number = one.pk
     one.delete()
@@ -54,7 +54,7 @@ def test_a_receipt_of_nothing_is_put_aside_and_brought_back(inbox: Inbox, page: 
     assert dead[REASON_HEADER] == "failed: DoesNotExist"
     assert f"`{REASON_HEADER}`" in TEXT
     Charge(pk=number, account=UserFactory(), amount=5, currency="usd").save()
-    assert page["bring_receipts_back"]() == 1
+    assert page["redrive_receipts"]() == 1
     inbox.drain()
     assert Notification.objects.count() == 1
 

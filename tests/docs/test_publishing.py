@@ -60,10 +60,10 @@ def test_the_other_examples_publish_what_they_say(page: Any) -> None:
 
 
 def test_the_alarms_ring(page: Any) -> None:
-    assert not any(page.outbox_alarms().values())
+    assert not any(monitor.outbox_alarms().values())
     make_messages(1, MessageStatus.DEAD)
     make_messages(1, due=-10 * relay.LEASE)
-    assert page.outbox_alarms() == {
+    assert monitor.outbox_alarms() == {
         "nobody relays": True,
         "somebody has to look": True,
         "more comes in than goes out": False,
