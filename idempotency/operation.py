@@ -5,7 +5,7 @@ Imports no models, so an app can declare its operations in an ``operations.py`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -221,6 +221,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._operations: dict[str, Operation] = {}
+        self._homes: dict[str, str] = {}
 
     def add(self, operation: Operation) -> None:
         known = self._operations.get(operation.name)
@@ -237,6 +238,21 @@ class Registry:
     def discard(self, name: str) -> None:
         """Forget a declaration, as a test does that made one."""
         self._operations.pop(name, None)
+        self._homes.pop(name, None)
+
+    def bind(self, name: str, homes: Sequence[str]) -> None:
+        """Give the name to the function that is declared under it.
+
+        :param homes: the function's module and qualified name, and those of the methods that it overrides. An override
+            belongs to its parent's operation. A module that is loaded again declares the same function again.
+        :raises ImproperlyConfigured: the name is another function's.
+        """
+        known = self._homes.setdefault(name, homes[0])
+        if known not in homes:
+            raise ImproperlyConfigured(
+                f"Operation {name!r} is declared for {homes[0]}, and for {known} already. Two functions that share a "
+                f"name would share their records: rename one, or declare one Operation and pass it to both."
+            )
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(list(self._operations.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +15,7 @@ from ..protocol.claims import Claim
 from ..protocol.faults import fault_point
 from ..scope import Scope
 from .adapters import Adapter
+from .atomic_requests import Handler
 
 #: What a job that is not over is answered with. If the operation's own answer doesn't say when to look again, the
 #: client is told to do so after this many seconds.
@@ -26,7 +26,7 @@ LOOK_AGAIN_AFTER = 1
 class HandlerAttempt:
     """One run of a handler. ``response`` is what its client is answered, once the handler has been called."""
 
-    def __init__(self, claim: Claim, adapter: Adapter, handler: Callable[[], Any]) -> None:
+    def __init__(self, claim: Claim, adapter: Adapter, handler: Handler) -> None:
         self.claim = claim
         self.adapter = adapter
         self.handler = handler
@@ -38,14 +38,17 @@ class HandlerAttempt:
         :returns: the outcome to record, or None if nothing of this run is to be kept.
         :raises UnrecordableResponseError: the handler's answer should be recorded, and can't be.
         """
-        try:
-            answer = self.handler()
-        except IdempotencyError as error:
-            if not _may_be_raised_by(self.claim, error):
-                note_crash(self.adapter.http, error)
-            raise
-        # Django says itself what it thinks of a view that returns None, and DRF says so when it finalizes the response.
-        return self._take_down(answer)
+        with self.handler.transactions_besides(self.claim.using, self.claim.operation) as others:
+            try:
+                answer = self.handler()
+            except IdempotencyError as error:
+                if not _may_be_raised_by(self.claim, error):
+                    note_crash(self.adapter.http, error)
+                raise
+            # Django itself says what it thinks of a view that returns None. DRF does when it finalizes the response.
+            outcome = self._take_down(answer)
+            others.status = None if outcome is None else outcome.status
+        return outcome
 
     def outcome_of_error(self, error: Exception) -> Outcome | None:
         """What is to be recorded of an exception out of ``call``, whose writes have been rolled back.

@@ -4,106 +4,138 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import re
 from collections.abc import Callable
-from datetime import date
-from decimal import Decimal
 from types import MethodType
-from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.db.models import Model
-from django.http import HttpRequest
+from django.views import View
 
-from ..operation import Operation, operation_for
+from ..operation import Operation, operation_for, registry
 from ..options import OperationPolicy
-from ..protocol.claims import alias
-from ..protocol.execution import as_atomic_request
-from .adapters import adapter_type_for
+from .adapters import adapter_for, adapter_type_for
+from .api_view import docstring_of
+from .atomic_requests import EveryDatabase, Handler, exempted_by_project
+from .class_views import (
+    guard,
+    methods_of_class,
+    protects_function,
+    protects_handler,
+    refuse_excluded,
+    refuse_handler,
+    served_methods,
+)
 from .exchange import exchange_for, is_running
+from .route import route_of
 
 if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
     from typing_extensions import Unpack
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def idempotent(operation: str | Operation, **policy: Unpack[OperationPolicy]) -> Callable[[Callable[..., Any]], Any]:
+
+def idempotent(
+    operation: str | Operation, **policy: Unpack[OperationPolicy]
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a view take effect once for each account and ``Idempotency-Key``.
 
     Goes on a function view, an async view, a method of a class-based view, a function under ``@api_view``, and a
     method or ``@action`` of a DRF view. Put it closest to the function: what stands above it (``login_required``,
     ``api_view``, permissions) runs before a replay, every time.
 
+    The handler of a class is protected whatever its method. A function may serve several methods, of which ``methods``
+    are protected. Two functions can't share the name of an operation, but they can share an ``Operation``.
+
     :param operation: the operation's name, or an ``Operation`` declared elsewhere.
     :param policy: the keyword arguments of ``Operation``, when a name is given.
-    :raises ImproperlyConfigured: the policy is incomplete or contradictory, or what is decorated could not be
-        protected from here.
+    :returns: a decorator that keeps the view's signature.
+    :raises ImproperlyConfigured: the policy is incomplete or contradictory, another function has the name, or what is
+        decorated could not be protected from here.
     """
     declared = operation_for(operation, policy)
 
-    def decorate(view: Callable[..., Any]) -> Protected:
-        return Protected(declared, view)
+    def decorate(view: Callable[P, R]) -> Callable[P, R]:
+        return cast("Callable[P, R]", Protected(declared, view, owns_name=isinstance(operation, str)))
 
     return decorate
 
 
-class RecordAlias(set[str]):
-    """The databases whose ATOMIC_REQUESTS a protected view is exempt from: the record's, whichever the router names.
-
-    The claim must commit before the handler runs, so no request-wide transaction may be open on that database. Others
-    keep theirs.
-    """
-
-    def __contains__(self, using: object) -> bool:
-        return super().__contains__(using) or using == alias()
-
-
 class Protected:
-    """A view under an operation: callable like the view, and bindable like a method."""
+    """A view under an operation: callable like the view, and bindable like a method.
+
+    :param owns_name: no other function may be declared under the operation's name.
+    """
 
     _non_atomic_requests: set[str]
 
-    def __init__(self, operation: Operation, view: Callable[..., Any]) -> None:
+    def __init__(self, operation: Operation, view: Callable[..., Any], *, owns_name: bool = False) -> None:
         _refuse_unprotectable(operation, view)
         functools.update_wrapper(self, view)
-        docstring = _Docstring(view.__doc__ or "")
-        docstring.operation = operation
-        self.__doc__ = docstring
+        self.__doc__ = docstring_of(view, operation)
         self.operation = operation
         self.view = view
-        self._non_atomic_requests = RecordAlias(getattr(view, "_non_atomic_requests", ()))
+        #: The attribute of its class, if it is a handler.
+        self.name = getattr(view, "__name__", "")
+        self._non_atomic_requests = EveryDatabase(exempted_by_project(view))
         self._is_async = iscoroutinefunction(view)
         if self._is_async:
             markcoroutinefunction(self)
+        #: Until it is known which class the method is of, it is not known whether it overrides another one.
+        self._owes_name = owns_name and not _is_stand_in(view)
+        if self._owes_name and not _is_in_class_body(view):
+            self._own_name([_home_of(view)])
 
     def __set_name__(self, owner: type, name: str) -> None:
-        if name == "dispatch" and hasattr(owner, "handle_exception"):
-            raise ImproperlyConfigured(
-                f"@idempotent on {owner.__name__}.dispatch would run before authentication. Decorate the handler "
-                f"method, or use IdempotentMixin."
-            )
-        exempt_from_atomic_requests(owner)
+        self.name = name
+        refuse_handler(self.operation, owner, name)
+        if self._owes_name:
+            self._own_name([f"{base.__module__}.{base.__qualname__}.{name}" for base in owner.__mro__])
+        guard(owner)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        request = _request_among(args)
+        request = next((argument for argument in args[:2] if adapter_type_for(argument) is not None), None)
         if request is None:
             raise TypeError(
                 f"@idempotent({self.operation.name!r}) expects a request as the first argument of "
                 f"{getattr(self.view, '__qualname__', self.view)!r}."
             )
+        if self._owes_name:  # a method under another decorator, which hides it from its class
+            self._own_name([_home_of(self.view)])
         call = functools.partial(self.view, *args, **kwargs)
-        if is_running(self.operation, request):  # decorated under the mixin too, or reached by super().create()
+        http = adapter_for(request).http
+        if is_running(self.operation, http):
             return call()
-        if request.method not in self.operation.methods:
-            return call() if self._is_async else as_atomic_request(call, set(self._non_atomic_requests))
-        route = _route(request, kwargs)
-        if self._is_async:
-            return _shielded(exchange_for(self.operation, request, async_to_sync(call), route).respond)
-        return exchange_for(self.operation, request, call, route).respond()
+        if not self._protects(args[0] if args[0] is not request else None, request):
+            return Handler(call, http, self).pass_through()
+        handler = Handler(async_to_sync(call) if self._is_async else call, http, self)
+        exchange = exchange_for(self.operation, request, handler, functools.partial(route_of, http, kwargs))
+        return _shielded(exchange.respond) if self._is_async else exchange.respond()
+
+    def _own_name(self, homes: list[str]) -> None:
+        registry.bind(self.operation.name, homes)
+        self._owes_name = False
+
+    def _protects(self, instance: object, request: Any) -> bool:
+        name = self.name
+        if instance is None and isinstance(self.view, functools.partial):
+            # method_decorator(idempotent(...)) makes a function of the bound method, at every call.
+            instance = getattr(self.view.func, "__self__", None)
+        if isinstance(instance, View):
+            if name == "dispatch":
+                refuse_handler(self.operation, type(instance), name)
+            return protects_handler(
+                self.operation, request.method, served_methods(name, getattr(instance, "action_map", None))
+            )
+        view_class = getattr(self.view, "view_class", None)  # of as_view()
+        if view_class is None and getattr(request, "parser_context", None) is not None:
+            view_class = type(request.parser_context["view"])  # of @api_view
+        served = set() if view_class is None else methods_of_class(view_class)
+        return protects_function(self.operation, request.method, served)
 
 
 async def _shielded(respond: Callable[[], Any]) -> Any:
@@ -127,113 +159,24 @@ async def _shielded(respond: Callable[[], Any]) -> Any:
     return running.result()
 
 
-class _Docstring(str):  # noqa: SLOT000 - one instance a view, and it carries an attribute
-    """A docstring that tells of the class it is put into.
-
-    ``@api_view`` makes a class that calls the function and shows nothing of it, except that the function's docstring
-    becomes the class's. A value in a class body is told of its owner (``object.__set_name__``), and the owner is what
-    must be exempt from ATOMIC_REQUESTS.
-    """
-
-    operation: Operation
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        owner.idempotent_operation = lambda handler: self.operation  # type: ignore[attr-defined]
-        exempt_from_atomic_requests(owner)
+def _is_stand_in(view: Callable[..., Any]) -> bool:
+    """Whether ``view`` is the function that ``method_decorator`` decorates to learn of a decorator's attributes."""
+    return getattr(view, "__module__", None) == "django.utils.decorators"
 
 
-def exempt_from_atomic_requests(view_class: type) -> None:
-    """Let the views made of a class commit their claims. What they don't protect stays one transaction a request.
-
-    ``as_view`` is where a class becomes the callable that Django looks at, so that is what is wrapped: once a class,
-    and inherited by its subclasses.
-    """
-    if not hasattr(view_class, "as_view") or getattr(view_class.as_view, "_exempts", False):
-        return
-    own = view_class.__dict__.get("as_view")
-
-    def as_view(cls: Any, *args: Any, **initkwargs: Any) -> Any:
-        inherited: Any = super(view_class, cls)
-        make = inherited.as_view if own is None else own.__get__(None, cls)
-        view = make(*args, **initkwargs)
-        if isinstance(getattr(view, "_non_atomic_requests", None), RecordAlias):
-            return view
-        return _selectively_atomic(view, cls)
-
-    as_view._exempts = True  # type: ignore[attr-defined]
-    setattr(view_class, "as_view", classmethod(as_view))  # noqa: B010 - a class of any kind
+def _is_in_class_body(view: Callable[..., Any]) -> bool:
+    outer = getattr(view, "__qualname__", "").rpartition(".")[0]
+    return bool(outer) and not outer.endswith("<locals>") and not hasattr(view, "view_class")
 
 
-def _selectively_atomic(view: Callable[..., Any], view_class: type) -> Callable[..., Any]:
-    exempt = set(getattr(view, "_non_atomic_requests", ()))
-    is_async = iscoroutinefunction(view)
-
-    @functools.wraps(view)
-    def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if is_async or _protects(view_class, request, getattr(view, "actions", None)):
-            return view(request, *args, **kwargs)
-        return as_atomic_request(functools.partial(view, request, *args, **kwargs), exempt)
-
-    if is_async:
-        markcoroutinefunction(wrapper)
-    wrapper._non_atomic_requests = RecordAlias(exempt)  # type: ignore[attr-defined]
-    return wrapper
-
-
-def _protects(view_class: type, request: HttpRequest, actions: dict[str, str] | None) -> bool:
-    method = (request.method or "").lower()
-    name = actions.get(method, method) if actions else method
-    operation = protected_operation(view_class, name)
-    return operation is not None and request.method in operation.methods
-
-
-def protected_operation(view_class: type, name: str) -> Operation | None:
-    """The operation that protects the handler ``name`` of a class, by decorator or by a mixin's mapping."""
-    handler = getattr(view_class, name, None)
-    while handler is not None and not isinstance(handler, Protected):
-        handler = getattr(handler, "__wrapped__", None)
-    if handler is not None:
-        return handler.operation
-    of_mixin = getattr(view_class, "idempotent_operation", None)
-    return None if of_mixin is None else of_mixin(name)
-
-
-def _request_among(args: tuple[Any, ...]) -> Any | None:
-    """The request: the first argument of a function, the second of a method."""
-    for argument in args[:2]:
-        if adapter_type_for(argument) is not None:
-            return argument
-    return None
-
-
-def _route(request: Any, kwargs: dict[str, Any]) -> dict[str, object]:
-    match = getattr(request, "resolver_match", None)
-    arguments: dict[str, object] = dict(kwargs if match is None else match.kwargs)
-    if match is not None:
-        arguments.update((str(position), value) for position, value in enumerate(match.args))
-    return {name: _comparable(value) for name, value in arguments.items()}
-
-
-#: In the text of an object that has none of its own: where it is in memory.
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
-def _comparable(value: object) -> object:
-    """A route argument as the fingerprint takes it. A converter may return anything, down to a model instance.
-
-    :raises TypeError: it has no text that is the same for a retry.
-    """
-    if isinstance(value, Model):
-        return [value._meta.label, _comparable(value.pk)]
-    if isinstance(value, (str, int, UUID, date, Decimal)):
-        return value
-    text = str(value)
-    if _ADDRESS.search(text):
-        raise TypeError(
-            f"A route argument of type {type(value).__qualname__} has no text of its own, only an address in memory, "
-            f"so a retry could not be told from another request. Give the type a __str__ that tells its values apart."
-        )
-    return text
+def _home_of(view: Any) -> str:
+    """Where a view is defined: the same text if its module is loaded again."""
+    defined = getattr(view, "view_class", view)  # as_view() makes one function for all classes
+    while isinstance(defined, functools.partial) and not hasattr(defined, "__qualname__"):
+        defined = defined.func
+    if not hasattr(defined, "__qualname__"):
+        defined = type(defined)
+    return f"{defined.__module__}.{defined.__qualname__}"
 
 
 def _refuse_unprotectable(operation: Operation, view: Any) -> None:
@@ -250,3 +193,16 @@ def _refuse_unprotectable(operation: Operation, view: Any) -> None:
             f"@idempotent({name!r}) stands above @api_view or around as_view(), where it would run before "
             f"authentication and permissions. Put it below @api_view, on the handler method, or use IdempotentMixin."
         )
+    view_class = getattr(view, "view_class", None)
+    if view_class is not None and view_class.dispatch is not View.dispatch:
+        raise ImproperlyConfigured(
+            f"@idempotent({name!r}) stands around {view_class.__name__}.as_view(), where it would run before "
+            f"its dispatch(), which may ask for a login or a permission. Put it on the handler method."
+        )
+    if hasattr(view, "redirect_field_name"):  # set by user_passes_test(), of which Django makes the others
+        raise ImproperlyConfigured(
+            f"@idempotent({name!r}) stands above login_required, permission_required or user_passes_test, where a "
+            f"replay would not ask for them. Put it below, closest to the function."
+        )
+    if view_class is not None:
+        refuse_excluded(operation, methods_of_class(view_class), f"{view_class.__name__}.as_view()")

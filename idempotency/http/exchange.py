@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from django.http import HttpRequest
+
 from .. import keys
 from ..conf import settings
 from ..exceptions import (
@@ -25,9 +27,10 @@ from ..outcome import REPLAYED_HEADER, Outcome
 from ..policy import ACCEPTED, Attach
 from ..protocol import claims
 from ..protocol.claims import Claim
-from ..protocol.execution import Slot, acquire_or_wait, as_atomic_request, run_under
+from ..protocol.execution import Slot, acquire_or_wait, run_under
 from ..scope import Scope, scope_of
-from .adapters import Adapter, adapter_for, adapter_type_for
+from .adapters import Adapter, adapter_for
+from .atomic_requests import Handler
 from .attempts import HandlerAttempt, attach_job, has_job, is_crash
 from .problems import accepted_response, report
 
@@ -42,7 +45,7 @@ class Exchange:
     """
 
     def __init__(
-        self, operation: Operation, adapter: Adapter, handler: Callable[[], Any], route: dict[str, object]
+        self, operation: Operation, adapter: Adapter, handler: Handler, route: Callable[[], dict[str, object]]
     ) -> None:
         self.operation = operation
         self.adapter = adapter
@@ -60,7 +63,7 @@ class Exchange:
         """
         try:
             if not self._has_key():
-                return as_atomic_request(self.handler)
+                return self.handler.pass_through()
         except IdempotencyError as error:
             return self._refuse(error)
         try:
@@ -81,6 +84,7 @@ class Exchange:
         return bool(self.key)
 
     def _answer(self) -> Any:
+        self.handler.refuse_open_transactions(self.operation)
         self.scope = scope_of(self.operation.name, self.operation.account(self.adapter.request), self.key)
         payload = self._payload()
         held = acquire_or_wait(self.operation, self.scope, payload)
@@ -99,7 +103,7 @@ class Exchange:
             payload = Payload(
                 self.adapter.payload(self.operation),
                 method=self.adapter.http.method or "",
-                route=self.route,
+                route=self.route(),
                 query=self.meta.get("QUERY_STRING", ""),
             )
         except RecursionError as error:
@@ -113,15 +117,15 @@ class Exchange:
 
     def _run(self, claim: Claim) -> Any:
         attempt = HandlerAttempt(claim, self.adapter, self.handler)
-        running = _running(self.adapter.request)
-        running.add(self.operation.name)
+        running = _running(self.adapter.http)
+        running.append(self.operation)
         try:
             _run(claim, attempt)
         except BaseException:
             attempt.discard()
             raise
         finally:
-            running.discard(self.operation.name)
+            running.pop()
         return attempt.response
 
     def _replay(self, outcome: Outcome) -> Any:
@@ -174,19 +178,27 @@ class _Explain:
         return True
 
 
-def exchange_for(operation: Operation, request: Any, handler: Callable[[], Any], route: dict[str, object]) -> Exchange:
+def exchange_for(
+    operation: Operation, request: Any, handler: Handler, route: Callable[[], dict[str, object]]
+) -> Exchange:
     return Exchange(operation, adapter_for(request), handler, route)
 
 
-def is_running(operation: Operation, request: Any) -> bool:
-    """Whether this very request is being run under the operation: what it calls then is part of that run."""
-    return operation.name in _running(request)
+def is_running(operation: Operation, http: HttpRequest) -> bool:
+    """Whether what this very request calls under ``operation`` is a part of what it is running already.
+
+    It is if that is this operation, as when the handler calls ``super().create()``. It also is if both have a
+    transaction: another claim could not commit in the first one's, which keeps the promises of both. DRF's
+    ``partial_update()`` calls ``update()``.
+    """
+    running = _running(http)
+    if operation.name in {known.name for known in running}:
+        return True
+    return bool(running) and running[-1].transaction and operation.transaction
 
 
-def _running(request: Any) -> set[str]:
+def _running(http: HttpRequest) -> list[Operation]:
     # Kept on Django's request, which DRF wraps anew. Not in a context variable: a request made from within a handler
     # (a test client, an internal call) is another one, and its scope is its own.
-    adapter = adapter_type_for(request)
-    attributes: dict[str, Any] = (request if adapter is None else adapter.request_of_django(request)).__dict__
-    running: set[str] = attributes.setdefault("_idempotency_running", set())
+    running: list[Operation] = http.__dict__.setdefault("_idempotency_running", [])
     return running

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
 
@@ -25,8 +24,6 @@ from .context import claim_in_context
 from .faults import fault_point
 from .heartbeat import heartbeat
 from .recovery import settle
-
-T = TypeVar("T")
 
 logger = logging.getLogger("idempotency")
 
@@ -218,15 +215,3 @@ def release_or_park(claim: Claim) -> None:
         return
     if given_up:
         signals.send(signal, operation, claim.scope, claim.attempt)
-
-
-def as_atomic_request(call: Callable[[], T], exempt: Collection[str] = ()) -> T:
-    """Call an unprotected path of a view as Django would have, had the view not been exempt from ATOMIC_REQUESTS.
-
-    :param exempt: the databases from which the project itself has exempted the view.
-    """
-    using = claims.alias()
-    if using in exempt or not connections[using].settings_dict["ATOMIC_REQUESTS"]:
-        return call()
-    with transaction.atomic(using=using):
-        return call()

@@ -14,6 +14,7 @@ from django.db import connection, connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncRequestFactory
 from django.test.client import encode_multipart
+from django.urls import resolve
 from rest_framework.decorators import api_view
 from rest_framework.response import Response
 
@@ -155,14 +156,16 @@ def test_an_async_view_that_is_cancelled_ends_its_run_first(
     async def call(view: Any) -> None:
         request: Any = AsyncRequestFactory().post("/", {}, "application/json", headers={"Idempotency-Key": "k"})
         request.user = alice.user
+        request.resolver_match = resolve("/")
         async with ThreadSensitiveContext():
             try:
                 await view(request)
             finally:
                 await sync_to_async(connections.close_all)()
 
-    async def scenario() -> Any:
+    async def scenario() -> None:
         view, entered, go_on = slow_view(policy)
+        serve(view)
         task = asyncio.create_task(call(view))
         await happens(entered)
         for _ in range(times):
@@ -172,9 +175,8 @@ def test_an_async_view_that_is_cancelled_ends_its_run_first(
         go_on.set()
         await asyncio.wait([task])
         assert task.cancelled()  # passed on in the end
-        return view
 
-    serve(asyncio.run(scenario()))
+    asyncio.run(scenario())
     assert effects() == 1
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
     assert effects() == 1

@@ -211,7 +211,10 @@ def test_login_required_stands_before_the_replay(settings: Any) -> None:
 @pytest.mark.parametrize("first_by", ["session", "token"])
 def test_session_and_token_of_one_user_are_one_account(alice: Caller, settings: Any, first_by: str) -> None:
     protected = idempotent("tests.either")(plain_answer)
-    settings.ROOT_URLCONF = (path("session/", protected), path("token/", token_required(protected)))
+    settings.ROOT_URLCONF = (
+        path("session/", protected, name="either"),
+        path("token/", token_required(protected), name="either"),
+    )
     assert alice.user is not None
     by_session = Client()
     by_session.force_login(alice.user)

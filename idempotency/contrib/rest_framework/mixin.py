@@ -1,39 +1,72 @@
-"""``IdempotentMixin``: the protected handlers of a DRF view class, named in one mapping."""
+"""``IdempotentMixin``: the protected handlers of a view class, named in one mapping."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MethodType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
+from django.views import View
+from typing_extensions import Self
 
-from ...http.decorators import Protected, exempt_from_atomic_requests
-from ...operation import Operation, operation_for
+from ...http.class_views import guard, operation_of, refuse_handler
+from ...http.decorators import Protected
+from ...operation import Operation, operation_for, registry
+
+T = TypeVar("T")
 
 
+# No docstring: API schemas and DRF's own pages would show it to clients, as the description of a view without one.
+#
+# Protect handlers of an APIView or a ViewSet, named in ``idempotent_operations``. Its keys are a ViewSet's actions, or
+# an APIView's methods in lower case; its values are names or ``Operation`` objects.
+#
+# The handlers are protected on each instance, when it is made. So it doesn't matter where the mixin stands among the
+# bases, or what else overrides ``initial()`` or ``dispatch()``, and the class keeps the methods as they were written.
 class IdempotentMixin:
-    """Protect handlers of an APIView or ViewSet, named in ``idempotent_operations``.
-
-    Keys are a ViewSet's actions, or an APIView's methods in lower case; values are names or ``Operation`` objects::
-
-        class ChargeViewSet(IdempotentMixin, viewsets.ModelViewSet):
-            idempotent_operations = {"create": "charges.create"}
-    """
-
     idempotent_operations: ClassVar[Mapping[str, str | Operation]] = {}
-    _protected_handlers: ClassVar[dict[str, Protected]]
+    _protected_handlers: ClassVar[dict[str, Protected]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._protected_handlers = {}
+        if not isinstance(cls.idempotent_operations, Mapping):
+            raise ImproperlyConfigured(
+                f"{cls.__name__}.idempotent_operations must map the names of handlers to operations, not be "
+                f"{cls.idempotent_operations!r}."
+            )
         for name in cls.idempotent_operations:
-            if hasattr(cls, "as_view") and not hasattr(cls, name):
-                raise ImproperlyConfigured(
-                    f"{cls.__name__}.idempotent_operations names {name!r}, and {cls.__name__} has no such handler."
-                )
-            cls.idempotent_operation(name)  # declared when the class is made, not at the first request
-        exempt_from_atomic_requests(cls)
+            cls._declare(name)  # when the class is made, not at the first request
+        guard(cls)
+
+    @classmethod
+    def _declare(cls, name: str) -> None:
+        if issubclass(cls, View) and not hasattr(cls, name):
+            raise ImproperlyConfigured(
+                f"{cls.__name__}.idempotent_operations names {name!r}, and {cls.__name__} has no such handler."
+            )
+        operation = operation_for(cls.idempotent_operations[name], {})
+        refuse_handler(operation, cls, name)
+        decorated = operation_of(getattr(cls, name, None))
+        if decorated is not None and decorated.name != operation.name:
+            raise ImproperlyConfigured(
+                f"{cls.__name__}.idempotent_operations gives {name!r} to operation {operation.name!r}, and @idempotent "
+                f"on the method gives it to {decorated.name!r}. Declare one of the two."
+            )
+        if "idempotent_operations" in vars(cls) and isinstance(cls.idempotent_operations[name], str):
+            registry.bind(operation.name, [f"{base.__module__}.{base.__qualname__}.{name}" for base in cls.__mro__])
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        # The view class's own __init__() takes the arguments; object.__new__() would refuse them.
+        inherited: Callable[..., Any] = super().__new__
+        view: Any = inherited(cls) if inherited is object.__new__ else inherited(cls, *args, **kwargs)
+        for name in view.idempotent_operations:
+            handler = getattr(cls, name, None)
+            if handler is not None and operation_of(handler) is None:
+                setattr(view, name, MethodType(view._protected(name, handler), view))
+        made: Self = view
+        return made
 
     @classmethod
     def idempotent_operation(cls, name: str) -> Operation | None:
@@ -41,23 +74,11 @@ class IdempotentMixin:
         declaration = cls.idempotent_operations.get(name)
         return None if declaration is None else operation_for(declaration, {})
 
-    def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        super().initial(request, *args, **kwargs)  # type: ignore[misc]
-        method = request.method.lower()
-        name = getattr(self, "action", None) or method
-        if name not in self.idempotent_operations:
-            return
-        handler = getattr(type(self), name, None)
-        if handler is None or isinstance(handler, Protected):
-            return
-        # dispatch() looks the handler up on this instance, which serves one request, right after initial().
-        setattr(self, method, MethodType(self._protected(name, handler), self))
-
     @classmethod
     def _protected(cls, name: str, handler: Callable[..., Any]) -> Protected:
         known = cls._protected_handlers.get(name)
         if known is None or known.view is not handler:  # made once a class, and again if the handler was replaced
-            operation = cls.idempotent_operation(name)
-            assert operation is not None  # the name is one of the mapping's
+            operation = operation_for(cls.idempotent_operations[name], {})
             known = cls._protected_handlers[name] = Protected(operation, handler)
+            known.name = name
         return known

@@ -1,0 +1,164 @@
+"""ATOMIC_REQUESTS: the transactions that Django opens around a view, and where they are opened instead.
+
+The claim of a protected request must commit before the handler runs, and the outcome must be recorded after everything
+that the handler wrote is committed. Neither is possible within a transaction around the whole view. So a view with a
+protected handler is exempt from ATOMIC_REQUESTS on every database, and the same transactions are opened here: around
+the view if a request is not protected, and within the claim if it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+from django.db import connections, transaction
+from django.http import HttpRequest
+
+from ..exceptions import OuterTransactionError, TransactionBrokenError
+from ..operation import Operation
+
+#: Set on Django's request while the transactions around its view are open.
+_OPENED = "_idempotency_atomic_request"
+
+
+class EveryDatabase(set[str]):
+    """The names of all databases, where Django looks for those that a view is exempt on.
+
+    ``exempted`` are the databases on which the project itself has exempted the view. Django's ``non_atomic_requests``
+    adds to the set that it finds on a view.
+    """
+
+    def __init__(self, exempted: Iterable[str] = ()) -> None:
+        super().__init__(connections)
+        self.exempted = set(exempted)
+
+    def add(self, using: str) -> None:
+        self.exempted.add(using)
+
+
+def exempted_by_project(view: object) -> set[str]:
+    """The databases on which the project has exempted ``view`` from ATOMIC_REQUESTS."""
+    exempted: set[str] = getattr(view, "_non_atomic_requests", set())
+    return exempted.exempted if isinstance(exempted, EveryDatabase) else set(exempted)
+
+
+class Handler:
+    """What answers one request if nothing protects it, and the transactions that belong around it.
+
+    :param call: runs the view or the method, to its end if it is async.
+    :param request: Django's own request.
+    :param view: what ``call`` runs.
+    """
+
+    def __init__(self, call: Callable[[], Any], request: HttpRequest, view: object) -> None:
+        self._call = call
+        self.request = request
+        self.view = view
+
+    def __call__(self) -> Any:
+        return self._call()
+
+    @property
+    def databases(self) -> list[str]:
+        """Where Django would have opened a transaction for this request. It looks at the view that the URL leads to."""
+        match = self.request.resolver_match
+        exempted = exempted_by_project(self.view if match is None else match.func)
+        return [
+            using
+            for using, options in connections.settings.items()
+            if options["ATOMIC_REQUESTS"] and using not in exempted
+        ]
+
+    def pass_through(self) -> Any:
+        """Answer a request that is not protected as Django would have: in one transaction on each of ``databases``.
+
+        :raises RuntimeError: the view is async, and there is such a database. Django refuses that too.
+        """
+        if getattr(self.request, _OPENED, False):  # by the class-based view that this handler belongs to
+            return self()
+        databases = self.databases
+        if not databases:
+            return self()
+        if iscoroutinefunction(self.view):
+            raise RuntimeError(
+                "You cannot use ATOMIC_REQUESTS with async views. Only a protected request to this view has a "
+                "transaction of its own. Mark the view with django.db.transaction.non_atomic_requests."
+            )
+        setattr(self.request, _OPENED, True)
+        try:
+            with ExitStack() as transactions:
+                for using in databases:
+                    transactions.enter_context(transaction.atomic(using=using))
+                return self()
+        finally:
+            setattr(self.request, _OPENED, False)
+
+    def refuse_open_transactions(self, operation: Operation) -> None:
+        """Refuse to claim within a transaction that would commit after the outcome is recorded.
+
+        Also connects to the other databases that the handler is to find a transaction on. Nothing is claimed if one of
+        them can't be reached.
+
+        :raises OuterTransactionError: a transaction is open on some database.
+        """
+        for using in self.databases:
+            connections[using].ensure_connection()
+        for connection in connections.all(initialized_only=True):
+            if connection.in_atomic_block:
+                _refuse_outer_transaction(connection.alias, operation)
+
+    @contextmanager
+    def transactions_besides(self, using: str, operation: Operation) -> Iterator[OtherTransactions]:
+        """Open the request's transactions on the databases other than the record's, ``using``.
+
+        They commit at the end of the block, so before the outcome is recorded. An exception out of the block rolls them
+        back, as Django does.
+
+        :raises TransactionBrokenError: the block went on to a success after an error had undone one of them.
+        """
+        databases = [name for name in self.databases if name != using]
+        others = OtherTransactions(databases, operation)
+        with ExitStack() as transactions:
+            for name in databases:
+                transactions.enter_context(transaction.atomic(using=name))
+            yield others
+            others.finish()
+
+
+class OtherTransactions:
+    """The open transactions of one protected request on databases other than the record's."""
+
+    def __init__(self, databases: list[str], operation: Operation) -> None:
+        self.databases = databases
+        self.operation = operation
+        #: The status of the outcome to record, or None if nothing of this run is to be kept.
+        self.status: int | None = None
+
+    def finish(self) -> None:
+        """Decide what becomes of each."""
+        for using in self.databases:
+            if self.status is None:
+                transaction.set_rollback(True, using=using)
+            elif self.status < 400 and (connections[using].needs_rollback or not connections[using].is_usable()):
+                # PostgreSQL answers the COMMIT of a transaction that has failed with a rollback, and no error.
+                raise TransactionBrokenError(
+                    f"Operation {self.operation.name!r} returned {self.status} although its transaction on database "
+                    f"{using!r} had been marked for rollback or broken by a database error, so nothing it wrote there "
+                    f"could be kept. Let the error propagate, or run the statement that may fail in an atomic() of its "
+                    f"own."
+                )
+
+
+def _refuse_outer_transaction(using: str, operation: Operation) -> None:
+    try:
+        with transaction.atomic(using=using, durable=True):
+            pass  # allowed inside the transaction that TestCase wraps a test in, and nowhere else
+    except RuntimeError as error:
+        raise OuterTransactionError(
+            f"Operation {operation.name!r} was called inside an open transaction of database {using!r}, which would "
+            f"commit after the operation's outcome is recorded. Call it outside of atomic(). Under ATOMIC_REQUESTS a "
+            f"protected view is exempt by itself; if another decorator or an overridden as_view() hides it, mark the "
+            f"outermost view with django.db.transaction.non_atomic_requests(using={using!r})."
+        ) from error

@@ -1,0 +1,171 @@
+"""Class-based views: which of their handlers are protected, for which requests, and what is refused when declared.
+
+A handler is protected by ``@idempotent`` on the method, by ``IdempotentMixin``, or because its class was made by DRF's
+``@api_view`` of a function under ``@idempotent``. ``guard()`` wraps the class's ``as_view()``, because that makes the
+callable which Django looks at. Wrapping ``dispatch()`` would do nothing if another class in the MRO overrides it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
+from django.views import View
+
+from .. import keys
+from ..operation import Operation
+from .atomic_requests import EveryDatabase, Handler, exempted_by_project
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
+
+def protects_handler(operation: Operation, method: str, served: Collection[str]) -> bool:
+    """Whether a request is protected whose handler was named explicitly.
+
+    It is, whatever its method. Two cases differ: the operation names its methods itself, or the handler serves a safe
+    method beside an unsafe one, as an ``@action(methods=["get", "post"])`` does.
+
+    :param served: the methods that lead to the handler; empty if that is not known.
+    """
+    declared: Collection[str] | None = operation.declared["methods"]
+    if declared is not None:
+        return method in declared
+    if method not in SAFE_METHODS:
+        return True
+    return bool(served) and (method not in served or SAFE_METHODS.issuperset(served))
+
+
+def protects_function(operation: Operation, method: str, served: Collection[str]) -> bool:
+    """Whether a request to a function is protected. The function may serve any method, so ``methods`` decides.
+
+    :param served: the methods that the function serves, if they are known. If ``METHODS`` leaves out all of them, the
+        function is protected like a handler.
+    """
+    if served and operation.declared["methods"] is None and not set(served) & set(operation.methods):
+        return protects_handler(operation, method, served)
+    return method in operation.methods
+
+
+def served_methods(name: str, actions: Mapping[str, str] | None) -> set[str]:
+    """The methods that lead to the handler ``name``.
+
+    :param actions: of a ViewSet, its actions by method in lower case.
+    """
+    if actions is not None:
+        return {method.upper() for method, action in actions.items() if action == name}
+    return {name.upper()} if name in View.http_method_names else set()
+
+
+def methods_of_class(view_class: Any) -> set[str]:
+    """The methods that a class has handlers for. OPTIONS and HEAD are the framework's own."""
+    return {name.upper() for name in view_class.http_method_names if hasattr(view_class, name)} - {"OPTIONS", "HEAD"}
+
+
+def protected_operation(view_class: type, name: str) -> Operation | None:
+    """The operation that protects the handler ``name`` of a class."""
+    operation = operation_of(getattr(view_class, name, None))
+    if operation is not None:
+        return operation
+    of_mixin = getattr(view_class, "idempotent_operation", None)
+    return None if of_mixin is None else of_mixin(name)
+
+
+def operation_of(handler: object) -> Operation | None:
+    """The operation of a handler under ``@idempotent``, also if other decorators stand above that."""
+    while handler is not None:
+        # What functools.wraps makes of a protected handler has the handler's attributes.
+        operation = getattr(handler, "operation", None)
+        if isinstance(operation, Operation):
+            return operation
+        handler = getattr(handler, "__wrapped__", None)
+    return None
+
+
+def refuse_excluded(operation: Operation, served: Collection[str], where: str) -> None:
+    """:raises ImproperlyConfigured: the operation's own ``methods`` leave out every method that is served."""
+    declared: Collection[str] | None = operation.declared["methods"]
+    if served and declared is not None and not set(served) & set(declared):
+        raise ImproperlyConfigured(
+            f"Operation {operation.name!r} protects nothing: {where} serves {', '.join(sorted(served))}, and its "
+            f"methods are {', '.join(declared)}. Leave methods= out, or name what is served."
+        )
+
+
+def refuse_handler(operation: Operation, view_class: type, name: str) -> None:
+    """:raises ImproperlyConfigured: the handler ``name`` of a class can't be protected, or would not be."""
+    where = f"{view_class.__name__}.{name}"
+    if name == "dispatch":
+        raise ImproperlyConfigured(
+            f"Operation {operation.name!r} is declared for {where}, where it would run before authentication and "
+            f"permissions: a replay would not ask for them. Protect the handler method, such as post()."
+        )
+    refuse_excluded(operation, served_methods(name, None), where)
+
+
+def guard(view_class: type) -> None:
+    """Check what is declared for a class, and exempt it from ATOMIC_REQUESTS, whenever it is made a view.
+
+    Done once a class, and inherited by its subclasses. A mixin without an ``as_view()`` passes it on as well.
+    """
+    if getattr(getattr(view_class, "as_view", None), "_guards", False):
+        return
+    own = view_class.__dict__.get("as_view")
+
+    def as_view(cls: Any, *args: Any, **initkwargs: Any) -> Any:
+        if "idempotent_operations" in initkwargs:
+            raise ImproperlyConfigured(
+                f"idempotent_operations is an attribute of the class {cls.__name__}, not an argument of as_view()."
+            )
+        inherited: Any = super(view_class, cls)
+        make = inherited.as_view if own is None else own.__get__(None, cls)
+        view = make(*args, **initkwargs)
+        if isinstance(getattr(view, "_non_atomic_requests", None), EveryDatabase):
+            return view
+        _check_routed_handlers(cls, getattr(view, "actions", None))
+        return _exempt(view, cls)
+
+    as_view._guards = True  # type: ignore[attr-defined]
+    setattr(view_class, "as_view", classmethod(as_view))  # noqa: B010 - a class of any kind
+
+
+def _check_routed_handlers(view_class: Any, actions: Mapping[str, str] | None) -> None:
+    """What only the route tells: the methods that lead to an action of a ViewSet, or to a function of ``@api_view``."""
+    of_function = getattr(view_class, "idempotent_function", None)
+    if of_function is not None:
+        refuse_excluded(of_function, methods_of_class(view_class), f"@api_view function {view_class.__name__}")
+    for name in set((actions or {}).values()):
+        operation = protected_operation(view_class, name)
+        if operation is not None:
+            refuse_excluded(operation, served_methods(name, actions), f"{view_class.__name__}.{name}, as routed,")
+
+
+def _exempt(view: Callable[..., Any], view_class: type) -> Callable[..., Any]:
+    @functools.wraps(view)
+    def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if _is_protected(view_class, request, getattr(view, "actions", None)):
+            return view(request, *args, **kwargs)
+        return Handler(functools.partial(view, request, *args, **kwargs), request, wrapper).pass_through()
+
+    if iscoroutinefunction(view):
+        markcoroutinefunction(wrapper)
+    wrapper._non_atomic_requests = EveryDatabase(exempted_by_project(view))  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _is_protected(view_class: Any, request: HttpRequest, actions: Mapping[str, str] | None) -> bool:
+    method = request.method or ""
+    operation: Operation | None = getattr(view_class, "idempotent_function", None)
+    if operation is not None:
+        served = methods_of_class(view_class)
+        protected = method in served and protects_function(operation, method, served)
+    else:
+        name = (actions or {}).get(method.lower(), method.lower())
+        if name == "head" and not hasattr(view_class, "head"):
+            name = (actions or {}).get("get", "get")  # as Django serves it
+        operation = protected_operation(view_class, name)
+        protected = operation is not None and protects_handler(operation, method, served_methods(name, actions))
+    return operation is not None and protected and (operation.required or keys.META_NAME in request.META)
