@@ -9,12 +9,12 @@ import pytest
 from django.core.management import call_command
 
 
-def run_command(name: str, **options: Any) -> tuple[int, list[str], list[str]]:
+def run_command(name: str, *arguments: str, **options: Any) -> tuple[int, list[str], list[str]]:
     """Run a command: its exit code, the lines of its output, and those of its errors."""
     output, errors = io.StringIO(), io.StringIO()
     code = 0
     try:
-        call_command(name, stdout=output, **{"stderr": errors, **options})
+        call_command(name, *arguments, stdout=output, **{"stderr": errors, **options})
     except SystemExit as exited:
         code = int(str(exited.code))
     return code, output.getvalue().splitlines(), errors.getvalue().splitlines()

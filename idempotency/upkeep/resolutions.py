@@ -167,8 +167,8 @@ def _resolve(
             changeable = seen.filter(pk__in=list(free_rows.values_list("pk", flat=True)))
         if changeable.update(status=status, lease_expires_at=None, **changes) != 1:
             raise _refusal(record, using, may_be_alive=free is None)
-        title = f"{record.operation} of account {record.account_id}, attempt {record.attempt}"
-        audit.enter(record, title, verb, by, reason)
+        # Without the account: the entry stays when the account's records are erased.
+        audit.enter(record, f"{record.operation}, attempt {record.attempt}", verb, by, reason)
         transaction.on_commit(lambda: _announce(record, status, verb, by, reason), using=using, robust=True)
 
 

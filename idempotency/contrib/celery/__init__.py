@@ -18,6 +18,7 @@ except ImportError as error:
 
 from django.core.checks import register
 
+from ...upkeep import erasure
 from ...upkeep.counters import counters
 from .checks import check_tasks
 from .consuming import idempotent_task
@@ -25,6 +26,7 @@ from .dead_letters import redrive
 from .deliveries import dead_letter_failed_message
 from .identity import carry_on_identity
 from .lost import resend_lost_messages
+from .policy import consumers
 from .publishing import CelerySender
 
 __all__ = ["CelerySender", "idempotent_task", "redrive", "resend_lost_messages", "send"]
@@ -49,3 +51,4 @@ task_failure.connect(dead_letter_failed_message, dispatch_uid="idempotency.dead_
 task_postrun.connect(write_counts, dispatch_uid="idempotency.write_counts")
 worker_process_shutdown.connect(write_last_counts, dispatch_uid="idempotency.write_last_counts")
 register(check_tasks, "idempotency")
+erasure.consumer_finders.append(consumers)

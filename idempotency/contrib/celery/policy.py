@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from celery import current_app
+
 from ...operation import Operation
 
 #: Under this name a task's function bears its policy. Decorators that use ``functools.wraps``, as Celery's autoretry
@@ -55,6 +57,13 @@ def policy_of(task: Any) -> TaskPolicy | None:
     """The policy of a Celery task, or None if it is not an idempotent one."""
     policy: TaskPolicy | None = getattr(getattr(task, "run", None), ATTRIBUTE, None)
     return policy
+
+
+def consumers() -> set[tuple[str, str]]:
+    """The names under which tasks claim messages in place of their producers' accounts, each with its operation."""
+    app = current_app._get_current_object()
+    app.loader.import_default_modules()  # which a process that runs no worker has not done yet
+    return {(policy.consumer, policy.operation.name) for _, policy in idempotent_tasks(app) if policy.consumer}
 
 
 def idempotent_tasks(app: Any) -> Iterator[tuple[Any, TaskPolicy]]:

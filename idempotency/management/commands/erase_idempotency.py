@@ -1,0 +1,131 @@
+"""``manage.py erase_idempotency``: parse arguments, erase batch after batch, say what is left and why."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from ...upkeep.erasure import (
+    DEFAULT_BATCH_SIZE,
+    ERASED,
+    MAX_BATCH_SIZE,
+    UNRESOLVED,
+    AccountTraces,
+    ErasureResult,
+    erase_batches,
+    find_traces,
+    record_erasure,
+)
+from ..running import (
+    EXIT_REFUSED,
+    EXIT_SIGNAL,
+    EXIT_USAGE,
+    EXIT_WORK_LEFT,
+    BatchCommand,
+    add_batch_size,
+    check_batches,
+    check_database,
+    refusals_as_errors,
+    stop_between_batches,
+)
+
+EPILOG = f"""exit codes:
+  0    nothing of the account is left
+  {EXIT_REFUSED}    the database refused; what earlier batches erased stays erased
+  {EXIT_USAGE}    an argument is wrong, nothing was done
+  {EXIT_WORK_LEFT}    something is left, and the output says why
+  {EXIT_SIGNAL + signal.SIGINT}  interrupted, {EXIT_SIGNAL + signal.SIGTERM} terminated: after the batch in hand
+"""
+
+#: What is left, in the singular and in the plural, and what to do about it.
+REASONS = {
+    "live": ("claim is", "claims are", "alive. Run this again when the lease is over."),
+    "abandoned": ("claim is", "claims are", "abandoned. Run recover_idempotency first, or use --include-unresolved."),
+    "parked": ("record is", "records are", "parked. Resolve them first, or use --include-unresolved."),
+    "finished": ("record is", "records are", "in use, or wait for a message to be delivered. Run this again later."),
+    "pending": ("message is", "messages are", "still to be sent. Run relay_outbox first."),
+    "dead": ("message is", "messages are", "dead. Requeue them first, or use --include-unresolved."),
+    "sent": ("sent message is", "sent messages are", "in use. Run this again later."),
+}
+
+
+class Command(BatchCommand):
+    help = (
+        "Erase what an account has left: its idempotency records with their steps, its messages, and what consumers "
+        "have recorded because of it.\n"
+        "Close the account first: a retry or a delivery that comes later runs again.\n"
+        "What is under way is never erased. May be killed, and run again."
+    )
+    epilog = EPILOG
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("account_id", help="the account, as its records name it")
+        parser.add_argument("--reason", default="", help="for the log idempotency.audit")
+        parser.add_argument("--dry-run", action="store_true", help="count what there is, erase nothing")
+        parser.add_argument(
+            "--include-unresolved",
+            action="store_true",
+            help="erase abandoned claims, parked records and dead messages, too",
+        )
+        add_batch_size(parser, "rows to erase in one transaction", DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE)
+        parser.add_argument(
+            "--database", metavar="ALIAS", help="default: those that records and messages are written to"
+        )
+
+    def handle(
+        self,
+        *args: object,
+        account_id: str,
+        reason: str,
+        dry_run: bool,
+        include_unresolved: bool,
+        batch_size: int,
+        database: str | None,
+        **options: Any,
+    ) -> None:
+        check_batches(batch_size, None, largest=MAX_BATCH_SIZE)
+        if database is not None:
+            check_database(database)
+        if not account_id:
+            raise CommandError("The account must not be empty.", returncode=EXIT_USAGE)
+        with refusals_as_errors(database or "default", "What earlier batches erased stays erased."):
+            found = find_traces(account_id, using=database)
+            if dry_run:
+                self._count(found, ERASED | UNRESOLVED if include_unresolved else ERASED)
+                return
+            self._erase(found, include_unresolved, batch_size, reason)
+
+    def _count(self, found: AccountTraces, erased: Collection[str]) -> None:
+        counts = found.count()
+        going = [f"{counts.pop(name):,} {name}" for name in list(counts) if name in erased]
+        self.write(f"Would erase {', '.join(going) or 'nothing'}.")
+        self._say_what_is_left(counts)
+
+    def _say_what_is_left(self, left: Mapping[str, int]) -> None:
+        for name, count in left.items():
+            one, several, why = REASONS[name]
+            self.write(f"Left: {count:,} {one if count == 1 else several} {why}")
+
+    def _erase(self, found: AccountTraces, include_unresolved: bool, batch_size: int, reason: str) -> None:
+        total = ErasureResult()
+        with stop_between_batches() as stop:
+            for batch in erase_batches(found, include_unresolved=include_unresolved, batch_size=batch_size):
+                total += batch
+                if stop.signum is not None:
+                    break
+        left = found.count()
+        record_erasure(total, left, by="manage.py erase_idempotency", reason=reason)
+        self.write(f"Erased {_described(total.records, 'record')} and {_described(total.messages, 'message')}.")
+        self._say_what_is_left(left)
+        if stop.signum is not None:
+            self.end_with_work_left(stop, None, "Run it again.", verbosity=1)
+        if left:
+            sys.exit(EXIT_WORK_LEFT)
+
+
+def _described(count: int, name: str) -> str:
+    return f"1 {name}" if count == 1 else f"{count:,} {name}s"

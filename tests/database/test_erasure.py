@@ -1,0 +1,288 @@
+"""What an account has left is erased wherever it is, and what is under way is not."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.core.management import CommandError
+from django.db import DatabaseError, connection
+
+from idempotency import claim
+from idempotency.lifecycle import Status
+from idempotency.management import running
+from idempotency.models import IdempotencyRecord, IdempotencyStep, MessageStatus, OutboxMessage
+from idempotency.outbox import publish
+from idempotency.scope import Scope
+from idempotency.upkeep import erasure, resolutions
+from idempotency.upkeep.erasure import ErasureResult, erase_account, find_traces
+from tests.commands import run_command
+from tests.outbox import SENDER, make_messages
+from tests.records import HOUR, from_now, make_records
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MAILER = ("mailer", "tests.erasure.mail")
+
+
+@pytest.fixture(autouse=True)
+def _a_consumer_of_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(erasure, "consumer_finders", [lambda: [MAILER]])
+
+
+def erase(account_id: str = "alice", **options: Any) -> tuple[ErasureResult, dict[str, int]]:
+    return erase_account(account_id, by="the test", **options)
+
+
+def accounts() -> set[str]:
+    rows = IdempotencyRecord.objects.values_list("account_id"), OutboxMessage.objects.values_list("account_id")
+    return {account for found in rows for (account,) in found}
+
+
+def operate(account_id: str, key: str = "k") -> OutboxMessage:
+    """An operation that publishes a message, which is sent."""
+    with claim("tests.erasure.order", account_id=account_id, key=key) as run:
+        message = publish("orders.placed", sender=SENDER)
+        run.result = None
+    OutboxMessage.objects.filter(pk=message.pk).update(status=MessageStatus.SENT, sent_at=from_now(-HOUR))
+    return message
+
+
+def consume(message: OutboxMessage, *, passes_on: bool = False) -> None:
+    """A consumer that records under a name of its own."""
+    name, operation = MAILER
+    with claim(operation, account_id=name, key=message.idempotency_key) as run:
+        if passes_on:
+            publish("mail.sent", sender=SENDER)
+        run.result = "to alice@example.test"
+
+
+def test_records_steps_and_messages_are_erased_and_nobody_elses() -> None:
+    for account_id in ("alice", "bob"):
+        operate(account_id)
+        [record] = make_records(1, account_id=account_id)
+        make_records(1, Status.RECOVERABLE, account_id=account_id)
+        IdempotencyStep.objects.create(account_id=account_id, record_id=record, name="pay", result="{}")
+    result, left = erase()
+    assert (result.records, result.messages, left) == (3, 1, {})
+    assert accounts() == {"bob"}
+    assert IdempotencyStep.objects.get().account_id == "bob"
+    assert (IdempotencyRecord.objects.count(), OutboxMessage.objects.count()) == (3, 1)
+
+
+def test_nothing_is_there_to_be_erased() -> None:
+    make_records(1, account_id="bob")
+    assert erase() == (ErasureResult(), {})
+    assert IdempotencyRecord.objects.count() == 1
+
+
+def test_what_a_consumer_recorded_and_published_under_its_own_name_is_erased() -> None:
+    for account_id in ("alice", "bob"):
+        consume(operate(account_id), passes_on=True)
+    OutboxMessage.objects.update(status=MessageStatus.SENT)
+    result, left = erase()
+    assert (result.records, result.messages, left) == (2, 2, {})
+    assert set(IdempotencyRecord.objects.values_list("account_id", flat=True)) == {"bob", "mailer"}
+    assert OutboxMessage.objects.count() == 2
+
+
+def test_a_consumers_record_is_found_by_its_message_too() -> None:
+    """The producer's own record may have been purged before."""
+    consume(operate("alice"))
+    IdempotencyRecord.objects.filter(account_id="alice").delete()
+    result, left = erase()
+    assert (result.records, result.messages, left) == (1, 1, {})
+
+
+def test_a_client_that_names_another_accounts_trace_has_nothing_of_that_erased() -> None:
+    message = operate("bob")
+    consume(message)
+    trace = Scope("bob", "tests.erasure.order", "k").trace
+    operate("alice", key=f"{trace}.{uuid4()}")
+    erase()
+    assert set(IdempotencyRecord.objects.values_list("account_id", flat=True)) == {"bob", "mailer"}
+
+
+def make_unfinished() -> None:
+    make_records(1, Status.IN_PROGRESS, lease=HOUR, account_id="alice")
+    make_records(2, Status.IN_PROGRESS, lease=-HOUR, account_id="alice")
+    make_records(3, Status.PARKED, account_id="alice")
+    make_messages(4, account_id="alice")
+    make_messages(5, MessageStatus.DEAD, account_id="alice")
+
+
+def test_what_is_under_way_or_waits_for_somebody_is_left_and_counted() -> None:
+    make_unfinished()
+    make_records(1, account_id="alice")
+    result, left = erase()
+    assert (result.records, result.messages) == (1, 0)
+    assert left == {"live": 1, "abandoned": 2, "parked": 3, "pending": 4, "dead": 5}
+
+
+def test_what_waits_for_somebody_is_erased_if_the_caller_says_so() -> None:
+    make_unfinished()
+    result, left = erase(include_unresolved=True)
+    assert (result.records, result.messages) == (5, 5)
+    assert left == {"live": 1, "pending": 4}, "a live claim may have its effect yet, and a message has to be sent"
+
+
+def test_a_record_whose_message_is_still_to_be_delivered_is_left() -> None:
+    """A relay that died before it marked a message leaves it pending and consumed; without the record it runs again."""
+    message = operate("alice")
+    OutboxMessage.objects.update(status=MessageStatus.PENDING)
+    consume(message)
+    with claim("tests.erasure.own", account_id="alice", key=message.idempotency_key) as run:
+        run.result = None
+    result, left = erase()
+    assert (result.records, left) == (1, {"finished": 2, "pending": 1})
+    OutboxMessage.objects.update(status=MessageStatus.SENT)
+    assert erase()[1] == {}
+
+
+def test_batches_are_bounded_and_the_outbox_is_read_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(erasure, "WINDOW", 3)
+    monkeypatch.setattr(erasure, "PREFIXES", 2)
+    make_records(7, account_id="alice")
+    make_messages(7, MessageStatus.SENT, account_id="alice")
+    batches = list(erasure.erase_batches(find_traces("alice"), batch_size=3))
+    assert [(batch.messages, batch.records) for batch in batches] == [(3, 0), (3, 0), (1, 0), (0, 3), (0, 3), (0, 1)]
+    assert [batch.touched for batch in batches] == [3, 3, 1, 3, 3, 1]
+
+
+def test_the_largest_batch_fits_every_database() -> None:
+    make_records(600, account_id="alice")
+    make_messages(600, MessageStatus.SENT, account_id="alice")
+    result, left = erase()
+    assert (result.records, result.messages, left) == (600, 600, {})
+
+
+def test_a_claim_that_is_taken_between_the_look_and_the_deletion_is_left() -> None:
+    [pk] = make_records(1, Status.RECOVERABLE, account_id="alice")
+    found = find_traces("alice")
+    IdempotencyRecord.objects.update(status=Status.IN_PROGRESS, lease_expires_at=from_now(HOUR))
+    assert sum(batch.records for batch in erasure.erase_batches(found)) == 0
+    assert IdempotencyRecord.objects.get().pk == pk
+
+
+@pytest.mark.parametrize("account_id", ["", None, 7])
+def test_an_account_is_a_text(account_id: Any) -> None:
+    with pytest.raises(ValueError, match="account_id must be a str"):
+        find_traces(account_id)
+
+
+@pytest.mark.parametrize("batch_size", [0, 501])
+def test_a_batch_has_bounds(batch_size: int) -> None:
+    with pytest.raises(ValueError, match="batch_size must be between 1 and 500"):
+        erase(batch_size=batch_size)
+
+
+def test_the_audit_tells_of_the_erasure_and_does_not_name_the_account(
+    caplog: pytest.LogCaptureFixture, admin_user: Any
+) -> None:
+    make_unfinished()
+    parked = IdempotencyRecord.objects.filter(status=Status.PARKED).latest("pk")
+    resolutions.mark_not_executed(parked, by=admin_user, reason="ticket 1")
+    with caplog.at_level(logging.INFO, logger="idempotency.audit"):
+        erase(reason="ticket 7")
+    assert "1 records, 0 messages; left: 1 live, 2 abandoned, 2 parked, 4 pending, 5 dead" in caplog.text
+    assert "ticket 7" in caplog.text
+    assert "alice" not in caplog.text
+    entry = LogEntry.objects.get()
+    assert "alice" not in entry.object_repr + entry.change_message
+
+
+# The command
+
+
+def command(account_id: str = "alice", **options: Any) -> tuple[int, list[str]]:
+    code, lines, _ = run_command("erase_idempotency", account_id, **options)
+    return code, lines
+
+
+def test_the_command_erases_and_says_so() -> None:
+    operate("alice")
+    assert command() == (0, ["Erased 1 record and 1 message."])
+
+
+def test_the_command_says_what_is_left_and_why() -> None:
+    make_unfinished()
+    code, lines = command()
+    assert code == running.EXIT_WORK_LEFT
+    assert lines == [
+        "Erased 0 records and 0 messages.",
+        "Left: 1 claim is alive. Run this again when the lease is over.",
+        "Left: 2 claims are abandoned. Run recover_idempotency first, or use --include-unresolved.",
+        "Left: 3 records are parked. Resolve them first, or use --include-unresolved.",
+        "Left: 4 messages are still to be sent. Run relay_outbox first.",
+        "Left: 5 messages are dead. Requeue them first, or use --include-unresolved.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ({}, "Would erase 1 finished, 1 sent."),
+        ({"include_unresolved": True}, "Would erase 1 parked, 1 finished, 1 sent."),
+    ],
+)
+def test_a_dry_run_counts_and_erases_nothing(options: dict[str, Any], first: str) -> None:
+    operate("alice")
+    make_records(1, Status.PARKED, account_id="alice")
+    code, lines = command(dry_run=True, **options)
+    assert (code, lines[0]) == (0, first)
+    assert len(lines) == 1 + (not options)
+    assert IdempotencyRecord.objects.count() == 2
+
+
+def test_a_dry_run_finds_nothing() -> None:
+    assert command(dry_run=True) == (0, ["Would erase nothing."])
+
+
+@pytest.fixture
+def _a_signal_in_the_first_batch() -> Iterator[None]:
+    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.startswith("DELETE FROM"):
+            signal.raise_signal(signal.SIGTERM)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(wrapper):
+        yield
+
+
+@pytest.mark.usefixtures("_a_signal_in_the_first_batch")
+def test_a_signal_ends_it_after_the_batch_in_hand() -> None:
+    make_messages(2, MessageStatus.SENT, account_id="alice")
+    with pytest.raises(CommandError, match=r"Stopped by SIGTERM. Run it again") as ended:
+        command(batch_size=1)
+    assert ended.value.returncode == running.EXIT_SIGNAL + signal.SIGTERM
+    assert OutboxMessage.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"account_id": ""}, "must not be empty"),
+        ({"batch_size": 501}, "--batch-size must be between 1 and 500"),
+        ({"database": "nowhere"}, "no database 'nowhere'"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(CommandError, match=said) as refused:
+        command(**options)
+    assert refused.value.returncode == running.EXIT_USAGE
+
+
+def test_a_database_that_refuses_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise DatabaseError("read only")
+
+    monkeypatch.setattr("idempotency.management.commands.erase_idempotency.find_traces", refuse)
+    with pytest.raises(CommandError, match="read only") as refused:
+        command(database="default")
+    assert refused.value.returncode == running.EXIT_REFUSED
