@@ -117,6 +117,29 @@ def test_an_outcome_that_cannot_be_written_undoes_the_run(alice: Caller, serve_o
     assert effects() == 1
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_mistake_of_the_server_is_told_to_its_developers_only(
+    alice: Caller, serve_operation: Callable[..., None], settings: Any, caplog: pytest.LogCaptureFixture, debug: bool
+) -> None:
+    settings.DEBUG = debug
+    serve_operation(max_body=1)
+    refused = alice.post(key="a-long-key-of-a-client")
+    assert problem_code(refused) == "idempotency_response_unrecordable"
+    detail = json.loads(refused.content)["detail"]
+    remedy = "Raise max_body"
+    assert remedy in caplog.text
+    assert "key a-long-k… (22 characters)" in caplog.text
+    assert "a-long-key-of-a-client" not in caplog.text
+    if debug:
+        assert remedy in detail
+    else:
+        assert remedy not in detail
+        assert "tests." not in detail  # the operation's name
+        reference = detail.rpartition(" ")[2].removesuffix(".")
+        assert len(reference) == 12
+        assert f"reference {reference}" in caplog.text
+
+
 def test_drf_errors_go_through_the_projects_exception_handler(alice: Caller, serve: Serve, settings: Any) -> None:
     settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": f"{__name__}.enveloping_handler"}
     serve(api_view(["POST"])(idempotent("tests.drf")(drf_answer)))

@@ -1,0 +1,294 @@
+"""What a DRF view and the packages around it find of the framework's own: calls, types, attributes, representations."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+import pytest
+from django.http import HttpResponse
+from rest_framework import exceptions, renderers
+from rest_framework.decorators import api_view, renderer_classes
+from rest_framework.exceptions import ErrorDetail
+from rest_framework.renderers import AdminRenderer, BrowsableAPIRenderer, JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView, exception_handler
+
+from idempotency import idempotent
+from idempotency.contrib.rest_framework import IdempotencyAPIException, IdempotentMixin
+from idempotency.exceptions import InProgressError, KeyReusedError
+from idempotency.models import IdempotencyRecord
+from tests.http.callers import Caller, Serve, claim_anew, effects, problem_code, replayed
+from tests.http.views import drf_answer, work
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PAGE = {"Accept": "text/html"}
+
+
+# Failure mode 73: our errors in DRF's own types
+
+
+def test_our_errors_are_made_of_drfs_own_types() -> None:
+    exception = IdempotencyAPIException(KeyReusedError())
+    assert isinstance(exception.detail, ErrorDetail)
+    assert exception.detail.code == exception.get_codes() == "idempotency_key_reused"
+    assert exception.get_full_details() == {"message": str(exception), "code": "idempotency_key_reused"}
+    assert exception.status_code == 422
+    assert isinstance(exception.__cause__, KeyReusedError)
+    assert IdempotencyAPIException(InProgressError(retry_after=3)).wait == 3
+
+
+@pytest.mark.failure_mode(73)
+def test_drf_standardized_errors_tells_them_in_its_own_envelope(alice: Caller, serve: Serve, settings: Any) -> None:
+    pytest.importorskip("drf_standardized_errors")
+    settings.REST_FRAMEWORK = {
+        **settings.REST_FRAMEWORK,
+        "EXCEPTION_HANDLER": "drf_standardized_errors.handler.exception_handler",
+    }
+    serve(api_view(["POST"])(idempotent("tests.standardized")(drf_answer)))
+
+    def told(**options: Any) -> tuple[int, str, str]:
+        response = alice.post(**options)
+        answer = json.loads(response.content)
+        (error,) = answer["errors"]
+        assert error["attr"] is None
+        return response.status_code, answer["type"], error["code"]
+
+    assert told() == (400, "client_error", "idempotency_key_missing")
+    assert told(key="a,b") == (400, "client_error", "idempotency_key_invalid")
+    alice.post(data={"amount": 1}, key="k")
+    assert told(data={"amount": 2}, key="k") == (422, "client_error", "idempotency_key_reused")
+    claim_anew()
+    assert told(data={"amount": 1}, key="k") == (409, "client_error", "idempotency_in_progress")
+    assert int(alice.post(data={"amount": 1}, key="k")["Retry-After"]) >= 1
+    IdempotencyRecord.objects.update(status="completed", response_status=7)
+    assert told(data={"amount": 1}, key="k")[:2] == (500, "server_error")
+    assert effects() == 1
+
+
+def adding_handler(error: Exception, context: Any) -> Response | None:
+    """The example of DRF's own documentation."""
+    response = exception_handler(error, context)
+    if response is not None:
+        response.data["status_code"] = response.status_code
+    return response
+
+
+@pytest.mark.failure_mode(73)
+def test_a_handler_that_adds_to_drfs_answer_adds_to_the_problem(alice: Caller, serve: Serve, settings: Any) -> None:
+    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": f"{__name__}.adding_handler"}
+    serve(api_view(["POST"])(idempotent("tests.added")(drf_answer)))
+    refused = alice.post()
+    assert refused["Content-Type"] == "application/problem+json"
+    problem = json.loads(refused.content)
+    assert problem.pop("status_code") == 400
+    assert problem.keys() == {"type", "title", "status", "detail", "code"}
+    assert problem["code"] == "idempotency_key_missing"
+
+
+# Failure mode 71: a first execution is the unprotected view's, call by call
+
+
+class Noting(IdempotentMixin, APIView):
+    """Notes each call of ``finalize_response``, as a view does that writes an audit row there."""
+
+    idempotent_operations: ClassVar = {"post": "tests.noting"}
+    finalized: ClassVar[list[int]] = []
+    error: ClassVar[Exception | None] = None
+
+    def post(self, request: Request) -> Response:
+        if self.error is not None:
+            raise self.error
+        return drf_answer(request)
+
+    def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+        final = super().finalize_response(request, response, *args, **kwargs)
+        self.finalized.append(final.status_code)
+        return final
+
+
+@pytest.fixture
+def noting(serve: Serve) -> type[Noting]:
+    class Fresh(Noting):
+        finalized: ClassVar[list[int]] = []
+
+    serve(Fresh.as_view())
+    return Fresh
+
+
+@pytest.mark.failure_mode(71)
+def test_a_response_is_finalized_once(alice: Caller, noting: type[Noting]) -> None:
+    assert alice.post(key="k").status_code == 201
+    assert noting.finalized == [201]
+    assert alice.post(key="k")["Idempotency-Replayed"] == "true"
+    assert noting.finalized == [201, 201]
+    assert alice.post().status_code == 400
+    assert alice.post("/?status=503", key="k2").status_code == 503
+    assert noting.finalized[2:] == [400, 503]
+
+
+@pytest.mark.failure_mode(71)
+@pytest.mark.parametrize("error", [exceptions.NotFound(), exceptions.Throttled(wait=1)])
+def test_the_answer_to_an_exception_is_finalized_once(
+    alice: Caller, noting: type[Noting], error: exceptions.APIException
+) -> None:
+    noting.error = error
+    assert alice.post(key="k").status_code == error.status_code
+    assert noting.finalized == [error.status_code]
+
+
+@pytest.mark.failure_mode(71)
+def test_a_response_that_stands_in_for_the_handlers_is_finalized_too(alice: Caller, serve: Serve) -> None:
+    """A method that calls the protected one and answers with something else."""
+
+    class Calling(Noting):
+        idempotent_operations: ClassVar = {}
+        finalized: ClassVar[list[int]] = []
+
+        @idempotent("tests.called")
+        def create(self, request: Request) -> Response:
+            return drf_answer(request)
+
+        def post(self, request: Request) -> Response:
+            return Response(self.create(request).data, status=202)
+
+    serve(Calling.as_view())
+    for _ in range(2):
+        answered = alice.post(key="k")
+        assert (answered.status_code, answered.accepted_renderer.format) == (202, "json")
+    assert Calling.finalized == [201, 202, 202]
+    assert effects() == 1
+
+
+# Failure mode 72: a replay has the type and attributes of what it replays
+
+
+@pytest.mark.failure_mode(72)
+def test_a_replay_is_a_response_with_data_and_renderer(alice: Caller, serve: Serve) -> None:
+    class Enveloping(APIView):
+        """A project's own ``finalize_response`` that looks into the data."""
+
+        @idempotent("tests.data")
+        def post(self, request: Request) -> Response:
+            return drf_answer(request)
+
+        def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+            response["X-Id"] = str(response.data["id"])
+            return super().finalize_response(request, response, *args, **kwargs)
+
+    serve(Enveloping.as_view())
+    first, replay = replayed(alice)
+    assert type(replay) is type(first) is Response
+    assert replay.data == first.data
+    assert replay["X-Id"] == first["X-Id"]
+    for attribute in ("accepted_renderer", "accepted_media_type"):
+        assert type(getattr(replay, attribute)) is type(getattr(first, attribute))
+    assert type(replay.renderer_context["view"]) is type(first.renderer_context["view"]) is Enveloping
+    assert replay.content == first.content
+    assert (replay.exception, replay.is_rendered) == (first.exception, True)
+
+
+class TextRenderer(renderers.BaseRenderer):
+    media_type = "text/plain"
+    format = "txt"
+    charset = "utf-8"
+
+    def render(self, data: Any, *args: Any, **kwargs: Any) -> str:
+        return str(data)
+
+
+class BrokenJSONRenderer(TextRenderer):
+    media_type = "application/json"
+
+
+@pytest.mark.failure_mode(72)
+@pytest.mark.parametrize(
+    ("answer", "renderer", "is_drf"),
+    [
+        (lambda: Response({"a": 1}, status=400), JSONRenderer, True),
+        (lambda: Response(status=204), JSONRenderer, True),
+        (lambda: Response("plain", status=200), TextRenderer, False),
+        (lambda: Response("{oops", status=200), BrokenJSONRenderer, False),
+        (lambda: HttpResponse("<p>", status=200), JSONRenderer, False),
+        (lambda: HttpResponse(b"", status=200), JSONRenderer, False),
+    ],
+    ids=["json", "empty", "text", "broken json", "a plain response", "an empty plain response"],
+)
+def test_a_replay_has_data_if_the_record_says_what_it_was(
+    alice: Caller, serve: Serve, answer: Any, renderer: Any, is_drf: bool
+) -> None:
+    @api_view(["POST"])
+    @renderer_classes([renderer])
+    @idempotent("tests.kinds")
+    def view(request: Request) -> Any:
+        work(request)
+        return answer()
+
+    serve(view)
+    first, replay = replayed(alice)
+    assert (replay.status_code, replay.content) == (first.status_code, first.content)
+    assert replay.get("Content-Type") == first.get("Content-Type")
+    assert isinstance(replay, Response) == is_drf
+    if is_drf:
+        assert replay.data == first.data
+
+
+# The browsable API
+
+
+@pytest.mark.parametrize("page_renderer", [BrowsableAPIRenderer, AdminRenderer])
+def test_a_page_of_the_browsable_api_is_recorded_as_the_data_that_it_shows(
+    alice: Caller, serve: Serve, page_renderer: Any
+) -> None:
+    class Browsable(APIView):
+        renderer_classes: ClassVar = [JSONRenderer, page_renderer]
+
+        @idempotent("tests.browsable")
+        def post(self, request: Request) -> Response:
+            return drf_answer(request)
+
+    serve(Browsable.as_view())
+    first = alice.post(key="k", headers=PAGE)
+    assert first["Content-Type"].startswith("text/html") or first.status_code == 303
+    for headers in ({"Accept": "application/json"}, PAGE):
+        replay = alice.post(key="k", headers=headers)
+        assert (replay.status_code, replay["Content-Type"]) == (201, "application/json")
+        assert json.loads(replay.content)["operation"] == "tests.browsable"
+        assert replay["Location"].startswith("/transfers/")
+    assert effects() == 1
+
+
+def test_a_view_that_has_nothing_but_the_browsable_api_replays_its_page(alice: Caller, serve: Serve) -> None:
+    serve(api_view(["POST"])(renderer_classes([BrowsableAPIRenderer])(idempotent("tests.page")(drf_answer))))
+    first, replay = replayed(alice, headers=PAGE)
+    assert replay.content == first.content
+    assert replay["Content-Type"].startswith("text/html")
+
+
+def test_an_error_on_the_browsable_api_is_told_on_its_page(alice: Caller, serve: Serve) -> None:
+    """A form of the page can't send the header, so it is told that it needs one."""
+    serve(
+        api_view(["POST"])(renderer_classes([JSONRenderer, BrowsableAPIRenderer])(idempotent("tests.page")(drf_answer)))
+    )
+    refused = alice.post(headers=PAGE)
+    assert refused.status_code == 400
+    assert refused["Content-Type"].startswith("text/html")
+    assert b"idempotency_key_missing" in refused.content
+    assert problem_code(alice.post()) == "idempotency_key_missing"
+
+
+def test_what_is_raised_after_a_page_was_made_is_recorded_and_not_the_page(alice: Caller, serve: Serve) -> None:
+    class FailingPage(BrowsableAPIRenderer):
+        def render(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+            if "id" in data:
+                raise exceptions.NotFound
+            return super().render(data, *args, **kwargs)
+
+    serve(api_view(["POST"])(renderer_classes([JSONRenderer, FailingPage])(idempotent("tests.page")(drf_answer))))
+    first = alice.post(key="k", headers=PAGE)
+    assert first.status_code == 404
+    replay = alice.post(key="k")
+    assert (replay.status_code, json.loads(replay.content)) == (404, {"detail": "Not found."})
+    assert effects() == 0
