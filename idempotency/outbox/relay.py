@@ -48,8 +48,8 @@ LONGEST_BACKOFF = 3600  # seconds
 #: When a broker that could not be reached is tried again: soon, since nothing but the attempt is at stake.
 UNAVAILABLE_BACKOFF = timedelta(seconds=5)
 
-#: A relay that disappears may have done so because of one message of its batch. Those that were left over from as many
-#: such batches are sent one at a time from then on.
+#: A relay that disappears may have done so because of one message of its batch: a poison message. Messages that were
+#: left over from as many such batches are sent one at a time from then on.
 SUSPICIOUS = 2
 
 #: As much of an error as a person reads.
@@ -147,8 +147,8 @@ class _Batch:
 
 def _take(using: str, limit: int, skip: Collection[str]) -> _Batch:
     def transact() -> _Batch:
-        # Dies before the COMMIT: nothing was taken. Dies after it: the lease runs out. Freezes before it: the rows are
-        # locked, other relays pass them over, and the database ends the session soon.
+        # If the process dies before the COMMIT, nothing was taken. If it dies after it, the lease runs out. If it
+        # freezes before it, the rows stay locked: other relays pass them over, and the database ends the session soon.
         with transaction.atomic(using=using, durable=True):
             sql.backend(using).bound_transaction(using, idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
             return _take_in_transaction(using, limit, skip)
@@ -161,27 +161,35 @@ def _take_in_transaction(using: str, limit: int, skip: Collection[str]) -> _Batc
     if connections[using].features.has_select_for_update_skip_locked:
         ready = ready.select_for_update(skip_locked=True)
     found = list(ready[:limit])
-    left_over = [message for message in found if _is_suspicious(message)]
-    dead = [message for message in left_over if message.attempts >= MAX_ATTEMPTS]
-    suspects = [message for message in left_over if message.attempts < MAX_ATTEMPTS][:1]
-    messages = [message for message in found if not _is_suspicious(message)]
+    suspicious = [message for message in found if _may_be_poison(message)]
+    dead = [message for message in suspicious if message.attempts >= MAX_ATTEMPTS]
+    suspects = [message for message in suspicious if message.attempts < MAX_ATTEMPTS][:1]
+    messages = [message for message in found if not _may_be_poison(message)]
     messages += _followers(using, messages, limit - len(found), skip)
-    if taken := messages + suspects:
-        mine = OutboxMessage.objects.using(using).filter(pk__in=[message.pk for message in taken])
-        mine.update(attempts=F("attempts") + 1, lease_expires_at=Now() + LEASE)
-        for message in taken:
-            message.attempts += 1
-    if dead:
-        gone = OutboxMessage.objects.using(using).filter(pk__in=[message.pk for message in dead])
-        error = f"A relay disappeared while it had this message, {MAX_ATTEMPTS} times."
-        gone.update(status=MessageStatus.DEAD, lease_expires_at=None, error=error)
-        for message in dead:
-            message.error = error
-    return _Batch(messages, suspects, dead, exhausted=len(messages) < limit and not left_over)
+    _lease(using, messages + suspects)
+    _give_up(using, dead)
+    return _Batch(messages, suspects, dead, exhausted=len(messages) < limit and not suspicious)
 
 
-def _is_suspicious(message: OutboxMessage) -> bool:
+def _may_be_poison(message: OutboxMessage) -> bool:
     return message.lease_expires_at is not None and message.attempts >= SUSPICIOUS
+
+
+def _lease(using: str, messages: list[OutboxMessage]) -> None:
+    if messages:
+        mine = OutboxMessage.objects.using(using).filter(pk__in=[message.pk for message in messages])
+        mine.update(attempts=F("attempts") + 1, lease_expires_at=Now() + LEASE)
+    for message in messages:
+        message.attempts += 1
+
+
+def _give_up(using: str, poison: list[OutboxMessage]) -> None:
+    error = f"A relay disappeared while it had this message, {MAX_ATTEMPTS} times."
+    if poison:
+        dead = OutboxMessage.objects.using(using).filter(pk__in=[message.pk for message in poison])
+        dead.update(status=MessageStatus.DEAD, lease_expires_at=None, error=error)
+    for message in poison:
+        message.error = error
 
 
 def _followers(using: str, heads: list[OutboxMessage], limit: int, skip: Collection[str]) -> list[OutboxMessage]:
