@@ -90,6 +90,9 @@ class Payload:
         except RecursionError:
             # The depth is bounded, but the caller may have been close to the interpreter's limit already.
             raise PayloadInvalidError(TOO_DEEP) from None
+        except TypeError as error:
+            # Raised anew, because the frames that it comes from hold the payload, and crash reports show frames.
+            raise TypeError(*error.args) from None
         # A lone surrogate is legal in JSON (as an escape) and in Python, but not in UTF-8.
         return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).digest()
 

@@ -129,3 +129,17 @@ def test_no_object_of_ours_shows_payload_body_key_or_account() -> None:
     for thing in shown:
         for secret in (CARD, KEY, ACCOUNT):
             assert secret not in repr(thing)
+
+
+def test_the_report_of_a_payload_without_a_canonical_form_shows_nothing_of_it() -> None:
+    """The frames that look for its canonical form have the payload in their local variables."""
+    payload = {"card": [CARD], "given": object()}
+    try:
+        _ = Payload(payload).request_hash
+    except TypeError:
+        report = ExceptionReporter(None, *sys.exc_info()).get_traceback_text()
+    else:
+        pytest.fail("An object has no canonical form.")
+    ours = report.partition("request_hash")[2]
+    assert "can&#x27;t be fingerprinted" in ours or "can't be fingerprinted" in ours
+    assert "_write" not in ours

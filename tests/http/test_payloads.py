@@ -103,6 +103,31 @@ def test_numbers_that_a_float_takes_for_one_differ(same: Same, serve_parsing: Ca
     assert same({"data": b'{"a": 1.5}'}, {"data": b'{"a": 1.50}'})
 
 
+@pytest.mark.failure_mode(68)
+def test_no_pass_in_python_goes_over_a_json_body(
+    same: Same, serve_parsing: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold a million containers, over which such a pass takes seconds."""
+    serve_parsing()
+    monkeypatch.setattr(fingerprint, "MAX_DEPTH", 2)  # what is written of method, route and query is no deeper
+    assert same({"data": b'{"amount": {"a": [[[]]]}}'}, {"data": b'{"amount": {"a":[[[]]]}}'})
+
+
+@pytest.mark.failure_mode(42)
+def test_json_in_another_character_set_is_compared_by_what_drf_makes_of_it(same: Same, serve: Serve) -> None:
+    @api_view(["POST"])
+    @parser_classes([JSONParser])
+    @idempotent("tests.latin")
+    def view(request: Request) -> Response:
+        answer, status = work(request)
+        return Response(answer, status=status)
+
+    serve(view)
+    latin = {"content_type": "application/json; charset=latin-1"}
+    assert same({"data": b'{"a": "\xe9", "b": 1}', **latin}, {"data": b'{"b": 1, "a": "\xe9"}', **latin})
+    assert not same({"data": b'{"a": "\xe9"}', **latin}, {"data": b'{"a": "\xe8"}', **latin})
+
+
 @pytest.mark.failure_mode(42)
 def test_an_object_with_a_name_twice_is_itself_only(same: Same, serve_parsing: Callable[[], None]) -> None:
     serve_parsing()

@@ -68,6 +68,13 @@ def test_a_secret_is_not_shown_when_it_is_wrong(value: Any) -> None:
     assert "hunter2" not in str(refused.value)
 
 
+def test_none_may_be_given_where_it_is_the_default() -> None:
+    with override_settings(IDEMPOTENCY={"ERROR_RESPONSE": None, "FINGERPRINT_KEYS": None}):
+        assert settings.error_response is None
+    with override_settings(IDEMPOTENCY={"TTL": None}), pytest.raises(ImproperlyConfigured, match="E003"):
+        _ = settings.ttl
+
+
 def test_the_docstring_explains_every_argument() -> None:
     explained = re.findall(r":param (\w+):", inspect.getdoc(Operation) or "")
     assert sorted(explained) == sorted(["name", *OPTIONS])

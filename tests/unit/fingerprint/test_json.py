@@ -81,7 +81,7 @@ def test_a_body_of_a_million_containers_takes_no_pass_in_python() -> None:
         of(parse_json(body))
     finally:
         sys.setprofile(None)
-    assert calls < 1_000
+    assert calls < 10_000
 
 
 def test_spacing_escapes_and_order_do_not_count() -> None:
@@ -98,6 +98,7 @@ def test_spacing_escapes_and_order_do_not_count() -> None:
         b'{"a": -Infinity}',
         b"1e400",
         b"[-1e400]",
+        b"1e-99999999999999999999999",
         b"1" * 5_000,
         b"[" * 100_000,
         b"[" * 100_000 + b"]" * 100_000,
