@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         Wait,
     )
     from .protocol.block import claim
-    from .protocol.context import current_claim
+    from .protocol.context import current_claim, require_claim
 
 __version__ = "0.1.0"
 
@@ -44,6 +44,7 @@ _HOMES = {
     "claim": "protocol.block",
     "current_claim": "protocol.context",
     "idempotent": "http.decorators",
+    "require_claim": "protocol.context",
 }
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "claim",
     "current_claim",
     "idempotent",
+    "require_claim",
 ]
 
 

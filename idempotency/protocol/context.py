@@ -19,3 +19,17 @@ claim_in_context: Final[ContextVar[Claim | None]] = ContextVar("idempotency_clai
 def current_claim() -> Claim | None:
     """The claim that the calling code runs under: the innermost one, or None outside of a protected operation."""
     return claim_in_context.get()
+
+
+def require_claim() -> Claim:
+    """The claim that the calling code runs under, for code that can't run without one.
+
+    :raises RuntimeError: no protected operation is running here.
+    """
+    claim = claim_in_context.get()
+    if claim is None:
+        raise RuntimeError(
+            "require_claim() was called outside of a protected operation. Call it within a handler that is protected "
+            "for this request, or within a claim() block; use current_claim() where there may be none."
+        )
+    return claim

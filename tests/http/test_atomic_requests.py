@@ -24,6 +24,11 @@ from tests.http.views import KINDS, UNPROTECTED_ACTIONS, plain_answer
 
 ASYNC = ("async_function", "async_method")
 
+
+async def async_plain_answer(request: HttpRequest) -> HttpResponse:
+    return await sync_to_async(plain_answer)(request)
+
+
 committing = pytest.mark.django_db(transaction=True)
 
 
@@ -47,6 +52,45 @@ def test_every_kind_of_view_is_protected_under_atomic_requests(alice: Caller, ki
     assert alice.post(f"{url}?crash=1", key="crash").status_code == 500
     assert effects() == 1
     assert IdempotencyRecord.objects.get(idempotency_key="crash").status == "recoverable"
+
+
+@pytest.mark.scenario(20)
+@committing
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.parametrize("kind", ["async_function", "async_method", "without a key"])
+def test_what_passes_through_an_async_view_is_refused_as_django_refuses_it(
+    alice: Caller, serve: Serve, kind: str, transport: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    alice.transport = transport
+    view: Any = idempotent("tests.optional", required=False)(async_plain_answer)
+    if kind != "without a key":
+        view, _ = KINDS[kind]
+    serve(view)
+    refused = alice.request("POST" if kind == "without a key" else "GET")
+    assert refused.status_code == 500
+    assert "You cannot use ATOMIC_REQUESTS with async views." in caplog.text
+    assert effects() == 0
+
+
+@pytest.mark.scenario(20)
+@committing
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.parametrize("kind", ["function", "class"])
+def test_an_async_view_that_the_project_has_exempted_passes_through(alice: Caller, serve: Serve, kind: str) -> None:
+    class Exempt(View):
+        @idempotent("tests.async_method")
+        async def post(self, request: HttpRequest) -> HttpResponse:
+            return await async_plain_answer(request)
+
+        async def get(self, request: HttpRequest) -> HttpResponse:
+            return await async_plain_answer(request)
+
+    view: Any = Exempt.as_view() if kind == "class" else idempotent("tests.async")(async_plain_answer)
+    serve(transaction.non_atomic_requests(view))
+    got = alice.get()
+    assert got.status_code == 201
+    assert not json.loads(got.content)["in_transaction"]
+    assert json.loads(alice.post(key="k").content)["in_transaction"]
 
 
 @pytest.mark.scenario(20)

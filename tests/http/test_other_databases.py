@@ -1,0 +1,315 @@
+"""Records in one database, and what a handler writes in another one that has ATOMIC_REQUESTS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import OperationalError, connections, transaction
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.views import View
+from rest_framework.decorators import api_view
+from rest_framework.exceptions import ValidationError
+from rest_framework.views import exception_handler
+
+from idempotency import PARK, REEXECUTE, idempotent
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
+from idempotency.protocol import claims
+from testproject.models import Transfer
+from tests.http.callers import Caller, Serve, problem_code
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(61)]
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "in a transaction": {},
+    "outside": {"transaction": False, "recovery": REEXECUTE},
+}
+
+
+def _connect() -> None:
+    if connections["other"].connection is None:
+        connections["other"].connect()
+
+
+@pytest.fixture
+def other(transactional_db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Another database, with ATOMIC_REQUESTS and a table of transfers."""
+    settings = {
+        **connections.settings["default"],
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(tmp_path / "other.sqlite3"),
+        "OPTIONS": {},
+        "ATOMIC_REQUESTS": True,
+    }
+    connections.settings["other"] = settings
+    # Django lets a test connect to the databases that it has set up for it, of which this is none.
+    monkeypatch.setattr(connections["other"], "ensure_connection", _connect)
+    with connections["other"].cursor() as cursor:
+        cursor.execute("CREATE TABLE parent (id integer PRIMARY KEY)")
+        # Checked at COMMIT, as Django's own foreign keys are.
+        cursor.execute(
+            "CREATE TABLE note (id integer PRIMARY KEY, text text, "
+            "parent_id integer REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)"
+        )
+    yield "other"
+    connections["other"].close()
+    del connections["other"]
+    del connections.settings["other"]
+
+
+def write(text: str, parent: int | None = None) -> None:
+    with connections["other"].cursor() as cursor:
+        cursor.execute("INSERT INTO note (text, parent_id) VALUES (%s, %s)", [text, parent])
+
+
+def notes() -> list[str]:
+    with connections["other"].cursor() as cursor:
+        cursor.execute("SELECT text FROM note ORDER BY id")
+        return [text for (text,) in cursor.fetchall()]
+
+
+def open_on_other() -> bool:
+    return connections["other"].in_atomic_block
+
+
+def serve_writing(serve: Serve, end: Callable[[HttpRequest], Any], **policy: Any) -> None:
+    """Serve an operation that writes to both databases and then ends as ``end`` does."""
+
+    @idempotent("tests.both", **policy)
+    def view(request: HttpRequest) -> Any:
+        assert open_on_other()
+        Transfer.objects.create(account_id=request.user.pk, recipient="carol", amount=1)
+        write("written")
+        return end(request)
+
+    serve(view)
+
+
+def created(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({}, status=201)
+
+
+def record_status() -> str:
+    return IdempotencyRecord.objects.get().status
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_the_other_database_commits_before_the_outcome(
+    alice: Caller, serve: Serve, other: str, policy: dict[str, Any], monkeypatch: Any
+) -> None:
+    seen: list[tuple[bool, list[str]]] = []
+    complete = claims.complete
+
+    def look(*arguments: Any) -> None:
+        seen.append((open_on_other(), notes()))
+        complete(*arguments)
+
+    monkeypatch.setattr(claims, "complete", look)
+    serve_writing(serve, created, **policy)
+    assert alice.post(key="k").status_code == 201
+    assert seen == [(False, ["written"])]
+    assert alice.post(key="k")["Idempotency-Replayed"] == "true"
+    assert notes() == ["written"]
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_an_effect_that_the_other_database_refuses_at_commit_is_not_recorded(
+    alice: Caller, serve: Serve, other: str, policy: dict[str, Any]
+) -> None:
+    parents = [7, None]
+
+    def end(request: HttpRequest) -> HttpResponse:
+        write("child", parents.pop(0))
+        return created(request)
+
+    serve_writing(serve, end, **policy)
+    assert alice.post(key="k").status_code == 500  # as the unprotected view
+    assert notes() == []
+    assert record_status() == Status.RECOVERABLE
+    assert alice.post(key="k").status_code == 201
+    assert notes() == ["written", "child"]
+    assert Transfer.objects.count() == (1 if not policy else 2)
+
+
+def crash(request: HttpRequest) -> HttpResponse:
+    raise ValueError
+
+
+def not_found(request: HttpRequest) -> HttpResponse:
+    raise Http404
+
+
+def marks(request: HttpRequest) -> HttpResponse:
+    transaction.set_rollback(True, using="other")
+    transaction.set_rollback(True) if transaction.get_connection().in_atomic_block else None
+    return JsonResponse({}, status=400)
+
+
+def busy(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({}, status=503)
+
+
+def returns_400(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({}, status=400)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize(
+    ("end", "status", "record", "kept"),
+    [
+        (crash, 500, Status.RECOVERABLE, False),
+        (not_found, 404, Status.COMPLETED, False),
+        (marks, 400, Status.COMPLETED, False),
+        (returns_400, 400, Status.COMPLETED, True),
+        (busy, 503, Status.RECOVERABLE, False),  # the retry runs: nothing of this run may be kept
+    ],
+)
+def test_the_other_database_keeps_what_django_would_keep(
+    alice: Caller, serve: Serve, other: str, policy: dict[str, Any], end: Any, status: int, record: str, kept: bool
+) -> None:
+    serve_writing(serve, end, **policy)
+    assert alice.post(key="k").status_code == status
+    assert notes() == (["written"] if kept else [])
+    assert record_status() == record
+
+
+@pytest.mark.parametrize("handled", [False, True], ids=["raised", "handled"])
+def test_drf_rolls_the_other_database_back(alice: Caller, serve: Serve, other: str, handled: bool) -> None:
+    @api_view(["POST"])
+    @idempotent("tests.drf")
+    def view(request: Any) -> Any:
+        write("written")
+        error = ValidationError()
+        if handled:
+            return exception_handler(error, {})
+        raise error
+
+    serve(view)
+    assert alice.post(key="k").status_code == 400
+    assert notes() == []
+    assert alice.post(key="k")["Idempotency-Replayed"] == "true"
+
+
+def swallows(request: HttpRequest) -> HttpResponse:
+    transaction.set_rollback(True, using="other")  # as an error in a save() that the handler catches
+    return created(request)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("by", ["a mark", "the database"])
+def test_a_success_over_a_broken_transaction_is_an_error(
+    alice: Caller, serve: Serve, other: str, policy: dict[str, Any], by: str, monkeypatch: Any
+) -> None:
+    if by == "the database":  # which doesn't say so at COMMIT
+        monkeypatch.setattr(connections["other"], "is_usable", lambda: False)
+    serve_writing(serve, created if by == "the database" else swallows, **policy)
+    refused = alice.post(key="k")
+    assert problem_code(refused) == "idempotency_transaction_broken"
+    assert notes() == []
+    assert record_status() == Status.RECOVERABLE
+
+
+def test_nothing_is_claimed_if_the_other_database_is_gone(
+    alice: Caller, serve: Serve, other: str, monkeypatch: Any
+) -> None:
+    def refuse() -> None:
+        raise OperationalError
+
+    monkeypatch.setattr(connections["other"], "ensure_connection", refuse)
+    serve_writing(serve, created, transaction=False, recovery=PARK)
+    assert alice.post(key="k").status_code == 500
+    assert not IdempotencyRecord.objects.exists()
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_a_transaction_that_would_commit_after_the_outcome_is_refused(
+    alice: Caller, serve: Serve, other: str, policy: dict[str, Any]
+) -> None:
+    @idempotent("tests.inner", **policy)
+    def view(request: HttpRequest) -> HttpResponse:
+        write("written")
+        return created(request)
+
+    def hides(request: HttpRequest) -> HttpResponse:
+        return view(request)
+
+    exempt = transaction.non_atomic_requests(using="other")(lambda request: view(request))
+    serve(hides, **{"exempt/": exempt, "hand/": transaction.atomic(using="other")(view)})
+    for url in ("/", "/hand/"):
+        refused = alice.post(url, key="k")
+        assert problem_code(refused) == "idempotency_outer_transaction"
+    assert not IdempotencyRecord.objects.exists()
+    assert alice.post("/exempt/", key="k").status_code == 201
+
+
+@pytest.mark.parametrize("way", ["above", "below", "class"])
+def test_what_the_project_has_exempted_has_no_transaction(alice: Caller, serve: Serve, other: str, way: str) -> None:
+    def handler(request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"open": open_on_other()}, status=201)
+
+    class Exempt(View):
+        @idempotent("tests.method")
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return handler(request)
+
+        def get(self, request: HttpRequest) -> HttpResponse:
+            return handler(request)
+
+    exempt = transaction.non_atomic_requests(using="other")
+    view: Any = {
+        "above": lambda: exempt(idempotent("tests.above")(handler)),
+        "below": lambda: idempotent("tests.below")(exempt(handler)),
+        "class": lambda: exempt(Exempt.as_view()),
+    }[way]()
+    serve(view)
+    for answer in (alice.post(key="k"), alice.get()):
+        assert json.loads(answer.content) == {"open": False}
+
+
+def test_what_is_not_protected_has_one_transaction_on_every_database(
+    alice: Caller, serve: Serve, other: str, atomic_requests: None
+) -> None:
+    blocks: list[list[int]] = []
+
+    def handler(request: HttpRequest) -> HttpResponse:
+        blocks.append([len(connections[using].atomic_blocks) for using in ("default", "other")])
+        write(request.method or "")
+        if "crash" in request.GET:
+            raise ValueError
+        return created(request)
+
+    class Optional(View):
+        @idempotent("tests.optional_method", required=False)
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return handler(request)
+
+        def get(self, request: HttpRequest) -> HttpResponse:
+            return handler(request)
+
+    serve(idempotent("tests.optional", required=False)(handler), **{"class/": Optional.as_view()})
+    for url in ("/", "/class/"):
+        for method in ("GET", "POST"):
+            assert alice.request(method, url).status_code == 201
+            assert alice.request(method, f"{url}?crash=1").status_code == 500
+    assert blocks == [[1, 1]] * 8
+    assert notes() == ["GET", "POST"] * 2
+    assert not IdempotencyRecord.objects.exists()
+
+
+def test_an_async_views_transactions_commit_before_its_outcome(alice: Caller, serve: Serve, other: str) -> None:
+    @idempotent("tests.async")
+    async def view(request: HttpRequest) -> HttpResponse:
+        assert await sync_to_async(open_on_other)()
+        await sync_to_async(write)("written")
+        return JsonResponse({}, status=503 if "busy" in request.GET else 201)
+
+    serve(view)
+    assert alice.post("/?busy=1", key="busy").status_code == 503
+    assert notes() == []
+    assert alice.post(key="k").status_code == 201
+    assert notes() == ["written"]
