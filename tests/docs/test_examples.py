@@ -159,7 +159,7 @@ def test_the_alarms_are_off_in_an_empty_table(run_page: RunPage) -> None:
 
 @pytest.mark.django_db
 def test_a_parked_record_pages_somebody(run_page: RunPage) -> None:
-    page = run_page("reference/signals.md")
+    page = run_page("how-to/monitor.md")
     claim = RecordFactory(abandoned=True, operation="docs.parked")
     idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
     assert recover_once().parked == 1
