@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import re
+import shlex
 from dataclasses import fields
 from datetime import timedelta
 
@@ -141,6 +142,7 @@ COMMANDS = {
     "purge_idempotency": ("reference/commands.md", "`purge_idempotency`"),
     "recover_idempotency": ("reference/commands.md", "`recover_idempotency`"),
     "relay_outbox": ("reference/commands.md", "`relay_outbox`"),
+    "erase_idempotency": ("reference/commands.md", "`erase_idempotency`"),
     "idempotency_stats": ("reference/commands.md", "`idempotency_stats`"),
 }
 
@@ -152,7 +154,7 @@ def test_every_option_of_a_command_exists(name: str, command: str) -> None:
     lines = [line for text in texts for line in text.splitlines() if f" {command}" in line]
     parser = load_command_class("idempotency", command).create_parser("manage.py", command)
     for line in lines:
-        parser.parse_args(line.partition(f" {command}")[2].split())
+        parser.parse_args(shlex.split(line.partition(f" {command}")[2]))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
