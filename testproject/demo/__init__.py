@@ -1,9 +1,11 @@
-"""What runs behind ``manage.py demo``: a storm of retried, duplicated and cut-off charges against a real server.
+"""What runs behind ``manage.py demo``: a storm of retried, duplicated and cut-off requests against a real server.
 
-``plan`` says what will happen, ``payouts`` what of it happens at a payment provider, ``orders`` what goes through a
-broker. ``server`` runs gunicorn (``gunicorn_conf``), ``workers`` kills its workers, ``faults`` is the server's side of
-the trouble. ``client`` is one badly behaved client, ``storm`` is all of them at once. ``hop`` runs what is behind the
-server: ``broker``, and relay and worker (``consumer``), as ``processes``, which ``killer`` kills. ``tally`` counts what
-is seen on the way, ``ledger`` counts effects where they happen, ``verdict`` judges, and ``report`` shows it. And
-``__main__`` ties them together.
+It has three acts (``acts``): charges in the database, payouts at a payment provider, and orders whose messages go
+through a broker. ``plan`` says what will happen in each. ``client`` is one badly behaved client, and ``storm`` is all
+of them at once. ``server`` is gunicorn's side of the trouble, and ``life`` is how one of its workers ends. ``consumer``
+is relay and worker, and ``hop`` runs them. ``books`` counts effects where they happen, ``verdict`` judges, and
+``report`` shows it. ``show`` plays the acts, and ``__main__`` brings up what they need.
+
+Processes strike themselves and leave marks. How that works, and what keeps them from outliving the demo, is in
+``testproject.harness``.
 """

@@ -20,8 +20,9 @@ import httpx
 
 from idempotency.contrib.httpx import IdempotentTransport, RetryPolicy, UnresolvedRequestError
 
+from .acts import Side
 from .plan import Charge, Plan, Trouble
-from .tally import Seen, Tally
+from .seen import Seen, Tally
 
 #: Longer than any honest answer takes on a loaded machine, and shorter than a client's patience.
 HONEST_TIMEOUT = 15.0
@@ -43,6 +44,10 @@ KILLINGS = frozenset({Trouble.KILL_AT_WORK, Trouble.KILL_AT_REPLY})
 SERVERS_TROUBLES = KILLINGS | {Trouble.STALL}
 #: Answers that ask for a retry, besides a conflict with a request in progress. 500 too: a killed worker's last word.
 PASSING = frozenset({408, 425, 429, *range(500, 600)})
+IN_PROGRESS = "idempotency_in_progress"
+#: What an answer is counted as, by its problem's code or by its status.
+CODES = {IN_PROGRESS: Seen.CONFLICT, "idempotency_key_reused": Seen.KEY_REUSED}
+STATUSES = {503: Seen.UNAVAILABLE, 502: Seen.PROVIDER_FAILED}
 #: Closing a socket with this option sends a reset instead of an orderly end.
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -58,15 +63,23 @@ class Answer:
     code: str = ""  # the problem's code, if it is one
     replayed: bool = False
 
+    @property
+    def outcome(self) -> tuple[object, ...]:
+        """What must be the same for every client of a charge."""
+        return self.status, self.content_type, self.location, self.body
+
 
 @dataclass(frozen=True)
 class Endpoint:
     """Where a side's charges go, and who sends them."""
 
-    side: str
+    side: Side
     port: int
-    path: str
     tokens: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}{self.side.path}"
 
 
 class StoppedError(Exception):
@@ -97,22 +110,16 @@ class Client:
         self.plan = plan
         self.tally = tally
         self.stop = stop
-        # The side is left out of it: both endpoints meet the same client.
+        # The side is left out of it: all endpoints meet the same client.
         self.chance = random.Random(f"{plan.seed}:{charge.number}:{role}")
 
-    def pursue(self, trouble: Trouble) -> Answer | None:
-        """Send the charge into ``trouble``, then retry until an answer is final. None: it never was."""
-        return self._send(self.charge.payload(), trouble)
+    def pursue(self, trouble: Trouble = Trouble.CALM, *, settled: bool = False, changed: bool = False) -> Answer | None:
+        """Send the charge into ``trouble``, then retry until an answer is final.
 
-    def send_again(self) -> Answer | None:
-        """Send the charge once more though its outcome is known. Anything but that outcome is a wrong answer."""
-        return self._send(self.charge.payload(), Trouble.CALM, settled=True)
-
-    def send_changed(self) -> Answer | None:
-        """Use the key of the charge, whose outcome is known, with another amount."""
-        return self._send(self.charge.payload(changed=True), Trouble.CALM, settled=True)
-
-    def _send(self, payload: bytes, trouble: Trouble, *, settled: bool = False) -> Answer | None:
+        :param settled: its outcome is known already, so anything but that is a wrong answer.
+        :param changed: use the charge's key with another amount.
+        :returns: None if no answer was ever final.
+        """
         if self.stop.is_set():
             return None
         network = BadNetwork(self, trouble)
@@ -120,26 +127,22 @@ class Client:
             attempts=MANY, total=self.plan.patience, first_wait=BACK_OFF, longest_wait=BACK_OFF, statuses=PASSING
         )
         transport = IdempotentTransport(network, policy=policy, sleep=self._sleep)
+        headers = {
+            "Authorization": f"Token {self.endpoint.tokens[self.charge.account]}",
+            "Content-Type": "application/json",
+            "Idempotency-Key": self.charge.key,
+            "Connection": "close",
+        }
         answer: Answer | None = None
         with httpx.Client(transport=transport, trust_env=False) as http, suppress(UnresolvedRequestError, StoppedError):
-            answer = answer_of(http.post(self._url(), content=payload, headers=self._headers()))
+            payload = self.charge.payload(changed=changed)
+            answer = answer_of(http.post(self.endpoint.url, content=payload, headers=headers))
         # It was retried, as it should be. But nothing is in progress any more once there is an outcome.
         return network.conflict if settled and network.conflict else answer
 
     def _sleep(self, seconds: float) -> None:
         if self.stop.wait(seconds):
             raise StoppedError
-
-    def _headers(self) -> dict[str, str]:
-        return {
-            "Authorization": f"Token {self.endpoint.tokens[self.charge.account]}",
-            "Content-Type": "application/json",
-            "Idempotency-Key": self.charge.key,
-            "Connection": "close",
-        }
-
-    def _url(self) -> str:
-        return f"http://127.0.0.1:{self.endpoint.port}{self.endpoint.path}"
 
 
 class BadNetwork(httpx.BaseTransport):
@@ -149,6 +152,7 @@ class BadNetwork(httpx.BaseTransport):
         self.client = client
         self.trouble = trouble  # of the next request
         self.conflict: Answer | None = None  # the first answer that said that the charge is in progress
+        self._name = f"{client.endpoint.side.name}.{client.charge.number}"
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """One request. Raises what httpx does where the client never sees an answer."""
@@ -168,12 +172,12 @@ class BadNetwork(httpx.BaseTransport):
             raise
         answer = answer_of(response)
         self._count(answer)
-        # One trouble a client; what the killer adds comes on top. A stall is still due when the claim belongs to a
+        # One trouble a client; what is killed at random comes on top. A stall is still due when the claim belongs to a
         # worker that a neighbour's trouble killed before it could stand still.
-        if trouble is not Trouble.STALL or answer.code != "idempotency_in_progress" or self._was_troubled():
+        if trouble is not Trouble.STALL or answer.code != IN_PROGRESS or self._was_troubled():
             self.trouble = Trouble.CALM
         late = trouble is Trouble.STALL and time.monotonic() - started > self.client.plan.lease
-        if late and (answer.replayed or answer.code == "idempotency_in_progress"):
+        if late and (answer.replayed or answer.code == IN_PROGRESS):
             self._saw(Seen.OUTLIVED)  # told what the winner did, or that it is at it
         if self.client.charge.trouble is Trouble.STALL:
             # The twin of a stalled request asks again and again, so that it takes over as soon as it may.
@@ -182,14 +186,9 @@ class BadNetwork(httpx.BaseTransport):
 
     def _fault(self, trouble: Trouble) -> str:
         """What the server is asked to do, as its side of the trouble."""
-        client = self.client
-        name = f"{client.endpoint.side}/{client.charge.number}"
-        return {
-            Trouble.STALL: f"stall={name}={client.plan.lease}",
-            Trouble.TIMEOUT: f"pause={client.chance.randint(*LONG_WORK)}",
-            Trouble.KILL_AT_WORK: f"kill_at_work={name}",
-            Trouble.KILL_AT_REPLY: f"kill_at_reply={name}",
-        }.get(trouble, f"pause={client.chance.randint(*SHORT_WORK)}")
+        if trouble in SERVERS_TROUBLES:
+            return f"{trouble.value}={self._name}"
+        return f"pause={self.client.chance.randint(*LONG_WORK if trouble is Trouble.TIMEOUT else SHORT_WORK)}"
 
     def _timeout(self, trouble: Trouble) -> float:
         """Seconds that the client waits for an answer."""
@@ -225,24 +224,19 @@ class BadNetwork(httpx.BaseTransport):
     def _count(self, answer: Answer) -> None:
         if answer.replayed:
             self._saw(Seen.REPLAY)
-        if answer.code == "idempotency_in_progress":
-            self._saw(Seen.CONFLICT)
+        if answer.code == IN_PROGRESS:
             self.conflict = self.conflict or answer
-        elif answer.code == "idempotency_key_reused":
-            self._saw(Seen.KEY_REUSED)
-        elif answer.status == 503:
-            self._saw(Seen.UNAVAILABLE)
-        elif answer.status == 502:
-            self._saw(Seen.PROVIDER_FAILED)
+        if seen := CODES.get(answer.code) or STATUSES.get(answer.status):
+            self._saw(seen)
         elif answer.status >= 500:
             self._saw(Seen.ERROR)
 
     def _was_troubled(self) -> bool:
         """Whether the trouble came about that this charge asked for. A neighbour's may have ended its worker before."""
-        return self.client.tally.was_troubled(self.client.endpoint.side, self.client.charge.number)
+        return self.client.tally.marks.exists(f"met.{self._name}")
 
     def _saw(self, seen: Seen) -> None:
-        self.client.tally.add(self.client.endpoint.side, seen)
+        self.client.tally.add(self.client.endpoint.side.name, seen)
 
 
 def answer_of(response: httpx.Response) -> Answer:

@@ -1,20 +1,21 @@
 """``python -m testproject.demo.consumer worker`` or ``relay``: a Celery worker, or ``manage.py relay_outbox --watch``.
 
-Each is what a deployment runs, and tells the demo how far it is with each message: it stops at a few places until the
-demo, at the other end of a socket, says "go", or kills it there (``killer``). The sample project knows nothing of it.
+Each is what a deployment runs, and strikes itself as the demo has planned (``acts``). The sample project knows nothing
+of it.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from datetime import timedelta
-from typing import Any, BinaryIO
+from typing import Any
 
 import django
 from celery.signals import task_postrun, task_prerun
 from django.core.management import call_command
+
+from testproject.harness.strikes import Marks, Strikes, read
 
 #: Short enough that what a killed relay or worker had in hand is there again in seconds, and long enough that nothing
 #: that is alive is taken for dead. With the defaults of a minute and an hour the demo would mostly wait.
@@ -23,61 +24,39 @@ BROKER_BACKOFF = timedelta(seconds=1)
 LOST_WAIT = 0.3  # seconds
 VISIBILITY_TIMEOUT = 1  # seconds
 LOOK_EVERY = 1  # seconds between two looks for what nobody has acknowledged
+MUTEX_LIMIT = 2  # seconds for which a worker that died at such a look holds the others off; kombu's default is 300
 
 CONCURRENCY = 2
 WATCH = 0.1  # seconds
 
-GO = b"go\n"
 
-
-class Line:
-    """The connection to the demo. Each process has one of its own, also after a fork."""
-
-    def __init__(self, role: str) -> None:
-        self._role = role
-        self._pid = 0
-        self._file: BinaryIO | None = None
-
-    def ask(self, place: str, *words: str) -> None:
-        """Say where this process is, and wait there until it may go on."""
-        pid = os.getpid()
-        try:
-            if self._file is None or self._pid != pid:
-                connection = socket.socket(socket.AF_UNIX)
-                connection.connect(os.environ["DEMO_KILLER"])
-                self._file, self._pid = connection.makefile("rwb", buffering=0), pid  # type: ignore[assignment]
-            assert self._file is not None
-            self._file.write(" ".join([self._role, str(pid), place, *words]).encode("ascii") + b"\n")
-            answer = self._file.readline()
-        except OSError:
-            answer = b""
-        if answer != GO:
-            os._exit(1)  # the demo is gone, and this process with it
-
-
-class Message:
+class AtHand:
     """What a child of the worker has at hand: nothing, or one message that bears a label."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self._words: tuple[str, ...] = ()
+    def __init__(self, strikes: Strikes) -> None:
+        self._strikes = strikes
+        self._name = ""
 
     def started(self, task_id: str, task: Any, kwargs: dict[str, Any], **more: Any) -> None:
-        self._words = (task.name, str(kwargs["label"]), task_id) if "label" in kwargs else ()
-        self.report("started")
+        self._name = ""
+        if "label" in kwargs:
+            self._name = f"{task.name.rpartition('.')[2].removesuffix('_unprotected')}.{kwargs['label']}"
+            self._strikes.marks.note("deliveries", f"{self._name}:{task_id}")
+        self.at("started")
 
     def ended(self, state: str, **more: Any) -> None:
         """Its effects and its record are committed. Nobody has acknowledged it."""
         if state == "SUCCESS":
-            self.report("ended")
-        self._words = ()
+            self.at("ended")
+        self._name = ""
 
     def replayed(self, **more: Any) -> None:
-        self.report("replayed")
+        if self._name:
+            self._strikes.marks.note("replays", self._name)
 
-    def report(self, place: str) -> None:
-        if self._words:
-            self._line.ask(place, *self._words)
+    def at(self, place: str) -> None:
+        if self._name:
+            self._strikes.at(place, self._name)
 
 
 def main() -> None:
@@ -90,19 +69,19 @@ def main() -> None:
     from testproject import tasks
     from testproject.celery import app
 
-    line = Line(role)
+    strikes = Strikes(Marks(os.environ["DEMO_MARKS"]), read(os.environ["DEMO_STRIKES"]))
     relay.LEASE, relay.UNAVAILABLE_BACKOFF = RELAY_LEASE, BROKER_BACKOFF
-    # The worst place: the broker has confirmed a message, and nothing is marked.
-    faults.armed["relay.published"] = lambda: line.ask("relayed")
     if role == "relay":
+        # The worst place: the broker has confirmed a message, and nothing is marked.
+        faults.armed["relay.published"] = strikes.each("relay.published")
         call_command("relay_outbox", watch=WATCH)
         return
-    message = Message(line)
-    task_prerun.connect(message.started, weak=False)
-    task_postrun.connect(message.ended, weak=False)
-    signals.replayed.connect(message.replayed, weak=False)
+    at_hand = AtHand(strikes)
+    task_prerun.connect(at_hand.started, weak=False)
+    task_postrun.connect(at_hand.ended, weak=False)
+    signals.replayed.connect(at_hand.replayed, weak=False)
     # The effect is there, or is written; its record says so; nothing of that is committed.
-    faults.armed["complete.sent"] = lambda: message.report("at_work")
+    faults.armed["complete.sent"] = lambda: at_hand.at("at_work")
     # As Celery does by default. The other control's message is acknowledged when it is done with.
     tasks.pay_fee_unprotected.acks_late = False
     app.conf.worker_lost_wait = LOST_WAIT
@@ -110,6 +89,7 @@ def main() -> None:
         "visibility_timeout": VISIBILITY_TIMEOUT,
         "unacked_restore_interval": LOOK_EVERY,
         "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": MUTEX_LIMIT,
     }
     options = ["--concurrency", str(CONCURRENCY), "--without-gossip", "--without-mingle", "--without-heartbeat"]
     app.worker_main(["worker", "--pool", "prefork", "--loglevel", "WARNING", *options])

@@ -1,7 +1,7 @@
-"""The last part of the demo: from the handler through the outbox and a real broker to a consumer, all of them killed.
+"""The way from the handler through the outbox and a real broker to a consumer, all of them killed.
 
-Redis, a relay and a Celery worker run as processes of their own. ``orders`` says what is sent and who dies with which
-message in hand, ``killer`` sees to that, ``consumer`` is relay and worker.
+A relay and a Celery worker run as processes of their own (``consumer``), and are started again when they have died.
+``acts`` says who dies with which message in hand.
 """
 
 from __future__ import annotations
@@ -9,23 +9,31 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from functools import partial
 
 from redis.exceptions import RedisError
 
-from .broker import Redis
-from .killer import Killer
-from .orders import Order, Side, strikes_of
-from .plan import Plan
-from .processes import Daemon, Guard
+from idempotency.contrib.celery import resend_lost_messages
+from testproject.celery import app
+from testproject.harness.processes import Daemon, Keeper
+from testproject.harness.redis import Redis
+from testproject.harness.strikes import Marks, held, written
+
+from .acts import RELAY_STRIKES, Side, strikes_of
+from .books import are_messages_pending
+from .consumer import VISIBILITY_TIMEOUT
+from .plan import Charge, Plan
 
 QUEUE = "celery"  # where Celery puts what nobody has routed elsewhere
+
+#: How long a broker stays away: long enough that what was under way counts as not acknowledged when it is back.
+OUTAGE = VISIBILITY_TIMEOUT + 0.2  # seconds
 
 #: Nothing is under way any more if so many looks in a row have found nothing. In between a worker may have a message
 #: that is in no list of the broker's.
 LOOKS = 3
-LOOK_EVERY = 0.1  # seconds
 #: Nor if all is sent, and nothing has reached a worker for so long, many times what a message that is not acknowledged
 #: waits for. What the broker still has then, it will not deliver: a process died in the middle of its bookkeeping.
 STALLED_AFTER = 15.0  # seconds
@@ -37,81 +45,90 @@ PROVIDER_TIMEOUT = 15.0
 class Hop:
     """Relay, worker and broker at work, and what is seen of them."""
 
-    def __init__(self, redis: Redis, killer: Killer, relay: Daemon, worker: Daemon, run: str) -> None:
-        self.killer = killer
+    def __init__(self, redis: Redis, marks: Marks, daemons: Sequence[Daemon], run: str) -> None:
+        self.resent = 0
+        self.keeper = Keeper(*(partial(start_again, daemon) for daemon in daemons))
         self._redis = redis
-        self.daemons = (redis.daemon, relay, worker)
+        self._marks = marks
+        self._daemons = daemons
         self._run = run
         self._quiet = 0
         self._seen = -1
-        self._seen_at = time.monotonic()
+        self._seen_at = 0.0
 
-    @property
-    def kills(self) -> int:
-        return self.killer.kills.total()
+    def kills(self) -> dict[str, int]:
+        """How often each kind of process was killed."""
+        return {
+            "relays": self._marks.count("child.relay.*"),
+            "children": self._marks.count("child.*-*"),
+            "workers": self._marks.count("group.*"),
+            "brokers": self._marks.count("go.*"),
+        }
 
     def is_over(self) -> bool:
-        """Whether all that was published has been consumed, and acknowledged. Takes a moment."""
-        time.sleep(LOOK_EVERY)
+        """Whether all that was published has been consumed, and acknowledged. To be asked a few times a second."""
+        for label in held(self._marks):  # a worker's child waits until the broker has died
+            self._redis.kill()
+            time.sleep(OUTAGE)
+            self._redis.start()
+            self._marks.leave(f"go.{label}")
         self._quiet = 0 if self._is_busy() else self._quiet + 1
-        return self._quiet >= LOOKS or self._has_stalled()
-
-    def _has_stalled(self) -> bool:
-        from . import ledger
-
-        seen = self.killer.deliveries.total() + self.killer.replays + self.kills
-        if seen != self._seen or ledger.are_messages_pending(self._run):
-            self._seen, self._seen_at = seen, time.monotonic()
-        return time.monotonic() - self._seen_at > STALLED_AFTER
+        if self._quiet < LOOKS and not self._has_stalled():
+            return False
+        # Redis loses a message if whoever takes it off its list dies before it has noted that. The outbox still has it.
+        lost = resend_lost_messages(older_than=timedelta(0), app=app)
+        self.resent += lost
+        self._quiet, self._seen = 0, -1
+        return not lost
 
     def _is_busy(self) -> bool:
-        from . import ledger
-
         try:
-            return ledger.are_messages_pending(self._run) or not self._redis.is_empty(QUEUE)
+            return are_messages_pending(self._run) or self._redis.count(QUEUE) > 0
         except RedisError:
             return True  # it has just been killed
 
+    def _has_stalled(self) -> bool:
+        seen = len(self._marks.notes("deliveries")) + len(self._marks.notes("replays")) + sum(self.kills().values())
+        if seen != self._seen or are_messages_pending(self._run):
+            self._seen, self._seen_at = seen, time.monotonic()
+        return time.monotonic() - self._seen_at > STALLED_AFTER
+
     def what_stopped(self) -> list[str]:
         """Why it must end before its time, or nothing."""
-        ended = [daemon for daemon in self.daemons if daemon.has_ended()]
-        found = [f"{daemon.name} ended by itself. Its log ends with:\n{daemon.log_tail()}" for daemon in ended]
-        return [*found, self.killer.error] if self.killer.error else found
+        kills = self.kills()
+        if self.keeper.error is None and self.keeper.restarts <= kills["relays"] + kills["workers"]:
+            return []
+        ends = [f"{daemon.name}'s log ends with:\n{daemon.log_tail()}" for daemon in self._daemons]
+        return [f"Relay or worker ended by itself. {self.keeper.error or ''}", *ends]
+
+
+def start_again(daemon: Daemon) -> Daemon:
+    daemon.start()
+    return daemon
 
 
 @contextmanager
 def running_hop(
-    redis: Redis, guard: Guard, plan: Plan, directory: Path, run: str, orders: Mapping[Side, Sequence[Order]]
+    redis: Redis, marks: Marks, plan: Plan, run: str, drawn: Mapping[Side, Sequence[Charge]]
 ) -> Iterator[Hop]:
     """Relay and worker run until the end of the block; nothing of them goes on after it.
 
     :raises ProcessError: one of them did not start.
     """
-    address = redis.socket.with_name("killer.sock")
+    strikes = [*RELAY_STRIKES, *(strike for side, orders in drawn.items() for strike in strikes_of(side, orders))]
     environment = {
-        "DEMO_KILLER": str(address),
+        "DEMO_STRIKES": written(strikes),
         "IDEMPOTENCY_LEASE_SECONDS": str(plan.lease),
         "PROVIDER_TIMEOUT": str(PROVIDER_TIMEOUT),
     }
-    relay, worker = (
-        Daemon(
-            role,
-            [sys.executable, "-m", "testproject.demo.consumer", role],
-            guard,
-            directory,
-            environment=environment,
-        )
-        for role in ("relay", "worker")
-    )
-    planned = [(order.label, side) for side, drawn in orders.items() for order in drawn]
-    strikes = {key: strike for drawn in orders.values() for key, strike in strikes_of(drawn).items()}
-    killer = Killer(address, relay, worker, redis.daemon, strikes, dict(planned))
-    try:
+    app.loader.import_default_modules()
+    with ExitStack() as stack:
+        daemons = []
         # The relay first. While the worker comes up it has the messages to itself, so that it dies with some.
-        with relay.running(), worker.running():
-            try:
-                yield Hop(redis, killer, relay, worker, run)
-            finally:
-                killer.rest()
-    finally:
-        killer.close()
+        for role in ("relay", "worker"):
+            command = [sys.executable, "-m", "testproject.demo.consumer", role]
+            daemons.append(Daemon(role, command, redis.directory, environment=environment))
+            stack.callback(daemons[-1].stop)
+        hop = Hop(redis, marks, daemons, run)
+        stack.callback(hop.keeper.stop)
+        yield hop

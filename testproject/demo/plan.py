@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Number = TypeVar("Number", int, float)
 
@@ -25,6 +25,10 @@ MIN_PAYOUTS = 24
 MIN_ORDERS = 24
 MAX_OPERATIONS = 100_000
 MAX_BURST = 6
+
+CHANCE_OF_LATE_DUPLICATE = 0.3
+CHANCE_OF_CHANGED_PAYLOAD = 0.1
+CHANCE_OF_SHARED_KEY = 0.1
 
 
 class Trouble(str, Enum):
@@ -39,169 +43,6 @@ class Trouble(str, Enum):
     KILL_AT_REPLY = "kill_at_reply"  # the worker is killed when all is done but the answer is not sent
 
 
-#: Out of a hundred. Killings are few because each takes a worker's other requests with it.
-WEIGHTS = {
-    Trouble.CALM: 18,
-    Trouble.TIMEOUT: 22,
-    Trouble.CUT: 24,
-    Trouble.BURST: 31,
-    Trouble.STALL: 2,
-    Trouble.KILL_AT_WORK: 2,
-    Trouble.KILL_AT_REPLY: 1,
-}
-CHANCE_OF_LATE_DUPLICATE = 0.3
-CHANCE_OF_CHANGED_PAYLOAD = 0.1
-CHANCE_OF_SHARED_KEY = 0.1
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The options of one run. Durations are seconds."""
-
-    operations: int = 500
-    payouts: int = 24
-    orders: int = 30
-    workers: int = 4
-    concurrency: int = 48
-    kill_every: float = 2.0
-    lease: int = 2
-    patience: float = 60.0
-    time_limit: float = 300.0
-    seed: int = 1
-
-
-@dataclass(frozen=True)
-class Charge:
-    """One logical charge, to be sent once to each endpoint, however many requests that takes."""
-
-    number: int
-    account: str
-    key: str
-    label: str  # names this charge in the database, where its effects are counted; no endpoint looks at it
-    amount: int  # cents
-    trouble: Trouble
-    burst: int  # requests sent at the same instant
-    late_duplicate: bool  # sent once more when the outcome is known
-    changed_payload: bool  # then the same key is used with another amount, which must be refused
-
-    def payload(self, *, changed: bool = False) -> bytes:
-        """The request's body; ``changed`` asks for another amount."""
-        amount = self.amount + 1 if changed else self.amount
-        return json.dumps({"amount": amount, "currency": "usd", "label": self.label}).encode()
-
-
-def draw_charges(plan: Plan, run: str) -> list[Charge]:
-    """The charges of a run. ``run`` makes its keys and labels its own, so that a database can be used again."""
-    chance = random.Random(plan.seed)
-    # One of each kind comes first; the rest is drawn. The order is then mixed.
-    troubles = list(Trouble) * 2
-    troubles += chance.choices(list(WEIGHTS), list(WEIGHTS.values()), k=max(0, plan.operations - len(troubles)))
-    troubles = troubles[: plan.operations]
-    chance.shuffle(troubles)
-    return charges_with(troubles, chance, run)
-
-
-def charges_with(troubles: Sequence[Trouble], chance: random.Random, run: str) -> list[Charge]:
-    """A charge for each trouble, everything else about it drawn."""
-    charges: list[Charge] = []
-    for number, trouble in enumerate(troubles):
-        previous = charges[-1] if charges else None
-        account = chance.choice(ACCOUNTS)
-        key = f"{run}-{number}"
-        if previous is not None and (number == 1 or chance.random() < CHANCE_OF_SHARED_KEY):
-            account, key = other_account(previous.account), previous.key
-            if any(charge.account == account and charge.key == key for charge in charges[-2:]):
-                key = f"{run}-{number}"  # both accounts have used that key already
-        charges.append(
-            Charge(
-                number=number,
-                account=account,
-                key=key,
-                label=f"{run}-{number}",
-                amount=chance.randint(100, 100_000),
-                trouble=trouble,
-                burst={Trouble.BURST: chance.randint(2, MAX_BURST), Trouble.STALL: 2}.get(trouble, 1),
-                late_duplicate=number % 10 == 0 or chance.random() < CHANCE_OF_LATE_DUPLICATE,
-                changed_payload=number % 15 == 0 or chance.random() < CHANCE_OF_CHANGED_PAYLOAD,
-            )
-        )
-    return charges
-
-
-def other_account(account: str) -> str:
-    return ACCOUNTS[1 - ACCOUNTS.index(account)]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of a run, for the command and for the process it starts."""
-    default = Plan()
-    parser.add_argument(
-        "--operations",
-        type=within(int, MIN_OPERATIONS, MAX_OPERATIONS),
-        default=default.operations,
-        help=f"logical charges to send to each of the two endpoints, at least {MIN_OPERATIONS} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--payouts",
-        type=within(int, MIN_PAYOUTS, MAX_OPERATIONS),
-        default=default.payouts,
-        help="logical payouts to send afterwards to each of the three declarations and to the control, at least "
-        f"{MIN_PAYOUTS} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--orders",
-        type=within(int, MIN_ORDERS, MAX_OPERATIONS),
-        default=default.orders,
-        help="logical orders to send at last, through the outbox and to the control, each of which leads to two "
-        f"messages; at least {MIN_ORDERS} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--workers",
-        type=within(int, 1, 64),
-        default=default.workers,
-        help="gunicorn worker processes (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--concurrency",
-        type=within(int, 1, 256),
-        default=default.concurrency,
-        help="charges under way at the same time, most of them waiting (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--kill-every",
-        type=within(float, 0.1, 3600),
-        default=default.kill_every,
-        metavar="SECONDS",
-        help="a random worker is killed about this often, besides those killed in mid-charge (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--lease",
-        type=within(int, 1, 60),
-        default=default.lease,
-        metavar="SECONDS",
-        help="how long a killed worker's claim is respected before a retry takes it over (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--time-limit",
-        type=within(float, 1, 86400),
-        default=default.time_limit,
-        metavar="SECONDS",
-        help="give up, as a failure, if the storm is not over by then (default: %(default)s)",
-    )
-    parser.add_argument("--seed", type=int, default=default.seed, help="draws another storm (default: %(default)s)")
-
-
-def plan_from(options: dict[str, object]) -> Plan:
-    """The plan that parsed options describe; others among them are left alone."""
-    return Plan(**{name: options[name] for name in Plan.__dataclass_fields__ if name in options})  # type: ignore[arg-type]
-
-
-def arguments_of(plan: Plan) -> Sequence[str]:
-    """The command line that ``add_arguments`` turns into this plan again."""
-    names = ("operations", "payouts", "orders", "workers", "concurrency", "kill_every", "lease", "time_limit", "seed")
-    return [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(plan, name)))]
-
-
 def within(kind: Callable[[str], Number], low: Number, high: Number) -> Callable[[str], Number]:
     """An argparse type: a number from ``low`` to ``high``, both included."""
 
@@ -213,3 +54,132 @@ def within(kind: Callable[[str], Number], low: Number, high: Number) -> Callable
 
     parse.__name__ = kind.__name__  # argparse says "invalid int value" by it
     return parse
+
+
+def option(default: float, kind: Callable[[str], float], words: str) -> Any:
+    return field(default=default, metadata={"type": kind, "help": f"{words} (default: %(default)s)"})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The options of one run. Durations are seconds."""
+
+    operations: int = option(
+        500,
+        within(int, MIN_OPERATIONS, MAX_OPERATIONS),
+        f"logical charges to send to each of the two endpoints, at least {MIN_OPERATIONS}",
+    )
+    payouts: int = option(
+        24,
+        within(int, MIN_PAYOUTS, MAX_OPERATIONS),
+        "logical payouts to send afterwards to each of the three declarations and to the control, at least "
+        f"{MIN_PAYOUTS}",
+    )
+    orders: int = option(
+        30,
+        within(int, MIN_ORDERS, MAX_OPERATIONS),
+        "logical orders to send at last, through the outbox and to the control, each of which leads to two messages; "
+        f"at least {MIN_ORDERS}",
+    )
+    workers: int = option(4, within(int, 1, 64), "gunicorn worker processes")
+    concurrency: int = option(48, within(int, 1, 256), "charges under way at the same time, most of them waiting")
+    kill_every: float = option(
+        2.0,
+        within(float, 0.1, 3600),
+        "a random worker is killed about this often, in seconds, besides those killed in mid-charge",
+    )
+    lease: int = option(
+        2, within(int, 1, 60), "seconds for which a killed worker's claim is respected before a retry takes it over"
+    )
+    time_limit: float = option(
+        300.0, within(float, 1, 86400), "seconds after which a storm that is not over is given up, as a failure"
+    )
+    seed: int = option(1, int, "draws another storm")
+    patience: float = 60.0  # of a client
+
+
+OPTIONS = [one for one in fields(Plan) if one.metadata]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of a run, for the command and for the process it starts."""
+    for one in OPTIONS:
+        parser.add_argument(f"--{one.name.replace('_', '-')}", default=one.default, **one.metadata)
+
+
+def plan_from(options: Mapping[str, Any]) -> Plan:
+    """The plan that parsed options describe; others among them are left alone."""
+    return Plan(**{one.name: options[one.name] for one in OPTIONS})
+
+
+def arguments_of(plan: Plan) -> Sequence[str]:
+    """The command line that ``add_arguments`` turns into this plan again."""
+    return [word for one in OPTIONS for word in (f"--{one.name.replace('_', '-')}", str(getattr(plan, one.name)))]
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One logical charge, payout or order, to be sent once, however many requests that takes."""
+
+    number: int
+    account: str
+    key: str
+    label: str  # names this charge where its effects are counted; no endpoint looks at it
+    amount: int  # cents
+    trouble: Trouble
+    burst: int  # requests sent at the same instant
+    late_duplicate: bool  # sent once more when the outcome is known
+    changed_payload: bool  # then the same key is used with another amount, which must be refused
+    more: Mapping[str, str] = field(default_factory=dict)  # what the request says besides
+
+    @property
+    def declined(self) -> bool:
+        """Whether it must be refused and leave nothing behind."""
+        return self.more.get("source") == "declined"
+
+    @property
+    def name(self) -> str:
+        """Names its effect, which must be the account's own."""
+        return f"{self.account}/{self.label}"
+
+    def payload(self, *, changed: bool = False) -> bytes:
+        """The request's body; ``changed`` asks for another amount."""
+        amount = self.amount + 1 if changed else self.amount
+        return json.dumps({"amount": amount, "label": self.label, **self.more}).encode()
+
+
+def account_in(label: str) -> str:
+    """The account of the charge that bears the label."""
+    return label.split("-")[-2]
+
+
+def charges_with(
+    kinds: Sequence[tuple[Trouble, Mapping[str, str]]], chance: random.Random, run: str, *, may_change: bool = True
+) -> list[Charge]:
+    """A charge for each kind of trouble and what its request says besides; everything else about it is drawn.
+
+    :param run: makes keys and labels its own, so that a database can be used again.
+    :param may_change: whether some keys are used with another payload.
+    """
+    charges: list[Charge] = []
+    for number, (trouble, more) in enumerate(kinds):
+        account, key = chance.choice(ACCOUNTS), f"{run}-{number}"
+        if charges and (number == 1 or chance.random() < CHANCE_OF_SHARED_KEY):
+            account, key = ACCOUNTS[1 - ACCOUNTS.index(charges[-1].account)], charges[-1].key
+            if any((charge.account, charge.key) == (account, key) for charge in charges[-2:]):
+                key = f"{run}-{number}"  # both accounts have used that key already
+        charges.append(
+            Charge(
+                number=number,
+                account=account,
+                key=key,
+                label=f"{run}-{account}-{number}",
+                amount=chance.randint(100, 100_000),
+                trouble=trouble,
+                burst={Trouble.BURST: chance.randint(2, MAX_BURST), Trouble.STALL: 2}.get(trouble, 1),
+                late_duplicate=number % 10 == 0 or chance.random() < CHANCE_OF_LATE_DUPLICATE,
+                changed_payload=(number % 15 == 0 or chance.random() < CHANCE_OF_CHANGED_PAYLOAD) and may_change,
+                more=more,
+            )
+        )
+    return charges

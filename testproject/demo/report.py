@@ -1,4 +1,4 @@
-"""What the person at the terminal sees: what is going on, how far it is, the table, and the verdict in words.
+"""What the person at the terminal sees: what is going on, how far it is, the tables, and the verdict in words.
 
 On a terminal the figures move; elsewhere, as in a log, a line is printed now and then.
 """
@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,46 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from .orders import DIRECT, OUTBOX, Kill
-from .orders import SIDES as ORDER_SIDES
-from .payouts import CONTROL
-from .payouts import SIDES as PAYOUT_SIDES
+from .acts import CHARGES, DIRECT, ORDERS, OUTBOX, PAYOUTS, SOME, Act, Row, Side
+from .books import Books
 from .plan import Plan
-from .tally import Seen, Tally
-from .verdict import Effects, Findings, HopFindings
+from .seen import Tally
+from .verdict import Findings
 
-SIDES = ("protected", "unprotected")
-KILLED = {
-    Kill.RELAY: "SIGKILL: relays, between confirm and mark",
-    Kill.CHILD: "SIGKILL: worker children, of both sides",
-    Kill.WORKER: "SIGKILL: whole workers, of both sides",
-    Kill.BROKER: "SIGKILL: brokers, of both sides",
-}
 MOST_LISTED = 40  # labels
 LINE_EVERY = 3.0  # seconds between two lines where nothing can move
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One storm, as its progress is shown."""
-
-    noun: str
-    operations: int  # to be sent to each side
-    effects: Mapping[str, Callable[[], int]]  # what counts them, by side
-    where: str = "in the database"
-
-
-@dataclass(frozen=True)
-class HopSeen:
-    """What was seen of the hop; lists have one entry a side."""
-
-    findings: Mapping[str, HopFindings]
-    tally: Tally
-    messages: Sequence[int]
-    deliveries: Sequence[int]
-    replays: int
-    kills: Mapping[Kill, int]
-    seconds: float
 
 
 class Report:
@@ -90,46 +57,52 @@ class Report:
         )
 
     @contextmanager
-    def progress(self, stage: Stage, tally: Tally, kills: Callable[[], int]) -> Iterator[Callable[[], None]]:
+    def progress(
+        self, act: Act, operations: int, books: Books, tally: Tally, kills: Callable[[], int]
+    ) -> Iterator[Callable[[], None]]:
         """Yields what is to be called a few times a second while the storm goes on."""
-        if self.console.is_terminal:
-            with self._moving(stage, tally, kills) as update:
-                yield update
-        else:
-            yield self._lines(stage, tally, kills)
 
-    @contextmanager
-    def _moving(self, stage: Stage, tally: Tally, kills: Callable[[], int]) -> Iterator[Callable[[], None]]:
+        def figures(side: Side) -> dict[str, int]:
+            counts = tally.of(side.name)
+            return {
+                "requests sent": counts["attempt"],
+                f"effects {act.where}": books.count(act, side),
+                "replays": counts["replay"],
+                "answers never seen": counts["cut"] + counts["timeout"] + counts["broken"],
+            }
+
+        if not self.console.is_terminal:
+            yield self._lines(act, tally, figures, kills)
+            return
         bars = Progress(
             TextColumn("{task.description:<11}"),
             BarColumn(40),
             MofNCompleteColumn(),
-            TextColumn(f"{stage.noun} settled"),
+            TextColumn(f"{act.noun} settled"),
             TimeElapsedColumn(),
             console=self.console,
         )
-        tasks = {side: bars.add_task(side, total=stage.operations) for side in stage.effects}
+        tasks = {side: bars.add_task(side.name, total=operations) for side in act.sides}
         with Live(console=self.console, refresh_per_second=4, transient=True) as live:
 
             def update() -> None:
-                counts = {side: tally.of(side) for side in stage.effects}
-                for side, task in tasks.items():
-                    bars.update(task, completed=counts[side][Seen.DONE])
                 table = Table(box=None, pad_edge=False)
                 table.add_column("so far", style="dim")
-                for side in stage.effects:
-                    table.add_column(side, justify="right", min_width=11)
-                table.add_row("requests sent", *(f"{counts[side][Seen.ATTEMPT]:,}" for side in stage.effects))
-                table.add_row(f"effects {stage.where}", *(f"{stage.effects[side]():,}" for side in stage.effects))
-                table.add_row("replays", *(f"{counts[side][Seen.REPLAY]:,}" for side in stage.effects))
-                table.add_row("answers never seen", *(f"{unseen(counts[side]):,}" for side in stage.effects))
+                for side, task in tasks.items():
+                    bars.update(task, completed=tally.of(side.name)["done"])
+                    table.add_column(side.name, justify="right", min_width=11)
+                columns = [figures(side) for side in act.sides]
+                for name in columns[0]:
+                    table.add_row(name, *(f"{column[name]:,}" for column in columns))
                 table.add_row("workers killed", f"{kills():,}")
                 live.update(Group(bars, table), refresh=True)
 
             update()
             yield update
 
-    def _lines(self, stage: Stage, tally: Tally, kills: Callable[[], int]) -> Callable[[], None]:
+    def _lines(
+        self, act: Act, tally: Tally, figures: Callable[[Side], Mapping[str, int]], kills: Callable[[], int]
+    ) -> Callable[[], None]:
         started = last = time.monotonic()
 
         def update() -> None:
@@ -137,110 +110,24 @@ class Report:
             if time.monotonic() - last < LINE_EVERY:
                 return
             last = time.monotonic()
-            counts = {side: tally.of(side) for side in stage.effects}
-            sides = "; ".join(
-                f"{side}: {counts[side][Seen.DONE]:,} {stage.noun} settled, {counts[side][Seen.ATTEMPT]:,} requests, "
-                f"{stage.effects[side]():,} effects"
-                for side in stage.effects
-            )
-            self.console.print(f"{last - started:4.0f} s  {sides}; {kills()} workers killed", soft_wrap=True)
+            sides = []
+            for side in act.sides:
+                sent, effects, *_ = figures(side).values()
+                settled = tally.of(side.name)["done"]
+                sides.append(f"{side.name}: {settled:,} {act.noun} settled, {sent:,} requests, {effects:,} effects")
+            self.console.print(f"{last - started:4.0f} s  {'; '.join(sides)}; {kills()} killed", soft_wrap=True)
 
         return update
 
-    def table(
-        self, findings: Mapping[str, Findings], tally: Tally, kills: int, take_overs: int, seconds: float
-    ) -> None:
-        """The figures of both sides beside each other."""
-        counts = {side: tally.of(side) for side in SIDES}
-        table = Table(title=f"{seconds:.0f} seconds of bad network", title_justify="left")
+    def table(self, act: Act, findings: Mapping[str, Findings], seconds: float) -> None:
+        """The figures of all sides of an act beside each other."""
+        table = Table(title=f"{seconds:.0f} seconds of {act.title}", title_justify="left")
         table.add_column("")
-        for side in SIDES:
-            table.add_column(side, justify="right")
-
-        row, seen = rows_of(table, [counts[side] for side in SIDES])
-        found = [findings[side] for side in SIDES]
-        row("logical charges", [side.operations for side in found])
-        row("effects counted in the database", [side.effects for side in found], should_be=self.plan.operations)
-        row("charged more than once", [side.doubled for side in found], should_be=0)
-        row("acknowledged but lost", [side.lost for side in found], should_be=0)
-        row("wrong answers", [side.wrong for side in found], should_be=0)
-        row("outcome never learned", [side.unsettled for side in found], should_be=0, section=True)
-        seen("HTTP requests sent", Seen.ATTEMPT)
-        seen("cut by the client", Seen.CUT)
-        seen("timed out", Seen.TIMEOUT)
-        seen("broken off by the server's death", Seen.BROKEN, section=True)
-        seen("replays of the recorded outcome", Seen.REPLAY)
-        seen("conflicts, 409: another attempt at work", Seen.CONFLICT)
-        seen("changed payloads rejected, 422", Seen.KEY_REUSED)
-        seen("told to come back, 503", Seen.UNAVAILABLE)
-        seen("other server errors, 5xx", Seen.ERROR, section=True)
-        seen("charges whose worker was killed on purpose", Seen.KILLED_AT_WORK)
-        seen("stalled workers that woke after a take-over", Seen.OUTLIVED)
-        row("claims taken over from dead or stalled workers", [take_overs, 0])
-        row("workers killed with SIGKILL, of both sides", [kills] * 2)
-        self.console.print()
-        self.console.print(table)
-
-    def payout_table(
-        self,
-        findings: Mapping[str, Findings],
-        rows: Mapping[str, int],
-        tally: Tally,
-        again: int,
-        deduplicated: int,
-        seconds: float,
-    ) -> None:
-        """The payouts under each declaration, and what was parked."""
-        table = Table(title=f"{seconds:.0f} seconds of a provider that fails after it has paid", title_justify="left")
-        table.add_column("")
-        for side in PAYOUT_SIDES:
+        for side in act.sides:
             table.add_column(side.title, justify="right")
-        row, seen = rows_of(table, [tally.of(side.name) for side in PAYOUT_SIDES])
-        found = [findings[side.name] for side in PAYOUT_SIDES]
-        row("logical payouts", [side.operations for side in found])
-        row("in the provider's ledger", [side.effects for side in found])
-        row("paid more than once", [side.doubled for side in found], should_be=0)
-        row("acknowledged but never paid", [side.lost for side in found], should_be=0)
-        row("wrong answers", [side.wrong for side in found], should_be=0)
-        row("outcome never learned", [side.unsettled for side in found], should_be=0)
-        row("parked until somebody decides", [len(side.parked) for side in found])
-        row("rows of our own", [rows[side.name] for side in PAYOUT_SIDES], section=True)
-        seen("HTTP requests sent", Seen.ATTEMPT)
-        seen("502: the provider failed", Seen.PROVIDER_FAILED)
-        seen("workers killed in mid-payout", Seen.KILLED_AT_WORK)
-        seen("found paid by a reconciler", Seen.RECONCILED)
-        row("run again, same derived key", [again, 0, 0, 0])
-        row("deduplicated by the provider", [deduplicated, 0, 0, 0])
-        self.console.print()
-        self.console.print(table)
-
-    def hop_table(self, seen_of: HopSeen) -> None:
-        """The orders, what became of their messages, and who was killed on the way."""
-        table = Table(title=f"{seen_of.seconds:.0f} seconds of dying relays, workers and brokers", title_justify="left")
-        table.add_column("")
-        for side in ORDER_SIDES:
-            table.add_column(side.title, justify="right")
-        row, seen = rows_of(table, [seen_of.tally.of(side.name) for side in ORDER_SIDES])
-        found = [seen_of.findings[side.name] for side in ORDER_SIDES]
-        row("logical orders, of two messages each", [side.accepted for side in found])
-        row("declined orders, rolled back", [side.declined for side in found])
-        row("different messages sent", seen_of.messages)
-        row("deliveries to a worker", seen_of.deliveries, section=True)
-        row(
-            "effects, in database and provider's ledger",
-            [side.effects for side in found],
-            should_be=found[0].expected,
-        )
-        row("messages with more than one effect", [side.doubled for side in found], should_be=0)
-        row("messages lost", [side.lost for side in found], should_be=0)
-        row("effects of declined orders", [side.of_declined for side in found], should_be=0)
-        row("wrong answers, or charges", [side.wrong for side in found], should_be=0)
-        row("outcome never learned", [side.unsettled for side in found], should_be=0)
-        row("duplicates answered from the record", [seen_of.replays, 0], section=True)
-        seen("HTTP requests sent", Seen.ATTEMPT)
-        seen("SIGKILL: server's workers in mid-order", Seen.KILLED_AT_WORK, section=True)
-        for kill, label in KILLED.items():
-            row(label, [seen_of.kills[kill]] * len(ORDER_SIDES))
+        for row in act.rows:
+            cells = (cell_of(row, side, findings[side.name].figures) for side in act.sides)
+            table.add_row(row.label, *cells, end_section=row.ends)
         self.console.print()
         self.console.print(table)
 
@@ -252,11 +139,11 @@ class Report:
         self.console.print()
         self.console.print(table)
 
-    def parked(self, labels: Sequence[str], effects: Effects) -> None:
+    def parked(self, labels: Sequence[str], effects: Mapping[str, Sequence[int]]) -> None:
         """Every parked payout, and what the provider's ledger says of it."""
-        count = Counter({label: len(ids) for (_, label), ids in effects.items()})
-        paid = [label for label in labels if count[label]]
-        unpaid = [label for label in labels if not count[label]]
+        count = {name.partition("/")[2]: len(ids) for name, ids in effects.items()}
+        paid = [label for label in labels if label in count]
+        unpaid = [label for label in labels if label not in count]
         self.console.print(
             f"Parked, and never made again by themselves: {len(labels)} payouts. The ledger shows {len(paid)} of them "
             f"paid, {max((count[label] for label in paid), default=0)} time at most: {listed(paid)}; "
@@ -264,73 +151,56 @@ class Report:
             markup=False,
         )
 
-    def verdict(
-        self,
-        findings: Mapping[str, Findings],
-        payouts: Mapping[str, Findings],
-        hop: Mapping[str, HopFindings],
-        complaints: Sequence[str],
-        kills: int,
-    ) -> None:
-        protected, control = findings["protected"], findings["unprotected"]
-        self.console.print()
-        if complaints:
-            self.console.print("[bold red]FAILED.[/]", *(f"\n  - {complaint}" for complaint in complaints), sep="")
-            protected_payouts = [side for name, side in payouts.items() if name != CONTROL]
-            protected_hop = [side for name, side in hop.items() if name == OUTBOX.name]
-            judged: Sequence[Findings | HopFindings] = (protected, *protected_payouts, *protected_hop)
-            for example in [example for side in judged for example in side.examples]:
-                self.console.print(f"    {example}", style="dim", markup=False)
-            return
+    def failed(self, complaints: Sequence[str], findings: Mapping[str, Mapping[str, Findings]]) -> None:
+        """Why the run failed, and the first few cases where it is something that must not be."""
+        self.console.print("\n[bold red]FAILED.[/]", *(f"\n  - {complaint}" for complaint in complaints), sep="")
+        for act in (CHARGES, PAYOUTS, ORDERS):
+            for side in act.sides:
+                if act.noun in findings and not side.control:
+                    for example in findings[act.noun][side.name].examples:
+                        self.console.print(f"    {example}", style="dim", markup=False)
+
+    def passed(self, findings: Mapping[str, Mapping[str, Findings]], kills: int) -> None:
+        """What the run has shown."""
+        protected, control = (findings["charges"][side.name].figures for side in CHARGES.sides)
+        payouts = [(side.title, findings["payouts"][side.name].figures) for side in PAYOUTS.sides]
         self.console.print(
-            f"[bold green]PASSED.[/] Protected: {protected.operations:,} charges, {protected.effects:,} effects; "
-            f"{kills} killed workers lost or doubled none, and every client was told the one outcome of its charge.\n"
-            f"Without protection the same storm charged {control.doubled:,} of {control.operations:,} more than once: "
-            f"{control.effects - control.operations:,} effects too many, "
-            f"and {control.wrong:,} answers that contradict others.\n"
+            f"\n[bold green]PASSED.[/] Protected: {protected['operations']:,} charges, {protected['effects']:,} "
+            f"effects; {kills} killed workers lost or doubled none, and every client was told the one outcome of its "
+            f"charge.\nWithout protection the same storm charged {control['doubled']:,} of {control['operations']:,} "
+            f"more than once: {control['effects'] - control['operations']:,} effects too many, "
+            f"and {control['wrong']:,} answers that contradict others.\n"
             f"Of {self.plan.payouts:,} payouts each, the provider made "
             + "; ".join(
-                f"{payouts[side.name].effects:,} under {side.title}, {payouts[side.name].doubled:,} of them doubled "
-                f"and {len(payouts[side.name].parked):,} parked"
-                for side in PAYOUT_SIDES
+                f"{figures['effects']:,} under {title}, {figures['doubled']:,} of them doubled and "
+                f"{figures['parked']:,} parked"
+                for title, figures in payouts
             )
             + "."
         )
-        if not hop:
+        if "orders" not in findings:
             self.console.print("The hop through outbox, broker and consumer was left out: there is no Redis server.")
             return
-        kept, lost = hop[OUTBOX.name], hop[DIRECT.name]
-        self.console.print(
-            f"Through outbox, broker and consumer: {kept.expected:,} messages, {kept.effects:,} effects, "
-            f"{kept.doubled:,} doubled, {kept.lost:,} lost, {kept.of_declined:,} of orders that were rolled back.\n"
-            f"Plain tasks: {lost.expected:,} messages, {lost.effects:,} effects, {lost.doubled:,} doubled, "
-            f"{lost.lost:,} lost, {lost.of_declined:,} of orders that were rolled back."
-        )
+        for words, side in (("Through outbox, broker and consumer", OUTBOX), ("Plain tasks", DIRECT)):
+            figures = findings["orders"][side.name].figures
+            self.console.print(
+                f"{words}: {figures['expected']:,} messages, {figures['effects']:,} effects, {figures['doubled']:,} "
+                f"doubled, {figures['lost']:,} lost, {figures['ghosts']:,} of orders that were rolled back."
+            )
 
 
-def rows_of(table: Table, counts: Sequence[Counter[Seen]]) -> tuple[Callable[..., None], Callable[..., None]]:
-    """What adds a row of figures to a table, and what adds one of things seen, a column for each of ``counts``."""
-
-    def row(label: str, values: Sequence[int], *, should_be: int | None = None, section: bool = False) -> None:
-        cells = [f"{value:,}" for value in values]
-        if should_be is not None:
-            cells = [
-                f"[bold green]{cell}[/]" if value == should_be else f"[bold red]{cell}[/]"
-                for cell, value in zip(cells, values, strict=True)
-            ]
-        table.add_row(label, *cells, end_section=section)
-
-    def seen(label: str, *kinds: Seen, section: bool = False) -> None:
-        row(label, [sum(column[kind] for kind in kinds) for column in counts], section=section)
-
-    return row, seen
+def cell_of(row: Row, side: Side, figures: Counter[str]) -> str:
+    """The figure; green or red where it is said that nothing is wrong, or that something is, with whatever side."""
+    if row.only not in {"", side.name}:
+        return ""
+    value = f"{figures[row.figure]:,}"
+    ideal = row.parking if side.may_park and row.parking else row.must
+    if ideal is None or ideal.words == SOME.words:
+        return value
+    return f"[bold {'green' if ideal.holds(figures[row.figure], figures) else 'red'}]{value}[/]"
 
 
 def listed(labels: Sequence[str]) -> str:
-    """The labels without what they begin with in common, cut where nobody would read on."""
+    """The numbers of the labels, cut where nobody would read on."""
     names = [label.rpartition("-")[2] for label in labels[:MOST_LISTED]]
     return ", ".join(names + ["…"] * (len(labels) > MOST_LISTED)) or "none"
-
-
-def unseen(counts: Counter[Seen]) -> int:
-    return counts[Seen.CUT] + counts[Seen.TIMEOUT] + counts[Seen.BROKEN]

@@ -1,106 +1,127 @@
-"""The server under the storm: gunicorn with several worker processes, on loopback.
+"""The demo's gunicorn: its configuration, and the sample project's WSGI application, made slow or killed on request.
 
-Everything is started here and stopped here, by process id. Should the demo itself be killed, the workers notice that
-its end of the socket pair is closed and stop gunicorn (``gunicorn_conf``).
+Neither the package nor the sample project know of it. A request asks for its own trouble in the header ``Demo-Fault``:
+``pause=120`` works 120 ms longer after the charge is written; ``stall=protected.7`` stands still there until its lease
+is over and another has done its work; ``kill_at_work=protected.7`` kills the worker at that point, and
+``kill_at_reply=protected.7`` when everything is committed and the answer is about to be sent. For a payout ``pause``
+and ``kill_at_work`` come when the provider has paid and nothing of it is written here.
+
+A worker leaves the mark ``met.protected.7`` when the trouble has come about, and ``died.<pid>`` before it kills itself.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import BinaryIO
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from .tally import Tally
-from .workers import Workers
+from django.conf import settings as django_settings
+from django.core.wsgi import get_wsgi_application
+from django.db import connection
+from django.db.models import Model
+from django.db.models.signals import post_save, pre_save
 
-START_LIMIT = 60.0  # seconds; a loaded machine may take several to import Django
-STOP_LIMIT = 10.0
-LOG_END = 10_000  # bytes, enough for a traceback
+from testproject.harness.strikes import Marks
 
+from .life import Life
 
-class ServerError(RuntimeError):
-    """Gunicorn did not start; the message ends with its log."""
+# Gunicorn reads its settings from this module.
+worker_class = "gthread"
+# Enough that those who stand still don't keep the others from work.
+threads = 16
+# Forked workers start at once, so that a killed one is missed for milliseconds and not for the time Django takes.
+preload_app = True
+timeout = 30
+graceful_timeout = 1
+# A connection a request: the next one may reach any worker, as it would behind a load balancer.
+keepalive = 0
+control_socket_disable = True
 
+#: A stalled request goes on when another has done its work, or so many seconds after the end of its lease; sooner where
+#: no other can.
+WAIT_FOR_THE_WINNER = 8.0
+AFTER_THE_LEASE = 0.5
+LOOK_EVERY = 0.05
 
-class Server:
-    """A running gunicorn that listens on ``port`` of 127.0.0.1."""
+current = threading.local()
+sample_project = get_wsgi_application()
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: BinaryIO, workers: Workers) -> None:
-        self.process = process
-        self.port = port
-        self.log = log
-        self.workers = workers
+# Only now: models can be imported once Django is set up.
+from idempotency import Operation  # noqa: E402
+from idempotency.lifecycle import Recovery, Status  # noqa: E402
+from idempotency.models import IdempotencyRecord  # noqa: E402
+from idempotency.signals import recovered  # noqa: E402
+from testproject.celery import app as celery_app  # noqa: E402
+from testproject.models import Charge, Payout, UnprotectedCharge, UnprotectedPayout  # noqa: E402
 
-    def wait_until_ready(self, workers: int) -> None:
-        """Return when every worker is born and a request is answered. Raises ``ServerError``."""
-        deadline = time.monotonic() + START_LIMIT
-        while time.monotonic() < deadline and self.process.poll() is None:
-            if self.workers.alive() >= workers and self._answers():
-                return
-            time.sleep(0.05)
-        raise ServerError(f"The server did not start. Its log ends with:\n{self.log_tail()}")
+# Loaded before the workers are forked. Otherwise each would do it at its first order, and so would its successor.
+celery_app.loader.import_default_modules()
+celery_app.connection_for_write().transport_cls  # noqa: B018
 
-    def _answers(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
-                connection.sendall(b"GET /health/ HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-                return connection.recv(9) == b"HTTP/1.1 "
-        except OSError:
-            return False
-
-    def log_tail(self, lines: int = 20) -> str:
-        # Not by seek and read: gunicorn writes where this descriptor stands.
-        written = os.fstat(self.log.fileno()).st_size
-        end = os.pread(self.log.fileno(), LOG_END, max(0, written - LOG_END))
-        return "\n".join(end.decode(errors="replace").splitlines()[-lines:])
-
-    def stop(self) -> None:
-        """End gunicorn and its workers, at once if they will not go by themselves."""
-        self.process.terminate()
-        try:
-            self.process.wait(STOP_LIMIT)
-        except subprocess.TimeoutExpired:
-            # The group is gunicorn's own, made for it by start_new_session.
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        self.workers.close()
+life = Life(Marks(os.environ["DEMO_MARKS"]))
 
 
-@contextmanager
-def serve(workers: int, tally: Tally) -> Iterator[Server]:
-    """Run the sample project, with the demo's faults, on a free port of 127.0.0.1.
+def post_fork(server: Any, worker: Any) -> None:
+    # One of all workers dies in DEMO_KILL_EVERY seconds, on average.
+    mean = float(os.environ["DEMO_KILL_EVERY"]) * int(os.environ["DEMO_WORKERS"])
+    threading.Thread(target=life.end_at_random, args=(mean,), daemon=True).start()
 
-    Its settings are the environment's, the database's URL among them. Raises ``ServerError``.
-    """
-    ears, mouth = socket.socketpair()
-    with tempfile.TemporaryFile() as log, mouth, socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "gunicorn", "--config", "python:testproject.demo.gunicorn_conf"),
-                *("--workers", str(workers), "--bind", f"fd://{listener.fileno()}"),
-                "testproject.demo.faults:application",
-            ],
-            env={**os.environ, "DEMO_REPORT_FD": str(mouth.fileno())},
-            pass_fds=(listener.fileno(), mouth.fileno()),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C in the terminal reaches the demo, which then stops the server
-        )
-        port = listener.getsockname()[1]
-        # Only gunicorn holds them from here: if it dies, clients are refused, and the reports end.
-        listener.close()
-        mouth.close()
-        server = Server(process, port, log, Workers(ears, tally))
-        try:
-            server.wait_until_ready(workers)
-            yield server
-        finally:
-            server.stop()
+
+def post_request(worker: Any, request: Any, environ: dict[str, Any], response: Any) -> None:
+    if "demo.stalled" in environ:
+        life.go_on()
+
+
+def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    current.environ = environ
+    current.fault = environ.get("HTTP_DEMO_FAULT", "").partition("=")
+    try:
+        response = sample_project(environ, start_response)
+        kind, _, value = current.fault
+        if kind == "kill_at_reply":
+            life.end(value)
+        return response
+    finally:
+        current.environ = current.fault = None
+
+
+def at_work(sender: type[Model], instance: Any, **kwargs: Any) -> None:
+    kind, _, value = getattr(current, "fault", None) or ("", "", "")
+    if kind == "kill_at_work":
+        life.end(value)
+    elif kind == "pause":
+        time.sleep(int(value) / 1000)
+    elif kind == "stall":
+        current.environ["demo.stalled"] = value
+        life.stand(value)
+        stand_still(instance)
+
+
+def stand_still(instance: Any) -> None:
+    """Sleep past the lease, until another attempt has done the work of this one."""
+    # Without a record there is nothing to wait for; and with SQLite, where one writes at a time, nobody to do it.
+    fenced = isinstance(instance, Charge) and connection.vendor != "sqlite"
+    lease = django_settings.IDEMPOTENCY["LEASE"].total_seconds()
+    deadline = time.monotonic() + lease + (WAIT_FOR_THE_WINNER if fenced else AFTER_THE_LEASE)
+    # Read within this request's open transaction: it sees what others commit meanwhile.
+    records = IdempotencyRecord.objects.filter(
+        account_id=str(instance.account_id),
+        idempotency_key=current.environ["HTTP_IDEMPOTENCY_KEY"],
+        status=Status.COMPLETED,
+    )
+    while time.monotonic() < deadline and not (fenced and records.exists()):
+        time.sleep(LOOK_EVERY)
+
+
+def after_a_recovery(sender: Operation, status: str, **kwargs: Any) -> None:
+    if sender.recovery is Recovery.RECONCILE and status == Status.COMPLETED:
+        life.marks.note("reconciled", str(os.getpid()))
+
+
+for charge in (Charge, UnprotectedCharge):
+    post_save.connect(at_work, sender=charge)
+for payout in (Payout, UnprotectedPayout):
+    pre_save.connect(at_work, sender=payout)
+recovered.connect(after_a_recovery)

@@ -12,7 +12,7 @@ import httpx
 
 from .client import Answer, Client, Endpoint
 from .plan import Charge, Plan, Trouble
-from .tally import Seen, Tally
+from .seen import Seen, Tally
 from .verdict import History
 
 #: The first of a burst behaves, the others have troubles of their own.
@@ -27,10 +27,10 @@ class Storm:
         self.endpoints = [endpoint for endpoint, _ in courses]
         self.tally = tally
         self.stop = threading.Event()
-        self.histories = {endpoint.side: [History(charge) for charge in charges] for endpoint, charges in courses}
+        self.histories = {endpoint.side.name: [History(charge) for charge in charges] for endpoint, charges in courses}
         self._futures: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(plan.concurrency, thread_name_prefix="charge")
-        # No kept connections: see gunicorn_conf. Bursts add threads of their own.
+        # No kept connections: see ``server``. Bursts add threads of their own.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._wire = httpx.HTTPTransport(limits=limits)
 
@@ -70,10 +70,10 @@ class Storm:
             keep(history, history.answers, client("first").pursue(charge.trouble))
         # Only once the outcome is known: before, a changed payload might rightly be the first to arrive.
         if history.answers and charge.late_duplicate:
-            keep(history, history.answers, client("late").send_again())
+            keep(history, history.answers, client("late").pursue(settled=True))
         if history.answers and charge.changed_payload:
-            keep(history, history.answers_to_changed, client("changed").send_changed())
-        self.tally.add(endpoint.side, Seen.DONE)
+            keep(history, history.answers_to_changed, client("changed").pursue(settled=True, changed=True))
+        self.tally.add(endpoint.side.name, Seen.DONE)
 
     def _burst(self, history: History, clients: Sequence[Client]) -> None:
         """Let the clients go at the same instant, and wait for all of them."""

@@ -145,6 +145,7 @@ class Daemon:
 
         :raises ProcessError: it ended, or was not ready in time.
         """
+        self.stop()  # what is left of an earlier run
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", BIRTH_SCRIPT, self.name, *self.command],

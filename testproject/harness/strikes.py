@@ -123,3 +123,9 @@ def written(strikes: Iterable[Strike]) -> str:
 
 def read(text: str) -> list[Strike]:
     return [Strike(**strike) for strike in json.loads(text)]
+
+
+def held(marks: Marks) -> list[str]:
+    """The messages whose processes are held and wait for the mark ``go.<label>``."""
+    labels = [path.name.removeprefix("hold.").rpartition(".")[0] for path in marks.found("hold.*")]
+    return [label for label in labels if not marks.exists(f"go.{label}")]

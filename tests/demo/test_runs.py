@@ -17,7 +17,7 @@ import pytest
 from django.conf import settings
 from django.db import connection
 
-from testproject.demo.broker import RedisMissingError, find_redis
+from testproject.harness.redis import RedisMissingError, find_redis
 
 
 @pytest.fixture

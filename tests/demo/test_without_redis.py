@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from testproject.demo import broker
-from testproject.demo.broker import RedisMissingError, find_redis
 from testproject.demo.plan import Plan
 from testproject.demo.report import Report
+from testproject.harness import redis
+from testproject.harness.redis import RedisMissingError, find_redis
 
 
 class TestWithoutARedisServer:
@@ -26,7 +26,7 @@ class TestWithoutARedisServer:
     def test_it_says_what_to_install(
         self, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], remedy: str
     ) -> None:
-        monkeypatch.setattr(broker.sys, "version_info", version)
+        monkeypatch.setattr(redis.sys, "version_info", version)
         with pytest.raises(RedisMissingError, match=remedy):
             find_redis()
 

@@ -1,10 +1,12 @@
-"""Counters of what the clients and the killer see while the storm runs, safe to use from every thread."""
+"""Counters of what the clients see while the storm runs, and the marks that the processes of the server leave."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 from enum import Enum
+
+from testproject.harness.strikes import Marks
 
 
 class Seen(str, Enum):
@@ -22,31 +24,21 @@ class Seen(str, Enum):
     ERROR = "error"  # any other 5xx
     KILLED_AT_WORK = "killed_at_work"  # a charge lost its worker at the point it had chosen
     OUTLIVED = "outlived"  # a stalled worker woke up, lost its claim and writes, and answered what the winner had done
-    RECONCILED = "reconciled"  # a reconciler found that an abandoned payout had been made
     DONE = "done"  # all clients of a charge know its outcome, or gave up
 
 
 class Tally:
-    """How often each thing was seen on each side."""
+    """How often each thing was seen on each side. Safe to use from every thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Marks) -> None:
+        self.marks = marks
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, Seen]] = Counter()
-        self._troubled: set[tuple[str, int]] = set()
 
     def add(self, side: str, seen: Seen) -> None:
         with self._lock:
             self._counts[side, seen] += 1
 
-    def of(self, side: str) -> Counter[Seen]:
+    def of(self, side: str) -> Counter[str]:
         with self._lock:
-            return Counter({seen: count for (where, seen), count in self._counts.items() if where == side})
-
-    def note_trouble(self, side: str, number: int) -> None:
-        """Note that a charge has met the trouble that it asked the server for."""
-        with self._lock:
-            self._troubled.add((side, number))
-
-    def was_troubled(self, side: str, number: int) -> bool:
-        with self._lock:
-            return (side, number) in self._troubled
+            return Counter({seen.value: count for (where, seen), count in self._counts.items() if where == side})
