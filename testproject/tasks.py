@@ -20,7 +20,7 @@ from .exports import export_charges
 from .models import Receipt, UnprotectedReceipt
 from .provider.client import pay
 
-#: Where messages are put aside that can't be consumed.
+#: The queue for dead letters: messages that can't be consumed.
 DEAD_LETTERS = "testproject.dead"
 
 #: The name of the one call that a fee makes, for its derived key.

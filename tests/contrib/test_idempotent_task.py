@@ -133,7 +133,7 @@ def test_a_message_waits_for_longer_than_any_claim_of_it_can_be_alive(inbox: Inb
     assert patience(long) == timedelta(hours=10)
 
 
-def test_a_message_that_has_waited_for_too_long_is_put_aside(inbox: Inbox) -> None:
+def test_a_message_that_has_waited_for_too_long_is_dead_lettered(inbox: Inbox) -> None:
     message_id = inbox.publish(send, "a", headers={"idempotency_waited": 3600, "of": "the project"})
     hold(send, message_id, label="a")
     assert inbox.deliver().answer == "acknowledged"
@@ -195,7 +195,7 @@ def test_a_message_that_cannot_be_published_again_goes_back_to_its_queue(
 
 @pytest.mark.failure_mode(57)
 @pytest.mark.parametrize("task", [send, auto], ids=["plain", "autoretry for every Exception"])
-def test_an_id_with_another_payload_is_put_aside_and_the_first_result_stays(inbox: Inbox, task: Any) -> None:
+def test_an_id_with_another_payload_is_dead_lettered_and_the_first_result_stays(inbox: Inbox, task: Any) -> None:
     acts["a"] = succeed
     message_id = inbox.publish(task, "a")
     first = inbox.deliver()
@@ -239,7 +239,7 @@ def test_without_dead_letters_a_refused_message_is_rejected_and_never_retried(in
     ],
     ids=str,
 )
-def test_a_malformed_identity_is_put_aside_and_the_queue_goes_on(
+def test_a_malformed_identity_is_dead_lettered_and_the_queue_goes_on(
     inbox: Inbox, caplog: pytest.LogCaptureFixture, headers: dict[str, Any], task_id: str | None
 ) -> None:
     inbox.publish(auto, "a", headers=headers, task_id=task_id)
@@ -248,17 +248,17 @@ def test_a_malformed_identity_is_put_aside_and_the_queue_goes_on(
     assert effects() == {"b": 1}
     [dead] = inbox.messages(DEAD)
     assert (dead["task"], {name: dead[name] for name in headers}) == (auto.name, headers)
-    assert "is put aside" in caplog.text
+    assert "is dead-lettered" in caplog.text
 
 
 @pytest.mark.failure_mode(42)
-def test_arguments_without_a_canonical_form_are_put_aside(inbox: Inbox) -> None:
+def test_arguments_without_a_canonical_form_are_dead_lettered(inbox: Inbox) -> None:
     inbox.publish(send, "a", float("nan"))
     assert inbox.deliver().answer == "acknowledged"
     assert (effects(), len(inbox.messages(DEAD))) == ({}, 1)
 
 
-def test_a_message_whose_outcome_is_unknown_is_put_aside_and_its_record_stays_parked(inbox: Inbox) -> None:
+def test_a_message_whose_outcome_is_unknown_is_dead_lettered_and_its_record_stays_parked(inbox: Inbox) -> None:
     acting("a", dies, succeed)
     inbox.publish(parked, "a")
     assert inbox.deliver().answer == "requeued"

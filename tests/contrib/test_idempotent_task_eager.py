@@ -55,7 +55,7 @@ def test_an_eager_task_works_inside_of_a_test_case() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_eager_task_raises_where_a_message_would_wait_or_be_put_aside() -> None:
+def test_an_eager_task_raises_where_a_message_would_wait_or_be_dead_lettered() -> None:
     hold(send, "held", label="a")
     with pytest.raises(InProgressError):
         send.apply_async(["a"], task_id="held")
@@ -76,7 +76,7 @@ def test_an_eager_task_is_never_taken_for_poison() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_eager_task_that_fails_is_not_put_aside_anywhere() -> None:
+def test_an_eager_task_that_fails_is_not_dead_lettered_anywhere() -> None:
     acts["a"] = consumers.fail
     with pytest.raises(FailureError):
         act.delay("a")

@@ -60,7 +60,7 @@ def cut_off(inbox: Inbox, times: int) -> None:
 
 
 @pytest.mark.failure_mode(58)
-def test_a_poison_message_is_put_aside_its_record_is_free_and_it_gets_as_many_tries_again(inbox: Inbox) -> None:
+def test_a_poison_message_is_dead_lettered_its_record_is_free_and_it_gets_as_many_tries_again(inbox: Inbox) -> None:
     acting("a", dies)
     inbox.publish(act, "a")
     for tries in (1, 2):
@@ -134,7 +134,7 @@ def test_autoretry_runs_again_and_leaves_one_effect(inbox: Inbox) -> None:
 
 
 @pytest.mark.failure_mode(58)
-def test_a_task_that_fails_for_good_is_put_aside_with_fresh_retries_and_its_record_is_free(inbox: Inbox) -> None:
+def test_a_task_that_fails_for_good_is_dead_lettered_with_fresh_retries_and_its_record_is_free(inbox: Inbox) -> None:
     acting("a", consumers.fail)
     message_id = inbox.publish(auto, "a")
     assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, Retry, FailureError]
@@ -186,7 +186,7 @@ def test_self_retry_rolls_back_and_comes_again_as_the_same_message(inbox: Inbox)
     [(consumers.ignore, Ignore, "acknowledged"), (consumers.reject, Reject, "rejected")],
     ids=["Ignore", "Reject"],
 )
-def test_what_a_task_ignores_or_rejects_is_rolled_back_and_not_put_aside(
+def test_what_a_task_ignores_or_rejects_is_rolled_back_and_not_dead_lettered(
     inbox: Inbox, raised: Callable[[Any], Any], error: type[Exception], answer: str
 ) -> None:
     acts["a"] = raised
@@ -204,10 +204,10 @@ def test_a_long_reason_is_cut(inbox: Inbox) -> None:
     assert len(dead["idempotency_dead_letter_reason"]) == MAX_REASON_LENGTH
 
 
-# Bringing messages back
+# Dead letters are redriven
 
 
-def test_dead_letters_are_brought_back_the_oldest_first_and_as_many_as_asked_for(inbox: Inbox) -> None:
+def test_dead_letters_are_redriven_the_oldest_first_and_as_many_as_asked_for(inbox: Inbox) -> None:
     acts["a"] = consumers.fail
     headers = {KEY: "key", "of": "the project"}
     ids = [inbox.publish(act, "a", headers=headers, expires=3600) for _ in range(3)]

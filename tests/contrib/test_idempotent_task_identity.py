@@ -126,5 +126,5 @@ def test_each_thing_that_happens_to_a_message_is_one_line_of_the_log(
     assert [line.removeprefix(begin).partition(":")[0] for line in lines] == [
         "runs as attempt 1",
         "has been consumed before, and gets the recorded result",
-        "is put aside in 'tests.dead'",
+        "is dead-lettered to 'tests.dead'",
     ]

@@ -108,7 +108,7 @@ def test_a_duplicate_waits_while_the_first_is_under_way_and_then_gets_its_result
 
 
 @pytest.mark.failure_mode(57)
-def test_an_id_with_another_payload_is_put_aside(inbox: Inbox, line: Line) -> None:
+def test_an_id_with_another_payload_is_dead_lettered(inbox: Inbox, line: Line) -> None:
     line.go("a")
     task_id = inbox.publish(gated, "a")
     assert line.ended(task_id) == "SUCCESS"
@@ -135,7 +135,7 @@ def test_a_worker_that_is_killed_after_its_effect_and_its_message_delivered_agai
 
 
 @pytest.mark.failure_mode(58)
-def test_a_message_that_kills_its_worker_each_time_is_put_aside_and_its_record_is_free(
+def test_a_message_that_kills_its_worker_each_time_is_dead_lettered_and_its_record_is_free(
     inbox: Inbox, line: Line
 ) -> None:
     inbox.publish(poison, "a")
@@ -152,7 +152,7 @@ def test_a_task_that_is_retried_by_celery_has_one_effect(inbox: Inbox, line: Lin
     assert (line.runs("a"), effects()) == (3, {"a": 1})
 
 
-def test_a_task_that_fails_for_good_is_put_aside(inbox: Inbox, line: Line) -> None:
+def test_a_task_that_fails_for_good_is_dead_lettered(inbox: Inbox, line: Line) -> None:
     task_id = inbox.publish(auto, "a", 4)
     assert sorted(line.ended(task_id) for _ in range(3)) == ["FAILURE", "RETRY", "RETRY"]
     [dead] = inbox.messages(DEAD)

@@ -68,8 +68,9 @@ def idempotent_task(
 
     :param consumer: a name to claim messages under, in place of the producer's account.
     :param dead_letter: the name of a queue. What is refused, is cut off too often, or has failed for good, goes there.
-    :param max_attempts: how many runs of one message may be cut off, as when its worker is killed, before it is put
-        aside. Runs that end, in a retry or a failure, are not counted here: Celery counts those.
+    :param max_attempts: how many runs of one message may be cut off, as when its worker is killed, before it is taken
+        for a poison message and goes there, too. Runs that end, in a retry or a failure, are not counted here: Celery
+        counts those.
     :param policy: the keyword arguments of ``Operation``, when ``operation`` is a name.
     :raises ImproperlyConfigured: it is applied to anything but a plain function, or an argument is not of its kind.
     """

@@ -1,4 +1,4 @@
-"""Bringing messages back that were put aside, when what kept them from being consumed has been seen to."""
+"""Redrive: publish dead letters again, when what kept them from being consumed is repaired."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from .publishing import BOUNDS, confirming_producer
 def redrive(queue: str, *, limit: int = 100, app: Any = None) -> int:
     """Publish the messages of a dead-letter queue again, each to where its task is routed, the oldest first.
 
-    They keep their ids, headers and arguments, and so their identity: what has taken effect already doesn't again.
-    Dies in the middle: what was not brought back is in the queue still, and one message may be in both.
+    They keep their ids, headers and arguments, and so their identity: what has taken effect already doesn't again. If
+    the process dies in the middle, what was not redriven is in the queue still, and one message may be in both.
 
     :param queue: the name that ``dead_letter`` was given, or that of a RabbitMQ dead-letter queue.
-    :param limit: how many to bring back at most.
+    :param limit: how many to redrive at most.
     :param app: the Celery app; by default the current one.
-    :returns: how many were brought back.
+    :returns: how many were redriven.
     :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
     :raises Exception: as the broker does if there is no such queue.
     """
     app = app or current_app._get_current_object()
-    brought = 0
+    redriven = 0
     with confirming_producer(app) as producer:
         make: Any = Queue  # kombu's types are few
         source = make(queue, channel=producer.channel, no_declare=True)
-        while brought < limit and (message := source.get()) is not None:
+        while redriven < limit and (message := source.get()) is not None:
             _publish(app, producer, message)
             message.ack()
-            brought += 1
-    return brought
+            redriven += 1
+    return redriven
 
 
 def _publish(app: Any, producer: Any, message: Any) -> None:

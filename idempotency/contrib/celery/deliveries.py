@@ -1,7 +1,7 @@
-"""One delivery of a message, and what becomes of it if it is not consumed now: it waits, or it is put aside.
+"""What becomes of a message that is not consumed now: it waits, or it becomes a dead letter.
 
-A message is first published to where it goes and then acknowledged where it came from. Whoever dies in between leaves
-two of them, which have one identity.
+A message is first published to where it goes and then acknowledged where it came from. If the process dies in between,
+there are two of them, and both have one identity.
 """
 
 from __future__ import annotations
@@ -12,25 +12,14 @@ from typing import Any, NoReturn
 
 from celery.exceptions import Ignore, Reject
 
-from ... import keys
 from ...conf import settings
-from ...exceptions import BrokerUnavailableError, IdempotencyError, RequestError
+from ...exceptions import BrokerUnavailableError, IdempotencyError
 from ...operation import Operation
-from ...scope import Scope
-from .identity import count_of, headers_of, scope_of_message
-from .policy import TaskPolicy, policy_of
+from .messages import ATTEMPTS_HEADER, REDELIVERED_HEADER, WAITED_HEADER, Message
+from .policy import policy_of
 from .publishing import publish_again
 
-logger = logging.getLogger("idempotency")
-
-#: For how many seconds a message has waited so far, by its own account.
-WAITED_HEADER = "idempotency_waited"
-#: How many of the record's attempts this message is not to answer for: those before it was put aside, and those that
-#: ended and were not cut off.
-ATTEMPTS_HEADER = "idempotency_attempts"
-#: That a delivery of this message was cut off, as the broker says of the next delivery, and of that one only.
-REDELIVERED_HEADER = "idempotency_redelivered"
-#: Why a message was put aside.
+#: Why a message is a dead letter.
 REASON_HEADER = "idempotency_dead_letter_reason"
 MAX_REASON_LENGTH = 255
 
@@ -52,37 +41,8 @@ def patience(operation: Operation) -> timedelta:
     return max(PATIENCE, 2 * (operation.lease + (operation.heartbeat or timedelta(0))))
 
 
-class Delivery:
-    """The message that a worker has at hand."""
-
-    def __init__(self, policy: TaskPolicy, task: Any) -> None:
-        self.policy = policy
-        self.task = task
-        self.request = task.request
-        self.headers = headers_of(task.request)
-
-    @property
-    def scope(self) -> Scope:
-        """The identity of the message. Raises what ``scope_of_message`` raises."""
-        return scope_of_message(self.policy.operation.name, self.request, self.policy.consumer)
-
-    @property
-    def redelivered(self) -> bool:
-        """Whether the broker has delivered this message before, and got no answer."""
-        told = (self.request.delivery_info or {}).get("redelivered")
-        return bool(told) or self.headers.get(REDELIVERED_HEADER) is True
-
-    def is_poison(self, attempt: int) -> bool:
-        """Whether so many runs were cut off that this attempt is not to run.
-
-        The record counts all its attempts, Celery those that ended in a retry, and the message those that ended
-        otherwise; the others disappeared, if the broker got no answer either. (If it did, they were those of another
-        message with the same key.) Every ``max_attempts`` + 1 of them, so that a message that is rejected here and
-        comes back has as many tries again.
-        """
-        ended = count_of(self.headers, ATTEMPTS_HEADER) + int(self.request.retries)
-        cut_off = attempt - ended
-        return self.redelivered and cut_off > 0 and cut_off % (self.policy.max_attempts + 1) == 0
+class Delivery(Message):
+    """One delivery of a message, and the ways to end it without consuming the message."""
 
     def wait(self, error: IdempotencyError, *, ended: int = 0) -> NoReturn:
         """Publish the message again, for a little later, in place of this delivery of it.
@@ -95,13 +55,13 @@ class Delivery:
         """
         if self.request.is_eager:
             raise error  # there is no message
-        waited = count_of(self.headers, WAITED_HEADER)
+        waited = self.waited
         if waited >= patience(self.policy.operation).total_seconds():
             self.dead_letter(f"waited for {waited} s: {error}", error)
         longest = max(1, int(settings.max_retry_after.total_seconds()))
         countdown = min(max(1, error.retry_after or 0, waited // 2), longest)
         self.headers[WAITED_HEADER] = waited + countdown
-        self.headers[ATTEMPTS_HEADER] = count_of(self.headers, ATTEMPTS_HEADER) + ended
+        self.headers[ATTEMPTS_HEADER] = self.attempts + ended
         self.headers[REDELIVERED_HEADER] = self.redelivered
         self._publish_or_keep(countdown=countdown, retries=self.request.retries)
         self.log(logging.INFO, f"waits for {countdown} s: {error}")
@@ -123,20 +83,20 @@ class Delivery:
             self.log(logging.ERROR, f"is rejected: {reason}")
             raise MessageRefused(reason, requeue=False) from error
         self._publish_or_keep(**self._to_dead_letters(reason, attempt))
-        self.log(logging.ERROR, f"is put aside in {self.policy.dead_letter!r}: {reason}")
-        raise Ignore(f"put aside in {self.policy.dead_letter!r}: {reason}") from error
+        self.log(logging.ERROR, f"is dead-lettered to {self.policy.dead_letter!r}: {reason}")
+        raise Ignore(f"dead-lettered to {self.policy.dead_letter!r}: {reason}") from error
 
-    def put_aside_failed(self, reason: str) -> None:
+    def dead_letter_failed(self, reason: str) -> None:
         """The same for a task that has failed for good, whose failure goes its own way."""
         attempt = getattr(self.request, "idempotency_attempt", 0)
         self._publish_again(**self._to_dead_letters(reason, attempt))
-        self.log(logging.ERROR, f"is put aside in {self.policy.dead_letter!r}: {reason}")
+        self.log(logging.ERROR, f"is dead-lettered to {self.policy.dead_letter!r}: {reason}")
 
     def _to_dead_letters(self, reason: str, attempt: int) -> dict[str, Any]:
         for name in (WAITED_HEADER, REDELIVERED_HEADER):
             self.headers.pop(name, None)
         self.headers[REASON_HEADER] = reason[:MAX_REASON_LENGTH]
-        self.headers[ATTEMPTS_HEADER] = attempt or count_of(self.headers, ATTEMPTS_HEADER)
+        self.headers[ATTEMPTS_HEADER] = attempt or self.attempts
         queue = self.policy.dead_letter
         # The default exchange by name too, or a route of the task's would win. Celery's own retries begin anew.
         return {"queue": queue, "exchange": "", "routing_key": queue, "retries": 0}
@@ -153,22 +113,6 @@ class Delivery:
     def _publish_again(self, **options: Any) -> None:
         publish_again(self.task, self.request, headers=self.headers, **options)
 
-    def log(self, level: int, what: str) -> None:
-        """One line for one thing that happened to the message."""
-        try:
-            trace = self.scope.trace
-        except RequestError:
-            trace = "unknown"  # its identity is what is wrong with it
-        logger.log(
-            level,
-            "Operation %r: message %s to task %s, trace %s, %s",
-            self.policy.operation.name,
-            keys.shorten(str(self.request.id)),
-            self.task.name,
-            trace,
-            what,
-        )
-
 
 def dead_letter_failed_message(sender: Any = None, task_id: str = "", exception: Any = None, **others: Any) -> None:
     """Celery's ``task_failure``: a task has failed for good, its own retries included.
@@ -183,4 +127,4 @@ def dead_letter_failed_message(sender: Any = None, task_id: str = "", exception:
     request = sender.request
     if request.id == task_id and not request.is_eager:
         name = getattr(exception, "exc_cls_name", type(exception).__name__)  # Celery wraps what it can't pickle
-        Delivery(policy, sender).put_aside_failed(f"failed: {name}")
+        Delivery(policy, sender).dead_letter_failed(f"failed: {name}")

@@ -27,9 +27,9 @@ class TaskPolicy:
     function: Callable[..., Any]
     #: A name to claim messages under, in place of the producer's account.
     consumer: str | None
-    #: The name of the queue in which messages are put aside.
+    #: The name of the queue for dead letters.
     dead_letter: str | None
-    #: How many runs of a message may be cut off before it is put aside.
+    #: How many runs of a message may be cut off before it is a poison message and is dead-lettered.
     max_attempts: int
 
     @cached_property
