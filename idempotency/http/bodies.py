@@ -7,7 +7,7 @@ import weakref
 from contextlib import suppress
 from io import BytesIO
 from tempfile import SpooledTemporaryFile
-from typing import Any, Protocol
+from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.exceptions import SuspiciousOperation
@@ -100,7 +100,7 @@ def _read_parts(http: HttpRequest) -> tuple[Any, Any]:
         http._mark_post_parse_error()  # type: ignore[attr-defined]
         raise
     if copy is not None:
-        copy.hand_back(http)
+        copy.hand_back()
     return parsed
 
 
@@ -124,28 +124,24 @@ class _DigestHandler(FileUploadHandler):
         )
 
 
-class _Readable(Protocol):
-    def read(self, size: int = -1, /) -> bytes: ...
-
-
 class _Copy:
     """The stream of a body that is too large for memory, copied to the disk while it is read."""
 
-    def __init__(self, source: _Readable) -> None:
-        self._source = source
-        self._copy = SpooledTemporaryFile(max_size=CHUNK)  # noqa: SIM115 - closed with the request
+    def __init__(self, http: HttpRequest) -> None:
+        self._http = http
+        self._copy = SpooledTemporaryFile(max_size=CHUNK)  # noqa: SIM115 - closed when the request is forgotten
+        weakref.finalize(http, self._copy.close)
 
     def read(self, size: int = CHUNK) -> bytes:
-        data = self._source.read(size)
+        data = self._http.read(size)
         self._copy.write(data)
         return data
 
-    def hand_back(self, http: HttpRequest) -> None:
+    def hand_back(self) -> None:
         """Let the request be read from its beginning again."""
         while self.read():
             pass  # what follows the last boundary
         self._copy.seek(0)
         # Django has no public way to say this. These are the two attributes that its own read() and body look at.
-        http._stream = self._copy  # type: ignore[assignment]
-        http._read_started = False  # type: ignore[attr-defined]
-        weakref.finalize(http, self._copy.close)
+        self._http._stream = self._copy  # type: ignore[assignment]
+        self._http._read_started = False  # type: ignore[attr-defined]
