@@ -21,7 +21,10 @@ from django.http import (
     JsonResponse,
     StreamingHttpResponse,
 )
+from django.template import engines
+from django.template.response import SimpleTemplateResponse
 from django.test import SimpleTestCase
+from django.utils.decorators import decorator_from_middleware
 from rest_framework.decorators import api_view
 
 from idempotency import current_claim, idempotent
@@ -233,3 +236,43 @@ def test_a_dropped_header_is_said_once_and_under_debug_only(
     assert len(said) == debug
     if debug:
         assert "X-Dropped" in said[0]
+
+
+# Failure mode 71: middleware that looks at a template's response before it is rendered
+
+
+class Titling:
+    """Puts a title into the context, as middleware of a project does."""
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self.get_response(request)
+
+    def process_template_response(self, request: HttpRequest, response: Any) -> Any:
+        response.context_data["title"] = "rendered" if response.is_rendered else "set"
+        return response
+
+
+@pytest.mark.failure_mode(71)
+def test_template_response_middleware_on_the_view_sees_the_response_unrendered(alice: Caller, serve: Serve) -> None:
+    @idempotent("tests.titled")
+    @decorator_from_middleware(Titling)  # type: ignore[arg-type]
+    def view(request: HttpRequest) -> Any:
+        work(request)
+        return SimpleTemplateResponse(engines["django"].from_string("title: {{ title }}"), {})  # type: ignore[arg-type]
+
+    serve(view)
+    first, replay = replayed(alice)
+    assert first.content == replay.content == b"title: set"
+
+
+@pytest.mark.failure_mode(71)
+def test_template_response_middleware_of_the_project_comes_too_late(alice: Caller, serve: Serve, settings: Any) -> None:
+    """A limit, and documented as one: the outcome must be known before the COMMIT, and Django calls them after it."""
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.Titling"]
+    template = engines["django"].from_string("title: {{ title }}")
+    serve_answer(serve, lambda: SimpleTemplateResponse(template, {}))  # type: ignore[arg-type]
+    first = alice.post(key="k")
+    assert (first.content, first.context_data) == (b"title: ", {"title": "rendered"})
