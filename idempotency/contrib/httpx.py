@@ -55,8 +55,8 @@ class UnresolvedRequestError(httpx.TransportError):
 
 class HttpxTries(Tries[httpx.Response]):
     errors = httpx.TransportError
-    lost = (httpx.TransportError,)
-    hopeless = (httpx.UnsupportedProtocol, httpx.ProxyError, httpx.LocalProtocolError, UnresolvedRequestError)
+    retryable = (httpx.TransportError,)
+    permanent = (httpx.UnsupportedProtocol, httpx.ProxyError, httpx.LocalProtocolError, UnresolvedRequestError)
 
     def __init__(self, policy: RetryPolicy, request: httpx.Request) -> None:
         url = request.url
@@ -115,7 +115,7 @@ class HttpxTries(Tries[httpx.Response]):
             with suppress(httpx.DecodingError):  # its body is no news, and whatever it is, it settles nothing
                 self.last.read()
         return UnresolvedRequestError(
-            message, key=self.key, attempts=self.attempts, request=self.request, response=self.last
+            message, key=self.key, attempts=self.budget.attempts, request=self.request, response=self.last
         )
 
 

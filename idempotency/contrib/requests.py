@@ -48,8 +48,8 @@ class UnresolvedRequestError(requests.ConnectionError):
 
 class RequestsTries(Tries[requests.Response]):
     errors = requests.RequestException
-    lost = (requests.ConnectionError, requests.Timeout, ChunkedEncodingError)
-    hopeless = (ProxyError,)
+    retryable = (requests.ConnectionError, requests.Timeout, ChunkedEncodingError)
+    permanent = (ProxyError,)
 
     def __init__(self, policy: RetryPolicy, request: requests.PreparedRequest, name: str | None) -> None:
         self.request = request
@@ -64,7 +64,7 @@ class RequestsTries(Tries[requests.Response]):
 
     def unresolved(self, message: str) -> UnresolvedRequestError:
         return UnresolvedRequestError(
-            message, key=self.key, attempts=self.attempts, request=self.request, response=self.last
+            message, key=self.key, attempts=self.budget.attempts, request=self.request, response=self.last
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 from uuid import uuid4
 
 try:
@@ -30,6 +30,9 @@ except ImportError as error:
 
 from ..keys import HEADER, shorten
 from ..protocol.context import current_claim
+
+if TYPE_CHECKING:
+    from ..protocol.claims import Claim
 
 logger = logging.getLogger("idempotency")
 
@@ -89,6 +92,36 @@ class Answer(Protocol):
 A = TypeVar("A", bound=Answer)
 
 
+class Budget:
+    """How many attempts one logical request has had, and how many seconds it has left.
+
+    :param total: seconds, waits included.
+    """
+
+    def __init__(self, attempts: int, total: float) -> None:
+        self.total = total
+        self.longest = attempts
+        self.attempts = 0
+        self._started = time.monotonic()
+        self._waited = 0.0
+
+    def begin(self) -> float:
+        """Begin an attempt: how many seconds are left for it."""
+        self.attempts += 1
+        return max(LEAST_TIMEOUT, self.total - self._spent())
+
+    def allows(self, pause: float) -> bool:
+        """Whether one more attempt may begin after ``pause`` seconds."""
+        return self.attempts < self.longest and self._spent() + pause < self.total
+
+    def wait(self, pause: float) -> None:
+        """Count a pause, even if its sleep is cut short: a clock that stood still would never end the retries."""
+        self._waited += pause
+
+    def _spent(self) -> float:
+        return max(time.monotonic() - self._started, self._waited)
+
+
 class Tries(ABC, Generic[A]):
     """One logical request: its one key, and after each attempt whether the outcome is known.
 
@@ -100,29 +133,22 @@ class Tries(ABC, Generic[A]):
 
     #: The base of all that the library raises when there is no answer.
     errors: ClassVar[type[Exception]]
-    #: Those after which the request may have arrived, or may arrive next time; and those of them that stay as they are.
-    lost: ClassVar[tuple[type[Exception], ...]]
-    hopeless: ClassVar[tuple[type[Exception], ...]]
+    #: Those after which another attempt may learn the outcome.
+    retryable: ClassVar[tuple[type[Exception], ...]]
+    #: Those of them that every attempt would meet again.
+    permanent: ClassVar[tuple[type[Exception], ...]]
 
     def __init__(self, policy: RetryPolicy, method: str, place: str, key: str | None, name: str | None) -> None:
         self.policy = policy
         self.call = f"{method} {place}"
         self.claim = current_claim()
-        self.key = self._choose_key(name) if key is None else key
-        self.total = policy.total
+        self.key = _derive_or_make_key(self.claim, self.call, name) if key is None else key
+        total = policy.total
         if self.claim is not None:
             operation = self.claim.operation
-            self.total = min(self.total, (operation.heartbeat or operation.lease).total_seconds())
-        self.attempts = 0
+            total = min(total, (operation.heartbeat or operation.lease).total_seconds())
+        self.budget = Budget(policy.attempts, total)
         self.last: A | None = None
-        self._started = time.monotonic()
-        self._waited = 0.0
-
-    def _choose_key(self, name: str | None) -> str:
-        if self.claim is None:
-            return new_key()
-        # Made of the operation's identity and the name, so another attempt at the operation sends the same one.
-        return str(self.claim.derive_key(self.claim.name_call(self.call) if name is None else name))
 
     @abstractmethod
     def document(self, answer: A) -> Any:
@@ -139,8 +165,7 @@ class Tries(ABC, Generic[A]):
         """
         if self.claim is not None:
             self.claim.ensure_owned()
-        self.attempts += 1
-        return max(LEAST_TIMEOUT, self.total - self._spent())
+        return self.budget.begin()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -178,9 +203,9 @@ class Tries(ABC, Generic[A]):
                 return False
             self.last = answer
             return True
-        if isinstance(error, self.lost) and not isinstance(error, self.hopeless) and not _is_untrusted(error):
+        if isinstance(error, self.retryable) and not isinstance(error, self.permanent) and not _is_untrusted(error):
             return True
-        if isinstance(error, self.errors) and self.attempts > 1:
+        if isinstance(error, self.errors) and self.budget.attempts > 1:
             self._give_up(state)  # no retry can help, but an attempt before may have had its effect
         return False
 
@@ -192,27 +217,23 @@ class Tries(ABC, Generic[A]):
 
     def _must_stop(self, state: RetryCallState) -> bool:
         # A Retry-After that doesn't fit ends it here: coming back too early would meet the same answer.
-        return self.attempts >= self.policy.attempts or self._spent() + state.upcoming_sleep >= self.total
-
-    def _spent(self) -> float:
-        # What was to be waited counts even if the sleep was cut short, or a clock that stood still would never end it.
-        return max(time.monotonic() - self._started, self._waited)
+        return not self.budget.allows(state.upcoming_sleep)
 
     def _postpone(self, state: RetryCallState) -> None:
-        self._waited += state.upcoming_sleep
+        self.budget.wait(state.upcoming_sleep)
         logger.info(
             "%s with key %s: attempt %d was left without an outcome (%s); the next one is in %.1f s",
             self.call,
             shorten(self.key),
-            self.attempts,
+            self.budget.attempts,
             _reason(state),
             state.upcoming_sleep,
         )
 
     def _give_up(self, state: RetryCallState) -> NoReturn:
         message = (
-            f"{self.call}: the outcome is not known after {self.attempts} attempt(s) ({_reason(state)}). It may have "
-            f"taken effect. Resume later with the same {HEADER} and the same payload, never with a new key: "
+            f"{self.call}: the outcome is not known after {self.budget.attempts} attempt(s) ({_reason(state)}). It may "
+            f"have taken effect. Resume later with the same {HEADER} and the same payload, never with a new key: "
             f"{shorten(self.key)}, in full in this error's `key`."
         )
         raise self.unresolved(message) from _error_of(state)
@@ -245,6 +266,13 @@ def _moment(text: str) -> datetime | None:
 def bounded(timeout: float | None, left: float) -> float:
     """A timeout of the caller's, cut to what is left of the total."""
     return left if timeout is None else min(timeout, left)
+
+
+def _derive_or_make_key(claim: Claim | None, call: str, name: str | None) -> str:
+    if claim is None:
+        return new_key()
+    # Made of the operation's identity and the name, so another attempt at the operation sends the same one.
+    return str(claim.derive_key(claim.name_call(call) if name is None else name))
 
 
 def _error_of(state: RetryCallState) -> BaseException | None:
