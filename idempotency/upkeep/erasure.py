@@ -190,8 +190,8 @@ def record_erasure(total: ErasureResult, left: dict[str, int], *, by: Any, reaso
     """
     audit.require_name(by)
     audit.logger.info(
-        "The traces of an account erased by %s: %d records, %d messages; left: %s; reason: %r",
-        by,
+        "The traces of an account erased by %r: %d records, %d messages; left: %s; reason: %r",
+        str(by),
         total.records,
         total.messages,
         ", ".join(f"{count} {name}" for name, count in left.items()) or "nothing",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +17,14 @@ from django.db import connection, connections, transaction
 from idempotency.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.management import running
-from idempotency.management.commands import purge_idempotency
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import Operation
 from idempotency.outcome import Outcome
 from idempotency.protocol import claims
 from idempotency.protocol.claims import Claim
+from idempotency.signals import purged
 from idempotency.sql import Scope
-from tests.commands import Terminal, run_command
+from tests.commands import run_command
 from tests.records import HOUR, make_records, remaining
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -106,15 +104,17 @@ def test_a_run_stops_after_its_last_batch_and_tells_that_work_is_left() -> None:
     assert remaining() == set()
 
 
-def test_a_run_that_ends_with_its_last_batch_left_no_work() -> None:
-    make_records(20)
-    assert purge(batch_size=10, max_batches=2) == (0, ["Purged 20 records from database 'default'."])
+def test_what_falls_due_after_the_last_batch_is_left_to_the_next_run() -> None:
+    def fall_due(**arguments: Any) -> None:
+        make_records(1)
 
-
-def test_quiet_runs_only_use_the_exit_code() -> None:
-    make_records(3)
-    assert purge(batch_size=1, max_batches=2, verbosity=0) == (3, [])
-    assert purge(verbosity=0) == (0, [])
+    make_records(1)
+    purged.connect(fall_due)
+    try:
+        assert purge() == (0, ["Purged 1 record from database 'default'."])
+    finally:
+        purged.disconnect(fall_due)
+    assert len(remaining()) == 1
 
 
 def test_a_verbose_run_reports_each_batch() -> None:
@@ -124,32 +124,6 @@ def test_a_verbose_run_reports_each_batch() -> None:
         "Purged 3 records so far.",
         "Purged 3 records from database 'default'.",
     ]
-
-
-def test_a_long_run_reports_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_records(3)
-    monkeypatch.setattr(purge_idempotency, "REPORT_EVERY", 0.0)
-    assert purge(batch_size=2)[1][:2] == ["Purged 2 records so far.", "Purged 3 records so far."]
-
-
-def test_a_terminal_sees_a_bar() -> None:
-    pytest.importorskip("rich", reason="the bar is drawn by rich, which this environment doesn't have")
-    make_records(3)
-    terminal = Terminal()
-    assert purge(stderr=terminal, batch_size=2) == (0, ["Purged 3 records from database 'default'."])
-    assert "Purging" in terminal.getvalue()
-    assert "3/3" in terminal.getvalue()
-    quiet = Terminal()
-    assert purge(stderr=quiet, verbosity=0) == (0, [])
-    assert quiet.getvalue() == ""
-
-
-def test_without_rich_a_terminal_sees_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rich", None)
-    make_records(1)
-    terminal = Terminal()
-    assert purge(stderr=terminal, verbosity=2)[1][0] == "Purged 1 record so far."
-    assert terminal.getvalue() == ""
 
 
 @pytest.mark.parametrize(
@@ -182,14 +156,6 @@ def test_arguments_that_cannot_be_read_are_refused(arguments: list[str]) -> None
         call_command("purge_idempotency", *arguments)
 
 
-def test_the_help_lists_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        purge_idempotency.Command().create_parser("manage.py", "purge_idempotency").parse_args(["--help"])
-    text = capsys.readouterr().out
-    assert "exit codes:\n  0    everything that was due is purged\n" in text
-    assert "130  interrupted, 143 terminated" in text
-
-
 def test_a_database_that_refuses_is_an_error_with_its_own_code() -> None:
     """Failure mode 29."""
     ids = make_records(1)
@@ -207,54 +173,6 @@ def test_a_database_that_refuses_is_an_error_with_its_own_code() -> None:
             cursor.execute(writable)
     assert refused.value.returncode == 1
     assert remaining() == {*ids}
-
-
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run_after_the_batch_in_hand(signum: signal.Signals, code: int) -> None:
-    make_records(30)
-    handlers = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
-    with (
-        raising_signal(signum, in_batch=2),
-        pytest.raises(CommandError, match=rf"Stopped by {signum.name}\. More is due") as stopped,
-    ):
-        purge(batch_size=10)
-    assert stopped.value.returncode == code
-    assert len(remaining()) == 10
-    assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == handlers
-
-
-def test_a_signal_in_the_last_batch_comes_too_late_to_matter() -> None:
-    make_records(15)
-    with raising_signal(signal.SIGTERM, in_batch=2):
-        assert purge(batch_size=10)[0] == 0
-    assert remaining() == set()
-
-
-def test_a_second_signal_has_its_usual_effect() -> None:
-    make_records(30)
-    # A test that runs in a process of its own may have been told to ignore a Ctrl-C.
-    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with (
-            raising_signal(signal.SIGINT, in_batch=1),
-            raising_signal(signal.SIGINT, in_batch=1),
-            pytest.raises(KeyboardInterrupt),
-        ):
-            purge(batch_size=10)
-    finally:
-        signal.signal(signal.SIGINT, inherited)
-    assert len(remaining()) == 30
-
-
-def test_a_handler_from_outside_of_python_is_put_back_as_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = running.Stop()
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setitem(stop._previous, signal.SIGTERM, None)
-    try:
-        stop.restore()
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_pause_lies_between_batches_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,21 +205,6 @@ def test_a_signal_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
         purge(batch_size=10, pause=60.0)
     assert slept == [running.SLICE]
     assert len(remaining()) == 15
-
-
-def test_it_runs_in_a_thread_where_no_signal_can_be_handled() -> None:
-    make_records(3)
-
-    def in_thread() -> tuple[int, list[str]]:
-        assert threading.current_thread() is not threading.main_thread()
-        try:
-            return purge()
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(in_thread).result()[0] == 0
-    assert remaining() == set()
 
 
 def scope(key: str) -> Scope:

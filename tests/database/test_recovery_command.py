@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import signal
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.management import CommandError
-from django.db import OperationalError, connection
+from django.db import connection
 from django.db.models import F
 
 from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown
 from idempotency.lifecycle import Status
-from idempotency.management import running
 from idempotency.management.commands import recover_idempotency
 from idempotency.models import IdempotencyRecord
 from idempotency.policy import PARK
 from idempotency.protocol.faults import armed
 from idempotency.upkeep.sweep import abandoned, recover_batches, recover_once
-from tests.commands import Terminal, run_command, wrong_arguments
+from tests.commands import run_command
 from tests.database import processes
 from tests.database.plans import fill, most_rows_read
 from tests.records import HOUR, make_records
@@ -51,24 +46,6 @@ def states() -> Counter[str]:
 
 def recover(**options: Any) -> tuple[int, list[str], list[str]]:
     return run_command("recover_idempotency", **options)
-
-
-@pytest.fixture
-def at_sweep(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], None]], None]:
-    """Call something in the middle of a sweep's batch of a number."""
-
-    def at_sweep(number: int, call: Callable[[], None]) -> None:
-        reached = 0
-
-        def selected() -> None:
-            nonlocal reached
-            reached += 1
-            if reached == number:
-                call()
-
-        monkeypatch.setitem(armed, "sweep.selected", selected)
-
-    return at_sweep
 
 
 # What it does
@@ -160,139 +137,6 @@ def test_a_dry_run_counts_and_settles_nothing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(recover_idempotency, "MAX_LISTED", 5)
     assert recover(dry_run=True)[1][0] == "At least 5 claims abandoned."
     assert states() == {"in_progress": 5}
-
-
-def test_a_sweep_stops_after_its_last_batch_and_tells_that_work_may_be_left() -> None:
-    abandon(5)
-    assert recover(batch_size=2, max_batches=2) == (
-        3,
-        ["Settled 4 claims: 4 recoverable, 0 completed, 0 parked.", "Stopped by --max-batches 2. More may be due."],
-        [],
-    )
-    assert recover(batch_size=2, max_batches=2, verbosity=0) == (0, [], [])
-    abandon(5)
-    assert recover(batch_size=2, max_batches=2, verbosity=0) == (3, [], [])
-
-
-def test_a_long_sweep_reports_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    abandon(3)
-    monkeypatch.setattr(recover_idempotency, "REPORT_EVERY", 0.0)
-    assert len(recover(batch_size=2)[1]) == 3
-
-
-def test_a_terminal_sees_a_bar() -> None:
-    pytest.importorskip("rich", reason="the bar is drawn by rich, which this environment doesn't have")
-    abandon(3)
-    terminal = Terminal()
-    assert recover(stderr=terminal, batch_size=2)[1] == ["Settled 3 claims: 3 recoverable, 0 completed, 0 parked."]
-    assert "Recovering" in terminal.getvalue()
-    quiet = Terminal()
-    assert recover(stderr=quiet, verbosity=0)[1] == []
-    assert quiet.getvalue() == ""
-
-
-def test_without_rich_a_terminal_sees_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rich", None)
-    abandon(1)
-    terminal = Terminal()
-    assert "so far" in recover(stderr=terminal, verbosity=2)[1][0]
-    assert terminal.getvalue() == ""
-
-
-@wrong_arguments(largest_batch=10_000)
-def test_a_wrong_argument_is_named_and_nothing_is_done(options: dict[str, Any], message: str) -> None:
-    abandon()
-    with pytest.raises(CommandError, match=message) as refused:
-        recover(**options)
-    assert refused.value.returncode == 2
-    assert states() == {"in_progress": 1}
-
-
-def test_the_help_lists_the_exit_codes_and_the_default_pause(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = recover_idempotency.Command().create_parser("manage.py", "recover_idempotency")
-    assert parser.parse_args(["--watch"]).watch == recover_idempotency.DEFAULT_WATCH
-    assert parser.parse_args(["--watch", "2.5"]).watch == 2.5
-    assert parser.parse_args([]).watch is None
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--help"])
-    text = capsys.readouterr().out
-    assert "exit codes:\n  0    every abandoned claim" in text
-    assert "130  interrupted, 143 terminated" in text
-
-
-def test_a_database_that_refuses_is_an_error_with_its_own_code(at_sweep: Any) -> None:
-    def refuse() -> None:
-        raise OperationalError("no route to host")
-
-    abandon(4)
-    at_sweep(2, refuse)
-    with pytest.raises(CommandError, match=r"'default' refused: no route to host\nWhat was settled") as refused:
-        recover(batch_size=2)
-    assert refused.value.returncode == 1
-    assert states() == {"recoverable": 2, "in_progress": 2}
-
-
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_sweep_after_the_batch_in_hand(signum: signal.Signals, code: int, at_sweep: Any) -> None:
-    abandon(6)
-    at_sweep(2, lambda: signal.raise_signal(signum))
-    with pytest.raises(CommandError, match=rf"Stopped by {signum.name}\. More may be due") as stopped:
-        recover(batch_size=2)
-    assert stopped.value.returncode == code
-    assert states() == {"recoverable": 4, "in_progress": 2}
-
-
-# Again and again
-
-
-def test_it_watches_until_it_is_told_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    abandon(1)
-    abandon(1, "tests.recover.elsewhere")
-    clock = 0.0
-    later: list[int] = []
-
-    def sleep(seconds: float) -> None:
-        nonlocal clock
-        clock += seconds
-        if clock > 15 and not later:  # in the second pause
-            later.extend(abandon(2))
-        if clock > 35:
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(time, "monotonic", lambda: clock)
-    code, lines, errors = recover(watch=10.0)
-    assert code == 0
-    assert lines == [
-        "Settled 1 claim: 1 recoverable, 0 completed, 0 parked.",
-        "Settled 2 claims: 2 recoverable, 0 completed, 0 parked.",
-    ]
-    assert len(errors) == 1  # an unknown operation is news once
-    assert clock == pytest.approx(35, abs=2 * running.SLICE)  # in slices, so that a signal ends a pause
-
-
-def test_a_verbose_watch_tells_of_each_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
-    assert recover(watch=1.0, verbosity=2)[1][-1] == "Settled 0 claims: 0 recoverable, 0 completed, 0 parked."
-    assert recover(watch=1.0)[1] == []
-    abandon(1)
-    assert recover(watch=1.0, verbosity=0)[1] == []
-
-
-def test_a_watch_outlives_a_database_that_refuses_for_a_while(monkeypatch: pytest.MonkeyPatch, at_sweep: Any) -> None:
-    def refuse() -> None:
-        raise OperationalError("terminating connection due to administrator command")
-
-    def sleep(seconds: float) -> None:
-        if "recoverable" in states():
-            signal.raise_signal(signal.SIGTERM)
-
-    abandon(1)
-    at_sweep(1, refuse)
-    monkeypatch.setattr(time, "sleep", sleep)
-    code, lines, errors = recover(watch=0.01)
-    assert (code, len(lines)) == (0, 1)
-    assert errors == ["Database 'default' refused: terminating connection due to administrator command"]
 
 
 # What it costs

@@ -25,9 +25,9 @@ from ..running import (
     EXIT_SIGNAL,
     EXIT_USAGE,
     EXIT_WORK_LEFT,
-    BatchCommand,
+    StoppableCommand,
     add_batch_size,
-    check_batches,
+    check_batch_size,
     check_database,
     refusals_as_errors,
     stop_between_batches,
@@ -53,7 +53,7 @@ REASONS = {
 }
 
 
-class Command(BatchCommand):
+class Command(StoppableCommand):
     help = (
         "Erase what an account has left: its idempotency records with their steps, its messages, and what consumers "
         "have recorded because of it.\n"
@@ -87,7 +87,7 @@ class Command(BatchCommand):
         database: str | None,
         **options: Any,
     ) -> None:
-        check_batches(batch_size, None, largest=MAX_BATCH_SIZE)
+        check_batch_size(batch_size, MAX_BATCH_SIZE)
         if database is not None:
             check_database(database)
         if not account_id:

@@ -1,0 +1,384 @@
+"""What the commands share: options, reports, the bar, signals, ``--watch``, refusals and exit codes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connections
+
+from idempotency.management import running
+from idempotency.management.commands import purge_idempotency, recover_idempotency, relay_outbox
+from idempotency.management.running import BatchCommand, Work
+from idempotency.upkeep.batches import BatchResult, in_batches
+from tests.commands import Terminal, run_command
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+COMMANDS = {
+    "purge_idempotency": (purge_idempotency.Command, 10_000),
+    "recover_idempotency": (recover_idempotency.Command, 10_000),
+    "relay_outbox": (relay_outbox.Command, 500),
+}
+#: The commands with ``--watch``.
+WATCHING = {name: known for name, known in COMMANDS.items() if known[0].default_watch is not None}
+
+
+@dataclass
+class Eaten(BatchResult):
+    count: int = 0
+
+    @property
+    def touched(self) -> int:
+        return self.count
+
+
+class Eat(BatchCommand[Eaten]):
+    """Eats apples in batches. Each batch may be disturbed."""
+
+    epilog = "exit codes:\n  0    nothing is left"
+    batch_of = "apples to eat at once"
+    default_batch = 2
+    largest_batch = 10
+    max_batches_help = "stop after N batches"
+    dry_run_help = "count the apples"
+    watch_verb = "eat"
+    default_watch = 3.0
+    refused = "What was eaten stays eaten."
+    exit_code = 7
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.apples = 0
+        self.worms: list[str] = []
+        self.batches = 0
+        #: Called in each batch with its number.
+        self.disturb: Callable[[int], None] = lambda number: None
+
+    def default_database(self) -> str:
+        return "default"
+
+    def work(self) -> Work[Eaten]:
+        return Work("Eating", self._eat(), lambda: self.apples, lambda eaten: f"Eaten {eaten.count} so far.")
+
+    def _eat(self) -> Iterator[Eaten]:
+        def take(before: Eaten | None) -> Eaten:
+            self.batches += 1
+            self.disturb(self.batches)
+            eaten = min(self.apples, self.batch_size)
+            self.apples -= eaten
+            return Eaten(eaten, exhausted=eaten < self.batch_size)
+
+        return in_batches(take)
+
+    def describe(self, result: Eaten) -> str:
+        return f"Eaten {result.count}."
+
+    def complaints(self, result: Eaten) -> Mapping[Hashable, str]:
+        return {worm: f"Worm {worm}." for worm in self.worms}
+
+    def count(self) -> None:
+        self.write(f"{self.apples} apples.")
+
+
+@pytest.fixture
+def eat() -> Eat:
+    return Eat()
+
+
+def run(command: Eat, apples: int = 0, **options: Any) -> tuple[int, list[str], list[str]]:
+    command.apples += apples
+    return run_command(command, **options)
+
+
+# Reports
+
+
+def test_it_takes_batches_until_nothing_is_due_and_reports_once(eat: Eat) -> None:
+    assert run(eat, 5) == (0, ["Eaten 5."], [])
+    assert eat.batches == 3
+    assert run(eat) == (0, ["Eaten 0."], [])
+
+
+def test_a_dry_run_counts(eat: Eat) -> None:
+    assert run(eat, 5, dry_run=True) == (0, ["5 apples."], [])
+    assert eat.batches == 0
+
+
+def test_a_verbose_run_reports_each_batch(eat: Eat) -> None:
+    lines = ["Eaten 2 so far.", "Eaten 3 so far.", "Eaten 3."]
+    assert run(eat, 3, verbosity=2)[1] == lines
+
+
+def test_a_long_run_reports_now_and_then(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "REPORT_EVERY", 0.0)
+    assert run(eat, 3)[1] == ["Eaten 2 so far.", "Eaten 3 so far.", "Eaten 3."]
+    assert run(eat, 3, verbosity=0) == (0, [], [])
+
+
+def test_a_terminal_sees_a_bar(eat: Eat) -> None:
+    pytest.importorskip("rich", reason="the bar is drawn by rich, which this environment doesn't have")
+    terminal = Terminal()
+    assert run(eat, 3, stderr=terminal)[1] == ["Eaten 3."]
+    assert "Eating" in terminal.getvalue()
+    eat.leaves_bar = True  # type: ignore[misc]
+    stays = Terminal()
+    run(eat, 3, stderr=stays)
+    assert "3/3" in stays.getvalue()
+    erased = "\x1b[2K"
+    assert terminal.getvalue().count(erased) == stays.getvalue().count(erased) + 1
+    quiet = Terminal()
+    assert run(eat, stderr=quiet, verbosity=0) == (0, [], [])
+    assert quiet.getvalue() == ""
+
+
+def test_without_rich_a_terminal_sees_lines(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    terminal = Terminal()
+    assert run(eat, 1, stderr=terminal, verbosity=2)[1] == ["Eaten 1 so far.", "Eaten 1."]
+    assert terminal.getvalue() == ""
+
+
+# Exit codes
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "lines"), [(1, ["Eaten 4.", "Stopped by --max-batches 2. More may be due."]), (0, [])]
+)
+def test_a_run_stops_after_its_last_batch_and_tells_that_work_may_be_left(
+    eat: Eat, verbosity: int, lines: list[str]
+) -> None:
+    assert run(eat, 5, max_batches=2, verbosity=verbosity) == (3, lines, [])
+    assert eat.apples == 1
+    assert run(eat, max_batches=1)[0] == 0
+
+
+def test_a_run_that_ends_with_its_last_batch_left_no_work(eat: Eat) -> None:
+    assert run(eat, 3, max_batches=2) == (0, ["Eaten 3."], [])
+
+
+def test_what_was_not_right_has_an_exit_code_of_its_own_and_is_never_silenced(eat: Eat) -> None:
+    eat.worms = ["a", "b"]
+    assert run(eat, 1) == (7, ["Eaten 1."], ["Worm a.", "Worm b."])
+    assert run(eat, 1, verbosity=0) == (7, [], ["Worm a.", "Worm b."])
+    assert run(eat, 5, max_batches=1)[0] == 3, "what is left comes first"
+
+
+def test_a_database_that_refuses_is_an_error_with_its_own_code(eat: Eat) -> None:
+    def refuse(number: int) -> None:
+        if number == 2:
+            raise OperationalError("no route to host\n")
+
+    eat.disturb = refuse
+    with pytest.raises(CommandError) as refused:
+        run(eat, 5)
+    assert str(refused.value) == "Database 'default' refused: no route to host\nWhat was eaten stays eaten."
+    assert (refused.value.returncode, eat.apples) == (1, 3)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_bounds_its_batches(name: str) -> None:
+    _, largest = COMMANDS[name]
+    for options, message in (
+        ({"batch_size": 0}, f"--batch-size must be between 1 and {largest}"),
+        ({"batch_size": largest + 1}, f"--batch-size must be between 1 and {largest}"),
+        ({"max_batches": 0}, "--max-batches must be 1 or more"),
+        ({"database": "nowhere"}, "--database: there is no database 'nowhere'"),
+        ({"database": ""}, "--database: there is no database ''"),
+    ):
+        with pytest.raises(CommandError, match=message) as refused:
+            run_command(name, **options)
+        assert refused.value.returncode == 2
+    assert run_command(name, batch_size=largest)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"watch": 0.0}, "--watch must be above 0"),
+        ({"watch": float("nan")}, "--watch must be above 0"),
+        ({"watch": 3601.0}, "--watch must be above 0 and up to 3600 seconds"),
+        ({"watch": 1.0, "dry_run": True}, "--watch and --dry-run exclude each other"),
+        ({"batch_size": 11}, "--batch-size must be between 1 and 10"),
+    ],
+)
+def test_a_wrong_argument_is_named_and_nothing_is_done(eat: Eat, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CommandError, match=message) as refused:
+        run(eat, 1, **options)
+    assert (refused.value.returncode, eat.apples) == (2, 1)
+
+
+@pytest.mark.parametrize("arguments", [["--batch-size", "x"], ["--max-batches"], ["--no-such"], ["--pause", "x"]])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_arguments_that_cannot_be_read_are_refused(name: str, arguments: list[str]) -> None:
+    with pytest.raises(CommandError, match=r"^Error: "):
+        call_command(name, *arguments)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_lists_the_exit_codes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        COMMANDS[name][0]().create_parser("manage.py", name).parse_args(["--help"])
+    text = capsys.readouterr().out
+    assert "exit codes:\n  0    every" in text
+    assert "130  interrupted, 143 terminated" in text
+
+
+@pytest.mark.parametrize("name", WATCHING)
+def test_a_watch_has_a_default_pause(name: str) -> None:
+    command, _ = COMMANDS[name]
+    parser = command().create_parser("manage.py", name)
+    assert parser.parse_args(["--watch"]).watch == command.default_watch
+    assert parser.parse_args(["--watch", "2.5"]).watch == 2.5
+    assert parser.parse_args([]).watch is None
+
+
+def test_the_purge_has_no_watch() -> None:
+    with pytest.raises(CommandError, match="unrecognized arguments: --watch"):
+        call_command("purge_idempotency", "--watch")
+
+
+# Signals
+
+
+def raise_in(batch: int, signum: signal.Signals) -> Callable[[int], None]:
+    def disturb(number: int) -> None:
+        if number == batch:
+            signal.raise_signal(signum)
+
+    return disturb
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_after_the_batch_in_hand(eat: Eat, signum: signal.Signals, code: int) -> None:
+    handlers = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
+    eat.disturb = raise_in(2, signum)
+    with pytest.raises(CommandError, match=rf"Stopped by {signum.name}\. More may be due") as stopped:
+        run(eat, 6)
+    assert (stopped.value.returncode, eat.apples) == (code, 2)
+    assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == handlers
+
+
+def test_a_signal_in_the_last_batch_comes_too_late_to_matter(eat: Eat) -> None:
+    eat.disturb = raise_in(2, signal.SIGTERM)
+    assert run(eat, 3)[0] == 0
+    assert eat.apples == 0
+
+
+def test_a_second_signal_has_its_usual_effect(eat: Eat) -> None:
+    def disturb(number: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    # A test that runs in a process of its own may have been told to ignore a Ctrl-C.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    eat.disturb = disturb
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(eat, 3)
+    finally:
+        signal.signal(signal.SIGINT, inherited)
+    assert eat.apples == 3
+
+
+def test_a_handler_from_outside_of_python_is_put_back_as_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = running.Stop()
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setitem(stop._previous, signal.SIGTERM, None)
+    try:
+        stop.restore()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_it_runs_in_a_thread_where_no_signal_can_be_handled(eat: Eat) -> None:
+    def in_thread() -> int:
+        assert threading.current_thread() is not threading.main_thread()
+        try:
+            return run(eat, 3)[0]
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(in_thread).result() == 0
+    assert eat.apples == 0
+
+
+# Again and again
+
+
+def test_it_watches_until_it_is_told_to_stop(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What falls due later, silence where nothing does, and what is not right, which is news once."""
+    pauses = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal pauses
+        pauses += 1
+        if pauses == 2:
+            eat.apples, eat.worms = 3, ["a"]
+        elif pauses == 4:
+            eat.worms = ["a", "b"]
+        elif pauses == 6:
+            eat.worms = []
+        elif pauses == 7:
+            signal.raise_signal(signal.SIGTERM)
+
+    # One slice of sleep a pause, so that each is a run of its own.
+    clock = iter(range(10_000))
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=sleep))
+    assert run(eat, 1, watch=1.5) == (0, ["Eaten 1.", "Eaten 3."], ["Worm a.", "Worm a.", "Worm b."])
+
+
+def test_a_pause_is_slept_in_slices_so_that_a_signal_ends_it(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal clock
+        assert 0 < seconds <= running.SLICE
+        clock += seconds
+        if clock > 15:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    assert run(eat, 1, watch=10.0)[0] == 0
+    assert eat.batches == 2
+    assert clock == pytest.approx(15, abs=2 * running.SLICE)
+
+
+def test_a_verbose_watch_tells_of_each_run(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
+    assert run(eat, watch=1.0, verbosity=2)[1][-1] == "Eaten 0."
+    assert run(eat, watch=1.0)[1] == []
+    assert run(eat, 1, watch=1.0, verbosity=0)[1] == []
+
+
+def test_a_watch_outlives_a_database_that_refuses_for_a_while(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(number: int) -> None:
+        if number == 1:
+            raise OperationalError("terminating connection due to administrator command")
+
+    def sleep(seconds: float) -> None:
+        if eat.apples == 0:
+            signal.raise_signal(signal.SIGTERM)
+
+    eat.disturb = refuse
+    monkeypatch.setattr(time, "sleep", sleep)
+    closed: list[int] = []
+    monkeypatch.setattr(connections["default"], "close", lambda: closed.append(1))
+    refused = "Database 'default' refused: terminating connection due to administrator command"
+    assert run(eat, 1, watch=0.01) == (0, ["Eaten 1."], [refused])
+    assert closed == [1], "it may be the connection that is broken"
