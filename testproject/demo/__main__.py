@@ -21,7 +21,7 @@ from rich.console import Console
 from testproject.harness.processes import ProcessError
 from testproject.harness.redis import Redis, RedisMissingError, running_redis
 from testproject.harness.strikes import Marks
-from testproject.provider import ProviderError, running_provider
+from testproject.provider import running_provider
 from testproject.provider.client import ProviderFailedError
 
 from .plan import Plan, add_arguments, plan_from
@@ -51,7 +51,7 @@ def main() -> int:
     try:
         with ExitStack() as stack:
             return run(plan, console, stack)
-    except (ProcessError, ProviderError, ProviderFailedError) as error:
+    except (ProcessError, ProviderFailedError) as error:
         console.print(f"FAILED. {error}", markup=False)
         return 1
     except KeyboardInterrupt:

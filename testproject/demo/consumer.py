@@ -30,33 +30,28 @@ CONCURRENCY = 2
 WATCH = 0.1  # seconds
 
 
-class AtHand:
-    """What a child of the worker has at hand: nothing, or one message that bears a label."""
+class Child:
+    """A child of the worker, which has one message at hand, or none that bears a label."""
 
     def __init__(self, strikes: Strikes) -> None:
-        self._strikes = strikes
-        self._name = ""
+        self.strikes = strikes
 
     def started(self, task_id: str, task: Any, kwargs: dict[str, Any], **more: Any) -> None:
-        self._name = ""
+        self.strikes.label = ""
         if "label" in kwargs:
-            self._name = f"{task.name.rpartition('.')[2].removesuffix('_unprotected')}.{kwargs['label']}"
-            self._strikes.marks.note("deliveries", f"{self._name}:{task_id}")
-        self.at("started")
+            self.strikes.label = f"{task.name.rpartition('.')[2].removesuffix('_unprotected')}.{kwargs['label']}"
+            self.strikes.marks.note("deliveries", f"{self.strikes.label}:{task_id}")
+        self.strikes.here("started")
 
     def ended(self, state: str, **more: Any) -> None:
         """Its effects and its record are committed. Nobody has acknowledged it."""
         if state == "SUCCESS":
-            self.at("ended")
-        self._name = ""
+            self.strikes.here("ended")
+        self.strikes.label = ""
 
     def replayed(self, **more: Any) -> None:
-        if self._name:
-            self._strikes.marks.note("replays", self._name)
-
-    def at(self, place: str) -> None:
-        if self._name:
-            self._strikes.at(place, self._name)
+        if self.strikes.label:
+            self.strikes.marks.note("replays", self.strikes.label)
 
 
 def main() -> None:
@@ -76,12 +71,12 @@ def main() -> None:
         faults.armed["relay.published"] = strikes.each("relay.published")
         call_command("relay_outbox", watch=WATCH)
         return
-    at_hand = AtHand(strikes)
-    task_prerun.connect(at_hand.started, weak=False)
-    task_postrun.connect(at_hand.ended, weak=False)
-    signals.replayed.connect(at_hand.replayed, weak=False)
+    child = Child(strikes)
+    task_prerun.connect(child.started, weak=False)
+    task_postrun.connect(child.ended, weak=False)
+    signals.replayed.connect(child.replayed, weak=False)
     # The effect is there, or is written; its record says so; nothing of that is committed.
-    faults.armed["complete.sent"] = lambda: at_hand.at("at_work")
+    faults.armed["complete.sent"] = lambda: strikes.here("at_work")
     # As Celery does by default. The other control's message is acknowledged when it is done with.
     tasks.pay_fee_unprotected.acks_late = False
     app.conf.worker_lost_wait = LOST_WAIT

@@ -85,7 +85,14 @@ class Strikes:
 
     def __init__(self, marks: Marks, strikes: Iterable[Strike] = ()) -> None:
         self.marks = marks
+        #: The message at hand, if there is one.
+        self.label = ""
         self._strikes = list(strikes)
+
+    def here(self, place: str) -> None:
+        """Called by a process that is at a place with the message at hand."""
+        if self.label:
+            self.at(place, self.label)
 
     def at(self, place: str, label: str, number: int | None = None) -> None:
         """Called by a process that is at a place with a message: strike it, if that is due."""

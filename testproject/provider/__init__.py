@@ -10,6 +10,6 @@ the tests, and ``__main__`` is its command line.
 from __future__ import annotations
 
 from .ledger import Effect, effects_by_key, read_ledger
-from .process import ProviderError, running_provider
+from .process import running_provider
 
-__all__ = ["Effect", "ProviderError", "effects_by_key", "read_ledger", "running_provider"]
+__all__ = ["Effect", "effects_by_key", "read_ledger", "running_provider"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -23,25 +21,14 @@ def main() -> None:
         default=False,
         help="pay once for a key, as the better providers do (default: each request pays)",
     )
-    parser.add_argument(
-        "--until-eof", action="store_true", help="end when standard input does, as it does when its owner is gone"
-    )
     options = parser.parse_args()
     with closing(Ledger(options.ledger)) as ledger:
         provider = Provider(options.port, ledger, deduplicate=options.deduplicate)
-        if options.until_eof:
-            threading.Thread(target=end_with_the_input, daemon=True).start()
         print(f"http://127.0.0.1:{provider.server_address[1]}", flush=True)
         try:
             provider.serve_forever()
         except KeyboardInterrupt:
             sys.exit(130)
-
-
-def end_with_the_input() -> None:
-    while os.read(sys.stdin.fileno(), 1024):
-        pass
-    os._exit(0)  # nothing is left to be done: what is in the ledger is on disk
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from idempotency.outbox import publish
 from testproject.harness.processes import Daemon
 from testproject.harness.redis import Redis
 from testproject.models import Receipt
-from tests.contrib.consumers import FailureError, effects, end_leases, record
+from tests.contrib.consumers import FailureError, effects, end_leases, hop, record
 from tests.contrib.deliveries import DEAD, QUEUE, Inbox
-from tests.contrib.worker_tasks import auto, gated, gated_outside, gated_unprotected, hop, poison, retried
+from tests.contrib.worker_tasks import auto, gated, gated_outside, gated_unprotected, poison, retried
 from tests.harness.celery import running_worker
 from tests.providers import PATIENCE, eventually
 
@@ -175,7 +175,7 @@ def test_three_hops_have_one_trace(inbox: Inbox, line: Line) -> None:
         run.result = run.claim and run.claim.trace
     assert eventually(lambda: Receipt.objects.count() == 3)
     assert eventually(lambda: IdempotencyRecord.objects.completed().count() == 4)
-    records = IdempotencyRecord.objects.filter(operation="tests.worker.hop")
+    records = IdempotencyRecord.objects.filter(operation="tests.hop")
     assert {one.scope.trace for one in records} == {run.result}
     assert len({one.idempotency_key for one in records}) == 3
 

@@ -16,10 +16,9 @@ from celery.signals import task_postrun, worker_ready
 
 from idempotency import REEXECUTE
 from idempotency.contrib.celery import idempotent_task
-from testproject.models import Receipt
+from tests.contrib.consumers import LATE, effect
 from tests.contrib.deliveries import DEAD
 
-LATE = {"acks_late": True, "reject_on_worker_lost": True}
 #: Seconds for which a task waits for the test, which by then has failed.
 LONGEST = 60
 
@@ -46,10 +45,6 @@ def tell_ready(**_: Any) -> None:
 @task_postrun.connect
 def tell_ended(task_id: str, state: str, **_: Any) -> None:
     line().lpush(f"ended:{task_id}", str(state))
-
-
-def effect(label: str) -> None:
-    Receipt.objects.create(label=label, amount=1)
 
 
 @shared_task(name="tests.worker.gated", **LATE)
@@ -105,12 +100,3 @@ def retried(self: Any, label: str) -> str:
     if not self.request.retries:
         raise self.retry(countdown=0)
     return label
-
-
-@shared_task(name="tests.worker.hop", **LATE)
-@idempotent_task("tests.worker.hop")
-def hop(left: int) -> None:
-    """Publishes itself again, so many times."""
-    effect(f"hop {left}")
-    if left:
-        hop.delay(left - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,13 +30,34 @@ def run(shared: Arena, request: pytest.FixtureRequest) -> Iterator[Run]:
         made.end()
 
 
-@pytest.mark.scenario(3)
-@pytest.mark.parametrize("declaration", DECLARATIONS)
-@pytest.mark.parametrize("point", ["downstream.sent", "downstream.answered"])
-def test_a_downstream_effect_is_not_repeated(shared: Arena, point: str, declaration: str) -> None:
-    verdict = run_cell(shared, Cell(point, "kill", declaration))
+def cells(
+    mark: pytest.MarkDecorator, points: str, faults: str = "kill", declarations: str = " ".join(DECLARATIONS)
+) -> list[Any]:
+    """Cells of the matrix that are about a scenario or a failure mode."""
+    chosen = itertools.product(points.split(), faults.split(), declarations.split())
+    return [pytest.param(cell := Cell(*names), marks=mark, id=str(cell)) for names in chosen]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        # A downstream effect is not repeated.
+        *cells(pytest.mark.scenario(3), "downstream.sent downstream.answered"),
+        # A kill in mid-handler leaves exactly one effect.
+        *cells(pytest.mark.scenario(22), "handler.wrote downstream.answered render.after"),
+        # A process that slept beyond its lease leaves nothing.
+        *cells(pytest.mark.scenario(23), "handler.wrote", "stop stop-live", "inside again ask"),
+        # A stale owner that fails frees nobody's claim.
+        *cells(pytest.mark.scenario(24), "release.before", "stop stop-live", "inside again"),
+        # Wrong clocks of processes decide nothing.
+        *cells(pytest.mark.failure_mode(5), "claim.committed", "skew"),
+    ],
+)
+def test_a_broken_process_leaves_one_effect_or_is_parked_as_declared(shared: Arena, cell: Cell) -> None:
+    verdict = run_cell(shared, cell)
     assert verdict.passed, verdict
-    assert verdict.parked == (declaration == "park")
+    if cell.point.startswith("downstream."):
+        assert verdict.parked == (cell.declaration == "park")
 
 
 @pytest.mark.scenario(4)
@@ -52,37 +74,6 @@ def test_a_killed_process_is_recovered_after_its_lease(run: Run) -> None:
     assert run.observer.writes(run.key) == ["attempt 2"]
     run.judge()
     assert not run.verdict.problems
-
-
-@pytest.mark.scenario(22)
-@pytest.mark.parametrize("declaration", DECLARATIONS)
-@pytest.mark.parametrize("point", ["handler.wrote", "downstream.answered", "render.after"])
-def test_a_kill_in_mid_handler_leaves_exactly_one_effect(shared: Arena, point: str, declaration: str) -> None:
-    verdict = run_cell(shared, Cell(point, "kill", declaration))
-    assert verdict.passed, verdict
-
-
-@pytest.mark.scenario(23)
-@pytest.mark.parametrize("fault", ["stop", "stop-live"])
-@pytest.mark.parametrize("declaration", ["inside", "again", "ask"])
-def test_a_process_that_slept_beyond_its_lease_leaves_nothing(shared: Arena, declaration: str, fault: str) -> None:
-    verdict = run_cell(shared, Cell("handler.wrote", fault, declaration))
-    assert verdict.passed, verdict
-
-
-@pytest.mark.scenario(24)
-@pytest.mark.parametrize("fault", ["stop", "stop-live"])
-@pytest.mark.parametrize("declaration", ["inside", "again"])
-def test_a_stale_owner_that_fails_frees_nobodys_claim(shared: Arena, declaration: str, fault: str) -> None:
-    verdict = run_cell(shared, Cell("release.before", fault, declaration))
-    assert verdict.passed, verdict
-
-
-@pytest.mark.failure_mode(5)
-@pytest.mark.parametrize("declaration", DECLARATIONS)
-def test_wrong_clocks_of_processes_decide_nothing(shared: Arena, declaration: str) -> None:
-    verdict = run_cell(shared, Cell("claim.committed", "skew", declaration))
-    assert verdict.passed, verdict
 
 
 @pytest.mark.failure_mode(5)

@@ -28,9 +28,11 @@ from django.urls import get_resolver
 from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, current_claim, idempotent
 from idempotency.operation import registry
 from idempotency.protocol import faults
+from idempotency.scope import Scope
 from idempotency.upkeep import retention
 from idempotency.upkeep.sweep import recover_once
 from testproject.models import Transfer
+from testproject.provider.client import find
 from tests.crash import urls
 from tests.crash.mutations import MUTATIONS
 from tests.harness.channel import PATIENCE, Channel
@@ -246,20 +248,12 @@ class Worker:
         return self.declaration == "ask" and not self.spec.get("without_deadline")
 
     def _find_out(self, record: Any) -> Completed | NotExecuted:
-        from idempotency.scope import Scope
-
         key = Scope(record.account_id, record.operation, record.idempotency_key).derive_key("payout")
-        provider = HTTPConnection(urlsplit(self.spec["provider"]).netloc, timeout=PATIENCE)
-        try:
-            provider.request("GET", f"/payouts/{key}")
-            answer = provider.getresponse()
-            effects = json.loads(answer.read())["effects"]
-        finally:
-            provider.close()
+        effect = find(self.spec["provider"], str(key), timeout=PATIENCE)
         faults.fault_point("reconciler.asked")
-        if not effects:
+        if effect is None:
             return NotExecuted()
-        return Completed(JsonResponse({"attempt": record.attempt, "payout": effects[0]["id"]}, status=201))
+        return Completed(JsonResponse({"attempt": record.attempt, "payout": effect.id}, status=201))
 
     # Jobs
 

@@ -34,7 +34,6 @@ class Fault:
     control: str = "doubled"
     #: A run is cut off in its middle, so only a provider that deduplicates by key can pay once.
     deduplicate: bool = False
-    brokers: tuple[str, ...] = ("redis", "rabbitmq")
 
 
 def run(stage: Stage, fault: Fault, messages: int, **defaults: Any) -> Verdict:

@@ -62,8 +62,8 @@ def run(spec: Spec, channel: Channel) -> None:
     settings.PROVIDER_URL = spec["provider"]
     if "lease" in spec:
         settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "LEASE": timedelta(seconds=spec["lease"])}
-    strikes = tasks.at_hand.strikes = Strikes(Marks(spec["marks"]), [Strike(**strike) for strike in spec["strikes"]])
-    faults.armed["complete.committed"] = lambda: tasks.at_hand.at("committed")
+    strikes = tasks.strikes = Strikes(Marks(spec["marks"]), [Strike(**strike) for strike in spec["strikes"]])
+    faults.armed["complete.committed"] = lambda: strikes.here("committed")
     for place in ("relay.claimed", "relay.published"):
         faults.armed[place] = strikes.each(place)
     told = ROLES[spec["role"]](spec, channel)

@@ -15,27 +15,15 @@ from django.db import transaction
 from idempotency import current_claim
 from idempotency.contrib.celery import idempotent_task
 from testproject.celery import app
-from testproject.harness.strikes import Strikes
+from testproject.harness.strikes import Marks, Strikes
 from testproject.models import Receipt, Transfer, UnprotectedReceipt
 from testproject.provider.client import pay
 from tests.delivery.names import DEAD, FAST_KEPT, FAST_PLAIN, KEPT, MAX_ATTEMPTS, PLAIN
 
 DELIVERY: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
 
-
-class AtHand:
-    """The message that this process is at, and what it was started with."""
-
-    strikes: Strikes
-    label = ""
-
-    def at(self, place: str) -> None:
-        """Where a process may be struck."""
-        if self.label:
-            self.strikes.at(place, self.label)
-
-
-at_hand = AtHand()
+#: What this process was started with.
+strikes = Strikes(Marks(""))
 
 
 @app.task(name=KEPT, **DELIVERY)
@@ -51,16 +39,16 @@ def kept(label: str, amount: int = 1) -> str:
 def plain(label: str, amount: int = 1) -> str:
     with transaction.atomic():
         _take_effect(label, amount, str(uuid4()), "")
-    at_hand.at("committed")
+    strikes.here("committed")
     return label
 
 
 def _take_effect(label: str, amount: int, key: str, recipient: str) -> None:
-    at_hand.label = label
-    at_hand.at("begin")
+    strikes.label = label
+    strikes.here("begin")
     Transfer.objects.create(account_id=1, label=label, amount=amount, recipient=recipient)
     pay(settings.PROVIDER_URL, key, label=label, amount=amount, timeout=settings.PROVIDER_TIMEOUT)
-    at_hand.at("handler")
+    strikes.here("handler")
 
 
 @app.task(name=FAST_KEPT, **DELIVERY)
@@ -79,5 +67,5 @@ def count_deliveries() -> None:
 
     @task_prerun.connect(weak=False)
     def note(kwargs: dict[str, Any] | None = None, **others: Any) -> None:
-        at_hand.label = ""
-        at_hand.strikes.marks.note("deliveries", (kwargs or {}).get("label", ""))
+        strikes.label = ""
+        strikes.marks.note("deliveries", (kwargs or {}).get("label", ""))
