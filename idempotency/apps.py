@@ -17,6 +17,7 @@ class IdempotencyConfig(AppConfig):
 
     def ready(self) -> None:
         import_module("idempotency.checks")
+        import_module("idempotency.http.checks")
         import_module("idempotency.upkeep.counters")  # counts from now on
         if find_spec("rest_framework") is not None:
             import_module("idempotency.contrib.rest_framework")  # registers its adapter; the core never imports it

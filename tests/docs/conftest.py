@@ -23,7 +23,7 @@ from testproject import models
 from testproject.celery import app
 from tests.contrib.conftest import inbox, redis_server, server  # noqa: F401 - fixtures
 from tests.docs.pages import blocks
-from tests.operations import forgetting_operations
+from tests.operations import free_names
 from tests.outbox import SENDER, broker
 
 #: Runs a page's examples, and gives all that they have defined, by name.
@@ -128,7 +128,7 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
         clients.extend(value for value in defined.values() if isinstance(value, httpx.Client))
         return defined
 
-    with forgetting_operations():
+    with free_names():
         yield run_and_remember
     for client in clients:
         client.close()
