@@ -88,7 +88,8 @@ def test_a_third_request_publishes_a_third_message() -> None:
     assert broker.payloads == ["first", "second", "third"]
 
 
-def test_a_name_that_stands_for_two_messages_is_refused_in_a_new_request_too() -> None:
+@pytest.mark.parametrize("purged", [False, True], ids=["the record is there", "the record was purged"])
+def test_a_name_that_stands_for_two_messages_is_refused_in_a_new_request_too(purged: bool) -> None:
     def block() -> None:
         with transaction.atomic():
             before = publish("orders.placed", 1, name="it", sender=SENDER)
@@ -98,6 +99,8 @@ def test_a_name_that_stands_for_two_messages_is_refused_in_a_new_request_too() -
 
     run(inside, lambda: send(payload=0, name="it"))
     end_retention()
+    if purged:
+        IdempotencyRecord.objects.all().delete()
     run(inside, block)
     assert [message.payload for message in OutboxMessage.objects.order_by("pk")] == ["0", "1"]
 
