@@ -144,7 +144,7 @@ def _resolve(
 ) -> None:
     audit.require_name(by)
     if Status(record.status) not in allowed:
-        raise ResolutionRefusedError(f"{_named(record)} is {_state(record)}, which leaves nothing to decide.")
+        raise ResolutionRefusedError(f"{_describe(record)} is {_state(record)}, which leaves nothing to decide.")
     using = claims.alias()
     seen = IdempotencyRecord.objects.using(using).filter(
         free or Q(),
@@ -173,7 +173,7 @@ def _resolve(
 
 
 def _announce(record: IdempotencyRecord, status: Status, verb: str, by: Any, reason: str) -> None:
-    audit.note(f"{_named(record)}, {_state(record)} to {status}", verb, by, reason)
+    audit.note(f"{_describe(record)}, {_state(record)} to {status}", verb, by, reason)
     scope = record.scope
     signals.send(signals.recovered, registry.get(record.operation), scope, record.attempt, status=str(status))
 
@@ -183,22 +183,22 @@ def _refusal(record: IdempotencyRecord, using: str, *, may_be_alive: bool) -> Re
     found = IdempotencyRecord.objects.using(using).filter(account_id=record.account_id, pk=record.pk)
     now = found.first()
     if now is None:
-        return ResolutionRefusedError(f"{_named(record)} is gone: it was purged.")
+        return ResolutionRefusedError(f"{_describe(record)} is gone: it was purged.")
     if (now.attempt, now.status) != (record.attempt, record.status):
         return ResolutionRefusedError(
-            f"{_named(record)} is {_state(now)} by now; it was {_state(record)} when it was decided on. Nothing was "
+            f"{_describe(record)} is {_state(now)} by now; it was {_state(record)} when it was decided on. Nothing was "
             f"changed."
         )
     if not may_be_alive and found.filter(status=Status.IN_PROGRESS, lease_expires_at__gt=Now()).exists():
         return ResolutionRefusedError(
-            f"{_named(record)} is {_state(now)} and its lease is running: its owner may be alive and have its effect "
-            f"yet. Wait until {now.lease_expires_at:%Y-%m-%d %H:%M:%S %Z}. Only an operation that declares REEXECUTE "
-            f"can be released before that, by force."
+            f"{_describe(record)} is {_state(now)} and its lease is running: its owner may be alive and have its "
+            f"effect yet. Wait until {now.lease_expires_at:%Y-%m-%d %H:%M:%S %Z}. Only an operation that declares "
+            f"REEXECUTE can be released before that, by force."
         )
-    return ResolutionRefusedError(f"{_named(record)} is being settled by somebody else this moment. Look again.")
+    return ResolutionRefusedError(f"{_describe(record)} is being settled by somebody else this moment. Look again.")
 
 
-def _named(record: IdempotencyRecord) -> str:
+def _describe(record: IdempotencyRecord) -> str:
     return f"Record {record.pk} (operation {record.operation!r}, key {shorten(record.idempotency_key)})"
 
 

@@ -41,7 +41,7 @@ EVENTS = {
 }
 
 
-class Kind(str, Enum):
+class Precision(str, Enum):
     """How far a number can be trusted."""
 
     EXACT = "exact"
@@ -55,10 +55,10 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Number:
-    """A value and how far it can be trusted. None where there is nothing to say it of."""
+    """A value and how far it can be trusted. The value is None when there is nothing to measure."""
 
     value: int | float | None
-    kind: Kind
+    kind: Precision
 
 
 @dataclass(frozen=True)
@@ -117,57 +117,57 @@ def stats(using: str | None = None) -> Stats:
     records = RecordQuerySet(IdempotencyRecord, using=using)
     is_postgresql = connections[using].vendor == "postgresql"
     size, estimate = postgresql_size.measure(using) if is_postgresql else (None, None)
-    total = _counted(records)
-    unfinished = {status: _counted(records.filter(status=status)) for status in Status if status != Status.COMPLETED}
-    if total.kind is Kind.AT_LEAST and estimate is not None:
-        total = Number(max(estimate, MAX_COUNTED), Kind.ESTIMATE)
-    # What is left of the whole. Of a lower bound and lower bounds that is one too, and of an exact count an exact one.
+    total = _count(records)
+    unfinished = {status: _count(records.filter(status=status)) for status in Status if status != Status.COMPLETED}
+    if total.kind is Precision.AT_LEAST and estimate is not None:
+        total = Number(max(estimate, MAX_COUNTED), Precision.ESTIMATE)
+    # completed = total - unfinished: exact if the total is exact, otherwise a lower bound.
     completed = Number(max(0, _whole(total) - sum(map(_whole, unfinished.values()))), total.kind)
-    counted = _named(sum(counters.read(using).values(), Counter()))
+    counted = _name_events(sum(counters.read(using).values(), Counter()))
     return Stats(
-        table_bytes=Number(size, Kind.UNKNOWN if size is None else Kind.EXACT),
+        table_bytes=Number(size, Precision.UNKNOWN if size is None else Precision.EXACT),
         records=total,
         in_progress=unfinished[Status.IN_PROGRESS],
         recoverable=unfinished[Status.RECOVERABLE],
         completed=completed,
         parked=unfinished[Status.PARKED],
-        abandoned=_counted(records.abandoned()),
+        abandoned=_count(records.abandoned()),
         **_in_progress(records, unfinished[Status.IN_PROGRESS].kind),
-        **{name: Number(count, Kind.RECENT) for name, count in counted.items()},
-        replay_rate=Number(_replay_rate(counted), Kind.RECENT),
+        **{name: Number(count, Precision.RECENT) for name, count in counted.items()},
+        replay_rate=Number(_replay_rate(counted), Precision.RECENT),
     )
 
 
 def by_operation(using: str | None = None) -> dict[str, dict[str, int]]:
     """What has happened to each operation's records: ``{"charges.create": {"claims": 3, "replays": 1, ...}, ...}``.
 
-    Counts as in ``Stats``, of the kind ``RECENT``. Operations to which nothing has happened are not there. Under the
+    Counts as in ``Stats``, all ``RECENT``. Operations to which nothing has happened are not there. Under the
     empty name is what operators settled of operations that their process didn't know.
 
     :param using: a database alias, by default the one that records are written to.
     :raises DatabaseError: as the database does.
     """
     counted = counters.read(using or claims.alias())
-    return {operation: _named(events) for operation, events in sorted(counted.items())}
+    return {operation: _name_events(events) for operation, events in sorted(counted.items())}
 
 
-def _counted(records: QuerySet[IdempotencyRecord]) -> Number:
+def _count(records: QuerySet[IdempotencyRecord]) -> Number:
     count = records.order_by()[:MAX_COUNTED].count()
-    return Number(count, Kind.AT_LEAST if count == MAX_COUNTED else Kind.EXACT)
+    return Number(count, Precision.AT_LEAST if count == MAX_COUNTED else Precision.EXACT)
 
 
 def _whole(number: Number) -> int:
     return int(number.value or 0)
 
 
-def _in_progress(records: RecordQuerySet, kind: Kind) -> dict[str, Number]:
+def _in_progress(records: RecordQuerySet, kind: Precision) -> dict[str, Number]:
     # In the index's order, so of more claims than are looked at these are the ones that have been abandoned longest.
     listed = records.in_progress().order_by("lease_expires_at")
     first = listed.annotate(now=Now()).values_list("now", "lease_expires_at").first()
     now, lease = first or (None, None)
     seen = listed[:MAX_COUNTED].aggregate(created_at=Min("created_at"), attempt=Max("attempt"))
     return {
-        "overdue": Number(_age(now, lease), Kind.EXACT),
+        "overdue": Number(_age(now, lease), Precision.EXACT),
         "oldest_in_progress": Number(_age(now, seen["created_at"]), kind),
         "most_attempts": Number(seen["attempt"], kind),
     }
@@ -178,7 +178,7 @@ def _age(now: datetime | None, since: datetime | None) -> float | None:
     return None if now is None or since is None else max(0.0, round((now - since).total_seconds(), 3))
 
 
-def _named(events: Counter[str]) -> dict[str, int]:
+def _name_events(events: Counter[str]) -> dict[str, int]:
     return {name: events[event] for name, event in EVENTS.items()}
 
 

@@ -19,7 +19,7 @@ from idempotency.models import IdempotencyCounter
 from idempotency.scope import Scope
 from idempotency.upkeep import stats
 from idempotency.upkeep.counters import Counters, counters
-from idempotency.upkeep.stats import Kind, Number
+from idempotency.upkeep.stats import Number, Precision
 from tests.database.plans import fill, most_rows_read
 from tests.records import HOUR, from_now, make_records
 
@@ -29,7 +29,7 @@ operation = Operation("tests.stats")
 another = Operation("tests.another")
 SCOPE = Scope("1", operation.name, "k")
 
-EMPTY = Number(0, Kind.EXACT)
+EMPTY = Number(0, Precision.EXACT)
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +49,8 @@ def test_an_empty_table_is_empty() -> None:
     for name in ("records", "in_progress", "recoverable", "completed", "parked", "abandoned"):
         assert seen[name] == EMPTY
     for name in ("overdue", "oldest_in_progress", "most_attempts"):
-        assert seen[name] == Number(None, Kind.EXACT)
-    assert seen["replay_rate"] == Number(None, Kind.RECENT)
+        assert seen[name] == Number(None, Precision.EXACT)
+    assert seen["replay_rate"] == Number(None, Precision.RECENT)
 
 
 def test_a_small_table_is_counted_exactly() -> None:
@@ -61,27 +61,29 @@ def test_a_small_table_is_counted_exactly() -> None:
     make_records(2, Status.IN_PROGRESS, lease=-timedelta(minutes=5), attempt=4)
     seen = numbers()
     counts = {"records": 11, "in_progress": 3, "recoverable": 1, "completed": 5, "parked": 2, "abandoned": 2}
-    assert {name: seen[name] for name in counts} == {name: Number(count, Kind.EXACT) for name, count in counts.items()}
-    assert seen["most_attempts"] == Number(4, Kind.EXACT)
+    assert {name: seen[name] for name in counts} == {
+        name: Number(count, Precision.EXACT) for name, count in counts.items()
+    }
+    assert seen["most_attempts"] == Number(4, Precision.EXACT)
     for name, age in (("overdue", 300), ("oldest_in_progress", 3 * 3600)):
-        assert seen[name].kind is Kind.EXACT
+        assert seen[name].kind is Precision.EXACT
         assert seen[name].value == pytest.approx(age, abs=60)
 
 
 def test_a_lease_that_runs_is_not_overdue() -> None:
     make_records(1, Status.IN_PROGRESS, lease=HOUR)
-    assert numbers()["overdue"] == Number(0.0, Kind.EXACT)
+    assert numbers()["overdue"] == Number(0.0, Precision.EXACT)
 
 
 def test_the_size_of_the_table_is_known_where_the_database_knows_it() -> None:
     make_records(3)
     size = numbers()["table_bytes"]
     if connection.vendor == "postgresql":
-        assert size.kind is Kind.EXACT
+        assert size.kind is Precision.EXACT
         assert size.value is not None
         assert size.value > 8192
     else:
-        assert size == Number(None, Kind.UNKNOWN)
+        assert size == Number(None, Precision.UNKNOWN)
 
 
 def test_counting_stops_at_a_bound_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,11 +96,11 @@ def test_counting_stops_at_a_bound_and_says_so(monkeypatch: pytest.MonkeyPatch) 
     make_records(3, Status.RECOVERABLE)
     seen = numbers()
     for name in ("parked", "in_progress", "abandoned"):
-        assert seen[name] == Number(4, Kind.AT_LEAST)
-    assert seen["oldest_in_progress"].kind is seen["most_attempts"].kind is Kind.AT_LEAST
-    assert seen["recoverable"] == Number(3, Kind.EXACT)
-    assert seen["records"] == Number(4, Kind.AT_LEAST)
-    assert seen["completed"] == Number(0, Kind.AT_LEAST)  # true, if not much
+        assert seen[name] == Number(4, Precision.AT_LEAST)
+    assert seen["oldest_in_progress"].kind is seen["most_attempts"].kind is Precision.AT_LEAST
+    assert seen["recoverable"] == Number(3, Precision.EXACT)
+    assert seen["records"] == Number(4, Precision.AT_LEAST)
+    assert seen["completed"] == Number(0, Precision.AT_LEAST)  # true, if not much
 
 
 @pytest.mark.postgres
@@ -108,10 +110,10 @@ def test_a_big_table_is_estimated_and_not_read(monkeypatch: pytest.MonkeyPatch) 
     make_records(3, Status.PARKED)
     make_records(2, Status.IN_PROGRESS, lease=-HOUR)
     seen = numbers()
-    assert seen["records"].kind is seen["completed"].kind is Kind.ESTIMATE
+    assert seen["records"].kind is seen["completed"].kind is Precision.ESTIMATE
     assert seen["records"].value == pytest.approx(20_005, rel=0.05)
     assert seen["completed"].value == pytest.approx(20_000, rel=0.05)
-    assert (seen["parked"], seen["in_progress"]) == (Number(3, Kind.EXACT), Number(2, Kind.EXACT))
+    assert (seen["parked"], seen["in_progress"]) == (Number(3, Precision.EXACT), Number(2, Precision.EXACT))
     assert most_rows_read(stats.stats) <= 500
 
 
@@ -141,7 +143,7 @@ def test_what_has_happened_is_counted_written_or_not() -> None:
     counters.flush()
     happen()
     seen = numbers()
-    assert {name: number.value for name, number in seen.items() if number.kind is Kind.RECENT} == {
+    assert {name: number.value for name, number in seen.items() if number.kind is Precision.RECENT} == {
         "claims": 6,
         "take_overs": 2,
         "completions": 0,
@@ -159,7 +161,7 @@ def test_what_has_happened_is_counted_written_or_not() -> None:
 def test_every_event_that_is_counted_has_a_name_here() -> None:
     assert set(stats.EVENTS.values()) == set(Counters.WATCHED)
     assert set(stats.EVENTS) | {"replay_rate"} == {
-        name for name, number in numbers().items() if number.kind is Kind.RECENT
+        name for name, number in numbers().items() if number.kind is Precision.RECENT
     }
 
 

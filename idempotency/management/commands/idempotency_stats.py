@@ -67,7 +67,7 @@ class Command(BaseCommand):
 
 
 def _table_of_numbers(numbers: dict[str, Number]) -> str:
-    rows = [(label, _written(name, numbers[name]), str(numbers[name].kind)) for name, label in LABELS.items()]
+    rows = [(label, _format(name, numbers[name]), str(numbers[name].kind)) for name, label in LABELS.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return "\n".join(f"{label:{widths[0]}}  {value:>{widths[1]}}  {kind}" for label, value, kind in rows)
 
@@ -80,7 +80,7 @@ def _table_of_operations(operations: dict[str, dict[str, int]]) -> str:
     return "\n".join(lines) or "Nothing has happened yet."
 
 
-def _written(name: str, number: Number) -> str:
+def _format(name: str, number: Number) -> str:
     if number.value is None:
         return "-"
     if name == "table_bytes":
