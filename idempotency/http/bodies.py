@@ -13,7 +13,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import SuspiciousOperation
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http import HttpRequest, RawPostDataException
-from django.http.multipartparser import MultiPartParser, MultiPartParserError
+from django.http.multipartparser import MultiPartParser, MultiPartParserError, exhaust
 from django.utils.datastructures import MultiValueDict
 
 from ..fingerprint import DigestedUpload
@@ -139,8 +139,7 @@ class _Copy:
 
     def hand_back(self) -> None:
         """Let the request be read from its beginning again."""
-        while self.read():
-            pass  # what follows the last boundary
+        exhaust(self)  # of what follows the last boundary
         self._copy.seek(0)
         # Django has no public way to say this. These are the two attributes that its own read() and body look at.
         self._http._stream = self._copy  # type: ignore[assignment]

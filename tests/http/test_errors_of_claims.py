@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django import db
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from rest_framework.decorators import api_view
 
-from idempotency import ACCEPTED, claim, current_claim, idempotent
+from idempotency import ACCEPTED, REEXECUTE, claim, current_claim, idempotent
 from idempotency.exceptions import (
     IdempotencyError,
     InProgressError,
@@ -24,6 +25,7 @@ from idempotency.http.problems import response_for
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import Caller, Serve, claim_anew, effects, problem_code
+from tests.http.test_problems import store_refusing
 from tests.http.views import work
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -141,11 +143,13 @@ def test_the_lease_that_the_handler_finds_lost_is_its_own(alice: Caller, serve: 
 
 
 def test_a_failure_of_the_store_inside_of_a_handler_is_the_stores(alice: Caller, serve: Serve) -> None:
-    @idempotent("tests.unavailable")
+    @idempotent("tests.unavailable", transaction=False, recovery=REEXECUTE)
     def view(request: HttpRequest) -> HttpResponse:
-        work(request)
-        raise UnavailableError(retry_after=1)
+        held = current_claim()
+        assert held is not None
+        with store_refusing("UPDATE", db.OperationalError("read-only")):
+            held.renew()
+        raise NotImplementedError
 
     serve(view)
     assert problem_code(alice.post(key="k")) == "idempotency_unavailable"
-    assert effects() == 0

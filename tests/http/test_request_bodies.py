@@ -15,6 +15,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from idempotency import idempotent
+from idempotency.models import IdempotencyRecord
 from tests.http.callers import FORM, Caller, Serve, effects, multipart, problem_code
 from tests.http.views import work
 
@@ -148,3 +149,27 @@ def test_a_content_length_that_lies_is_never_a_server_error(
     sent = {"data": b"a=1&b=2222", "content_type": content_type, "CONTENT_LENGTH": length}
     twin = alice.post("/twin/", **sent)  # Django 5.2 fails at a length that is no number
     assert alice.post("/", key="k", **sent).status_code in {200, 400, twin.status_code}
+
+
+class OwnParser(MultiPartParser):
+    """A parser of the project's own, which uses the stream up."""
+
+
+@pytest.mark.failure_mode(39)
+def test_a_drf_handler_is_told_that_a_parsed_body_is_too_large_to_be_read(
+    alice: Caller, serve: Serve, settings: Any
+) -> None:
+    """DRF parses a form of any size; Django refuses to hand its body out whole."""
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
+
+    def handler(request: Request) -> Response:
+        return Response({"length": len(request.body)})
+
+    def as_view(view: Any) -> Any:
+        return api_view(["POST"])(parser_classes([OwnParser])(view))
+
+    serve(as_view(idempotent("tests.large")(handler)), **{"twin/": as_view(handler)})
+    sent = multipart({"file": SimpleUploadedFile("a", b"a" * 2000)}, "one")
+    twin = alice.post("/twin/", **sent)
+    assert alice.post("/", key="k", **sent).status_code == twin.status_code == 400
+    assert IdempotencyRecord.objects.get().response_status == 400
