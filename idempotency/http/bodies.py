@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from collections import deque
 from contextlib import suppress
 from io import BytesIO
 from tempfile import SpooledTemporaryFile
@@ -13,7 +14,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import SuspiciousOperation
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http import HttpRequest, RawPostDataException
-from django.http.multipartparser import MultiPartParser, MultiPartParserError, exhaust
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils.datastructures import MultiValueDict
 
 from ..fingerprint import DigestedUpload
@@ -139,7 +140,7 @@ class _Copy:
 
     def hand_back(self) -> None:
         """Let the request be read from its beginning again."""
-        exhaust(self)  # of what follows the last boundary
+        deque(iter(self.read, b""), maxlen=0)  # what follows the last boundary is copied too
         self._copy.seek(0)
         # Django has no public way to say this. These are the two attributes that its own read() and body look at.
         self._http._stream = self._copy  # type: ignore[assignment]
