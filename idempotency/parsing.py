@@ -24,8 +24,8 @@ from .exceptions import PayloadInvalidError
 # 1000 (by default), of which a request through a stack of middleware has used about a hundred when it comes here.
 MAX_DEPTH: Final = 200
 
-# How many lists and objects a JSON text may hold to be compared by what it says. A body of 2.5 MB has room for a million,
-# which cost a second. A retry is usually the same text, byte for byte.
+# How many lists and objects a JSON text may hold to be compared by what it says. A body of 2.5 MB has room for a
+# million, which cost a second. A retry is usually the same text, byte for byte.
 MAX_CONTAINERS: Final = 100_000
 
 TOO_DEEP: Final = f"The payload is nested more than {MAX_DEPTH} levels deep."
