@@ -49,6 +49,9 @@ class IdempotencyError(Exception):
     def __init__(self, detail: str | None = None, *, retry_after: int | None = None) -> None:
         super().__init__(self.default_detail if detail is None else detail)
         self.retry_after = retry_after
+        #: The attempt that met this error; None if it was no attempt's. Tells an operation's own error from that of
+        #: another claim within its handler.
+        self.raised_by: object | None = None
 
     @property
     def detail(self) -> str:

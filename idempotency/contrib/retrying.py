@@ -32,7 +32,7 @@ from ..keys import HEADER, shorten
 from ..protocol.context import current_claim
 
 if TYPE_CHECKING:
-    from ..protocol.claims import Claim
+    from ..protocol.claim import Claim
 
 logger = logging.getLogger("idempotency")
 

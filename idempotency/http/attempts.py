@@ -7,12 +7,13 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 
-from ..exceptions import IdempotencyError, LeaseLostError, OperationError, UnavailableError, UnrecordableResponseError
+from ..exceptions import IdempotencyError, UnrecordableResponseError
 from ..operation import Operation
 from ..outcome import Outcome, outcome_of
 from ..policy import Attach
-from ..protocol.claims import Claim
+from ..protocol.claim import Claim
 from ..protocol.faults import fault_point
+from ..protocol.ownership import on_behalf_of
 from ..scope import Scope
 from .adapters import Adapter
 from .atomic_requests import Handler
@@ -42,7 +43,7 @@ class HandlerAttempt:
             try:
                 answer = self.handler()
             except IdempotencyError as error:
-                if not _may_be_raised_by(self.claim, error):
+                if error.raised_by is not self.claim.ownership:
                     note_crash(self.adapter.http, error)
                 raise
             # Django itself says what it thinks of a view that returns None. DRF does when it finalizes the response.
@@ -68,6 +69,10 @@ class HandlerAttempt:
         self.response = None
 
     def _take_down(self, answer: Any) -> Outcome | None:
+        with on_behalf_of(self.claim.ownership):
+            return self._outcome_of(answer)
+
+    def _outcome_of(self, answer: Any) -> Outcome | None:
         operation = self.claim.operation
         fault_point("render.before")
         self.response = answer  # what was opened for it is closed, also if it can't be rendered
@@ -100,21 +105,14 @@ def _free(answer: Any) -> None:
             close()
 
 
-def _may_be_raised_by(claim: Claim, error: IdempotencyError) -> bool:
-    """Whether an error out of a handler may be what its own claim raised, for example in ``current_claim().renew()``.
-
-    Any other comes from another claim, such as a ``claim()`` block that was busy, and says nothing of this request.
-    """
-    if isinstance(error, LeaseLostError):
-        return claim.lost
-    return isinstance(error, (UnavailableError, OperationError))
-
-
 _CRASH = "_idempotency_crash"
 
 
 def note_crash(http: Any, error: IdempotencyError) -> None:
-    """Remember on Django's request that the handler let ``error`` through, which is not for its client."""
+    """Remember on Django's request that the handler let ``error`` through, which is not for its client.
+
+    It comes from another claim, such as a ``claim()`` block that was busy, and says nothing of this request.
+    """
     setattr(http, _CRASH, error)
 
 

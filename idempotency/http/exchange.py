@@ -26,8 +26,8 @@ from ..operation import Operation
 from ..outcome import REPLAYED_HEADER, Outcome
 from ..policy import ACCEPTED, Attach
 from ..protocol import claims
-from ..protocol.claims import Claim
-from ..protocol.execution import Slot, acquire_or_wait, run_under
+from ..protocol.claim import Claim
+from ..protocol.execution import acquire_or_wait, run
 from ..scope import Scope, scope_of
 from .adapters import Adapter, adapter_for
 from .atomic_requests import Handler
@@ -91,7 +91,7 @@ class Exchange:
         if isinstance(held, Outcome):
             return self._replay(held)
         try:
-            return self._run(held)
+            return self._run(Claim(held))
         except LeaseLostError as error:
             if is_crash(self.adapter.http, error):
                 raise
@@ -120,7 +120,7 @@ class Exchange:
         running = _running(self.adapter.http)
         running.append(self.operation)
         try:
-            _run(claim, attempt)
+            run(claim, attempt)
         except BaseException:
             attempt.discard()
             raise
@@ -155,27 +155,6 @@ class Exchange:
                 return accepted_response(error)
         custom = settings.error_response
         return self.adapter.answer_to_error(error) if custom is None else custom(self.adapter.request, error)
-
-
-def _run(claim: Claim, attempt: HandlerAttempt) -> None:
-    with run_under(claim) as slot:
-        slot.explain = _Explain(attempt, slot)
-        slot.outcome = attempt.call()
-
-
-class _Explain:
-    def __init__(self, attempt: HandlerAttempt, slot: Slot) -> None:
-        self.attempt = attempt
-        self.slot = slot
-
-    def __call__(self, error: Exception) -> bool:
-        try:
-            self.slot.outcome = self.attempt.outcome_of_error(error)
-        except Exception as unhandled:
-            if unhandled is error:
-                return False
-            raise
-        return True
 
 
 def exchange_for(

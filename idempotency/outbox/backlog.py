@@ -106,7 +106,7 @@ def purge_sent_once(
     using = using or router.db_for_write(OutboxMessage)
     connection = connections[using]
     with transaction.atomic(using=using, durable=True):
-        sql.backend(using).bound_transaction(using, idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
+        sql.store(using).bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
         due = sent_past_retention(using) if after is None else sent_past_retention(using).filter(sent_at__gte=after)
         due = due.order_by("sent_at", "pk")
         if connection.features.has_select_for_update_skip_locked:

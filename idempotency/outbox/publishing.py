@@ -23,9 +23,9 @@ from django.utils.timezone import is_aware, make_naive
 
 from ..exceptions import MessageReusedError, NoTransactionError
 from ..models import IdempotencyRecord, OutboxMessage, RecordQuerySet
-from ..protocol.claims import Claim
+from ..protocol.claim import Claim
 from ..protocol.context import current_claim
-from ..sql import postgresql_outbox
+from ..sql.postgresql import outbox as postgresql_outbox
 
 CELERY = "idempotency.contrib.celery.send"
 

@@ -150,7 +150,7 @@ def _take(using: str, limit: int, skip: Collection[str]) -> _Batch:
         # If the process dies before the COMMIT, nothing was taken. If it dies after it, the lease runs out. If it
         # freezes before it, the rows stay locked: other relays pass them over, and the database ends the session soon.
         with transaction.atomic(using=using, durable=True):
-            sql.backend(using).bound_transaction(using, idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
+            sql.store(using).bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
             return _take_in_transaction(using, limit, skip)
 
     return sql.retry_lost_races(_MAX_ROUNDS, using, transact)

@@ -17,8 +17,8 @@ from ..operation import Operation, operation_for
 from ..options import OperationPolicy
 from ..outcome import Outcome, outcome_of_result
 from ..scope import scope_of
-from .claims import Claim
-from .execution import acquire_or_wait, run_under
+from .claim import Claim
+from .execution import acquire_or_wait, running
 
 if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
     from typing_extensions import Unpack
@@ -72,10 +72,10 @@ def claim(
     if isinstance(held, Outcome):
         yield Run(None, result_of(held))
         return
-    with run_under(held) as slot:
-        run = Run(held)
+    with running(Claim(held)) as attempt:
+        run = Run(attempt.claim)
         yield run
-        slot.outcome = outcome_of_result(run.result, declared)
+        attempt.outcome = outcome_of_result(run.result, declared)
 
 
 def result_of(outcome: Outcome) -> Any:

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from .claims import Claim
+    from .claim import Claim
 
 #: Set and reset by what runs code under a claim, and by nothing else.
 claim_in_context: Final[ContextVar[Claim | None]] = ContextVar("idempotency_claim", default=None)

@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NoReturn, Protocol
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.dispatch import Signal
 
 from .. import signals, sql
 from ..exceptions import IdempotencyError, InProgressError, LeaseLostError, TransactionBrokenError, UnavailableError
@@ -19,11 +22,15 @@ from ..outcome import Outcome
 from ..policy import Wait
 from ..scope import Scope
 from . import claims
-from .claims import Claim
-from .context import claim_in_context
+from .claim import Claim
+from .context import claim_in_context, current_claim
 from .faults import fault_point
-from .heartbeat import heartbeat
-from .recovery import settle
+from .ownership import Ownership, on_behalf_of
+from .recovery import reconcile
+from .renewal import heartbeat
+from .transactions import unavailable
+
+__all__ = ["Attempt", "Running", "acquire_or_wait", "current_claim", "release_or_park", "run", "running"]
 
 logger = logging.getLogger("idempotency")
 
@@ -32,7 +39,7 @@ FIRST_POLL = 0.02
 SLOWEST_POLL = 0.5
 
 
-def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Claim | Outcome:
+def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Ownership | Outcome:
     """Own the scope or learn the outcome, after whatever waiting and recovery the operation declares.
 
     Raises what ``claims.acquire`` raises.
@@ -42,8 +49,8 @@ def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Cla
     while True:
         try:
             held = claims.acquire(operation, scope, payload)
-            if isinstance(held, Claim) and held.abandoned:
-                outcome = settle(held)
+            if isinstance(held, Ownership) and held.abandoned:
+                outcome = reconcile(held)
                 return held if outcome is None else outcome
             return held
         except InProgressError:
@@ -57,139 +64,231 @@ def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Cla
             pause = min(pause * 2, SLOWEST_POLL)
 
 
+class Attempt(Protocol):
+    """What an entry to the protocol (an HTTP request, a message) runs under a claim."""
+
+    def call(self) -> Outcome | None:
+        """Run the operation. None: nothing of this run is to be kept."""
+
+    def outcome_of_error(self, error: Exception) -> Outcome | None:
+        """What an exception of ``call`` amounts to, asked after the run's writes are rolled back.
+
+        None: nothing is to be kept. Raises ``error`` if it is a crash.
+        """
+
+
+def run(claim: Claim, attempt: Attempt) -> None:
+    """Run an attempt and record its outcome. Raises what ``running`` raises."""
+    with running(claim, attempt.outcome_of_error) as slot:
+        slot.outcome = attempt.call()
+
+
 @dataclass
-class Slot:
-    """Where the code under a claim leaves what is to be recorded. None: nothing of this run is to be kept.
+class Running:
+    """A run under a claim. ``outcome`` is what is to be recorded of it; None: nothing is to be kept."""
 
-    ``explain`` is asked about an exception of the block, after the block's writes are rolled back. True: it is an
-    answer, whose outcome (or None) ``explain`` has left in the slot. False: it is a crash, and is raised on.
-    """
-
+    claim: Claim
     outcome: Outcome | None = None
-    explain: Callable[[Exception], bool] = lambda error: False
+
+
+def _crash(error: Exception) -> Outcome | None:
+    raise error
 
 
 @contextmanager
-def run_under(claim: Claim) -> Iterator[Slot]:
-    """Run the block as the claim's attempt, and record the outcome it leaves in the slot.
+def running(claim: Claim, outcome_of_error: Callable[[Exception], Outcome | None] = _crash) -> Iterator[Running]:
+    """Run the block as the claim's attempt, and record the outcome that it leaves.
 
     With ``transaction=True`` the block is one transaction of the record's database, and the completing update is its
     last statement: business state and outcome are both there or neither is. A block that raises, or leaves no
     outcome, is rolled back and the claim is released. Without, the outcome is recorded right after the block.
 
+    :param outcome_of_error: says what an exception of the block amounts to, after its writes are rolled back: an
+        outcome, None if nothing is to be kept, or it raises if the exception is a crash.
     :raises LeaseLostError: another attempt owns the record; this one's writes are rolled back.
     :raises UnavailableError: the outcome could not be recorded, or COMMIT failed without saying how it ended.
-    :raises TransactionBrokenError: the block swallowed a database error and went on.
+    :raises TransactionBrokenError: the block swallowed a database error and went on, or ended its transaction itself.
     """
+    owned = claim.ownership
+    in_its_way = _in_transaction if owned.operation.transaction else _in_autocommit
     token = claim_in_context.set(claim)
     try:
-        with heartbeat(claim), _in_transaction(claim) if claim.operation.transaction else _in_autocommit(claim) as slot:
+        with heartbeat(owned), in_its_way(claim, outcome_of_error) as slot:
             fault_point("handler.before")
             yield slot
-    except LeaseLostError:
-        signals.send(signals.lease_lost, claim.operation, claim.scope, claim.attempt)
+    except IdempotencyError as error:
+        if isinstance(error, LeaseLostError) and error.raised_by is owned:
+            signals.send(signals.lease_lost, owned.operation, owned.scope, owned.attempt)
         raise
     finally:
         claim_in_context.reset(token)
     if slot.outcome is not None:
         fault_point("complete.committed")
-        signals.send(signals.completed, claim.operation, claim.scope, claim.attempt)
+        signals.send(signals.completed, owned.operation, owned.scope, owned.attempt)
+
+
+class Phase(Enum):
+    """How far the transaction of an attempt has come."""
+
+    OPENING = auto()  # nothing of the operation's own has run
+    RUNNING = auto()  # the operation runs
+    COMPLETING = auto()  # it has left an outcome, which is being recorded
+    COMMITTING = auto()  # COMMIT is sent
+
+
+class End(Enum):
+    """What it means that an attempt's transaction ended with an error."""
+
+    NOT_STARTED = auto()  # the store failed before the operation ran
+    ROLLED_BACK = auto()  # nothing that was written is there
+    REFUSED = auto()  # COMMIT was refused because of another transaction; the same again may succeed
+    UNKNOWN = auto()  # COMMIT was sent and its answer never came
+    COMMITTED = auto()  # all is there; what failed came after it
+    ESCAPED = auto()  # the operation ended the transaction itself, so some of its writes may be there
+
+
+def _end_of(error: Exception, phase: Phase, ended_itself: bool, using: str) -> End:
+    """Say what an error in a phase means for what was written."""
+    store = sql.store(using)
+    of_database = isinstance(error, (DatabaseError, InterfaceError))
+    if ended_itself:
+        return End.ESCAPED
+    if phase is Phase.COMMITTING:
+        if not of_database:
+            return End.COMMITTED  # an on_commit callback failed
+        if not store.commit_was_refused(error):
+            return End.UNKNOWN
+        # An on_commit callback may have raised this, too. All is committed then, and whatever is done to the claim is
+        # fenced: it matches nothing, because the record is completed.
+        return End.REFUSED if store.lost_a_race(error) else End.ROLLED_BACK
+    if phase is Phase.OPENING and of_database:
+        return End.NOT_STARTED
+    return End.ROLLED_BACK
 
 
 @contextmanager
-def _in_transaction(claim: Claim) -> Iterator[Slot]:
-    slot = Slot()
-    begun = committing = undone = False
+def _in_transaction(claim: Claim, outcome_of_error: Callable[[Exception], Outcome | None]) -> Iterator[Running]:
+    owned = claim.ownership
+    using, store = owned.using, sql.store(owned.using)
+    slot, phase, undone = Running(claim), Phase.OPENING, False
+    ended_itself = False
     try:
-        with transaction.atomic(using=claim.using, durable=True):
-            if claim.operation.idle_timeout is not None:
-                # A statement that outlives the lease is one whose attempt will have been taken over.
-                sql.backend(claim.using).bound_transaction(
-                    claim.using, idle=claim.operation.idle_timeout, statement=claim.operation.lease
-                )
-            begun = True
-            yield slot
+        with transaction.atomic(using=using, durable=True), store.watch_transaction() as watch:
+            if owned.operation.idle_timeout is not None:
+                store.bound_transaction(idle=owned.operation.idle_timeout)
+            phase = Phase.RUNNING
+            try:
+                yield slot
+                watch.look()
+            finally:
+                ended_itself = watch.ended
+            if ended_itself:
+                raise _ended_itself(owned)  # so that what is left open rolls back
+            phase = Phase.COMPLETING
             if slot.outcome is None:
-                transaction.set_rollback(True, using=claim.using)
-            elif connections[claim.using].needs_rollback and slot.outcome.status >= 400:
+                transaction.set_rollback(True, using=using)
+            elif connections[using].needs_rollback and slot.outcome.status >= 400:
                 undone = True  # the handler undid its writes to answer with a failure: set_rollback(True), or an error
             else:
-                _complete(claim, slot.outcome)
-                committing = True
-    except Exception as error:
+                _complete(owned, slot.outcome)
+                phase = Phase.COMMITTING
+    except Exception as error:  # noqa: BLE001 - each is either recorded or raised on
         # A BaseException (the worker is told to exit) passes by and releases nothing: a dying process makes no
         # promises, and the lease runs out by itself.
-        if committing and not sql.backend(claim.using).commit_was_refused(error):
-            if not isinstance(error, (DatabaseError, InterfaceError)):
-                raise  # an on_commit callback failed; everything is committed, and the retry replays it
-            # COMMIT was sent and its answer never came: it may have happened. Releasing now could run the operation
-            # twice. The retry reads the record and finds out.
-            logger.exception("COMMIT of operation %r did not say how it ended", claim.operation.name)
+        end = _end_of(error, phase, ended_itself, using)
+        if end is not End.ROLLED_BACK:
+            _raise_for_end(end, error, owned)
+        slot.outcome = _outcome_of_error(error, owned, outcome_of_error)
+        undone = slot.outcome is not None
+    if slot.outcome is None:
+        release_or_park(owned)
+    elif undone:
+        claims.record(owned, slot.outcome)
+
+
+def _raise_for_end(end: End, error: Exception, owned: Ownership) -> NoReturn:
+    """Give the claim up, or not, after a transaction that did not simply roll back, and say how it ended."""
+    if end is End.COMMITTED:
+        raise error  # the retry replays what is committed
+    with on_behalf_of(owned):
+        if end is End.UNKNOWN:
+            # It may have happened. To release now could run the operation twice. The retry reads the record.
+            logger.error("COMMIT of operation %r did not say how it ended", owned.operation.name, exc_info=error)
             raise UnavailableError(
                 "The database did not confirm the commit. Retry with the same Idempotency-Key to learn the outcome.",
                 retry_after=1,
             ) from error
-        if not begun and isinstance(error, (DatabaseError, InterfaceError)):
-            release_or_park(claim)
-            raise UnavailableError(retry_after=1) from error  # the store is gone or busy, and nothing has run
-        if not _explained(claim, slot, error):
-            raise
-        undone = True
-    if slot.outcome is None:
-        release_or_park(claim)
-    elif undone:
-        claims.record(claim, slot.outcome)
+        if end is End.ESCAPED:
+            _park(owned)  # what it has committed by itself is not known, so it must not run again by itself
+            raise _ended_itself(owned) from error
+        release_or_park(owned)
+        raise unavailable(owned.using, error) from error
 
 
 @contextmanager
-def _in_autocommit(claim: Claim) -> Iterator[Slot]:
-    slot = Slot()
+def _in_autocommit(claim: Claim, outcome_of_error: Callable[[Exception], Outcome | None]) -> Iterator[Running]:
+    owned = claim.ownership
+    slot = Running(claim)
     try:
         yield slot
-    except Exception as error:
-        if not _explained(claim, slot, error):
-            raise
+    except Exception as error:  # noqa: BLE001 - each is either recorded or raised on
+        slot.outcome = _outcome_of_error(error, owned, outcome_of_error)
     if slot.outcome is None:
-        release_or_park(claim)
+        release_or_park(owned)
     else:
-        # Dies before this COMMIT, or fails in it: the effect may be there without its outcome. Nothing is given up;
-        # the lease runs out and recovery does what the operation declares.
-        claims.record(claim, slot.outcome)
+        # If the process dies before this COMMIT, or it fails, the effect may be there without its outcome. Nothing is
+        # given up; the lease runs out and recovery does what the operation declares.
+        claims.record(owned, slot.outcome)
 
 
-def _explained(claim: Claim, slot: Slot, error: Exception) -> bool:
-    slot.outcome = None
+def _outcome_of_error(
+    error: Exception, owned: Ownership, outcome_of_error: Callable[[Exception], Outcome | None]
+) -> Outcome | None:
+    """What an exception of the operation amounts to. Where it is a crash, the claim is given up before it goes on.
+
+    An error that this very attempt met (its lease was lost, its store failed) is nobody's answer. One that another
+    claim met, such as a ``claim()`` in the handler, is like any other exception of the handler.
+    """
+    if isinstance(error, IdempotencyError) and error.raised_by is owned:
+        release_or_park(owned)
+        raise error
     try:
-        explained = not isinstance(error, IdempotencyError) and slot.explain(error)
+        return outcome_of_error(error)
     except Exception:  # raised on: only the claim is given up first, whatever the project's handler failed with
-        release_or_park(claim)
+        release_or_park(owned)
         raise
-    if not explained:
-        release_or_park(claim)
-    return explained
 
 
-def _complete(claim: Claim, outcome: Outcome) -> None:
-    """Complete within the block's own transaction."""
-    if connections[claim.using].needs_rollback:
-        raise _broken(claim)
-    try:
-        claims.complete(claim, outcome)
-    except (DatabaseError, InterfaceError) as error:
-        if sql.backend(claim.using).was_broken_before(error):
-            raise _broken(claim) from error
-        raise UnavailableError(retry_after=1) from error
+def _complete(owned: Ownership, outcome: Outcome) -> None:
+    """Complete within the attempt's own transaction."""
+    with on_behalf_of(owned):
+        if connections[owned.using].needs_rollback:
+            raise _broken(owned)
+        try:
+            claims.complete(owned, outcome)
+        except (DatabaseError, InterfaceError) as error:
+            if sql.store(owned.using).was_broken_before(error):
+                raise _broken(owned) from error
+            raise unavailable(owned.using, error) from error
 
 
-def _broken(claim: Claim) -> IdempotencyError:
+def _broken(owned: Ownership) -> TransactionBrokenError:
     return TransactionBrokenError(
-        f"Operation {claim.operation.name!r} returned a response although its transaction had been marked for rollback "
+        f"Operation {owned.operation.name!r} returned a response although its transaction had been marked for rollback "
         f"or broken by a database error, so nothing it wrote could be kept. Let the error propagate, or run the "
         f"statement that may fail in an atomic() of its own."
     )
 
 
-def release_or_park(claim: Claim) -> None:
+def _ended_itself(owned: Ownership) -> TransactionBrokenError:
+    return TransactionBrokenError(
+        f"Operation {owned.operation.name!r} has ended its transaction itself, by a COMMIT or ROLLBACK that went past "
+        f"Django, so its outcome could not be tied to what it wrote. It is parked until somebody has found out what is "
+        f"there. Remove the statement, or declare the operation with transaction=False."
+    )
+
+
+def release_or_park(owned: Ownership) -> None:
     """End an attempt that recorded nothing, as far as its operation lets us say what that means.
 
     In one transaction with the record, or with REEXECUTE declared, another run is safe and may come at once. A PARK
@@ -197,21 +296,28 @@ def release_or_park(claim: Claim) -> None:
     even be on its way still: it keeps its claim, and the reconciler is asked when the lease is over. Never raises:
     what ended the attempt matters more, and a claim that could not be given up is recovered when its lease is over.
     """
-    operation = claim.operation
-    try:  # after a lost lease too: both are fenced, and match nothing then
-        if operation.transaction or operation.recovery is Recovery.REEXECUTE:
-            given_up, signal = claims.release(claim), signals.released
-        elif operation.recovery is Recovery.PARK:
-            given_up, signal = claims.park(claim), signals.parked
-        else:
-            return
-    except (DatabaseError, InterfaceError):
+    operation = owned.operation
+    # Done after a lost lease too: both changes are fenced, and match nothing then.
+    if operation.transaction or operation.recovery is Recovery.REEXECUTE:
+        _give_up(owned, claims.release, signals.released)
+    elif operation.recovery is Recovery.PARK:
+        _park(owned)
+
+
+def _park(owned: Ownership) -> None:
+    _give_up(owned, claims.park, signals.parked)
+
+
+def _give_up(owned: Ownership, change: Callable[[Ownership], bool], signal: Signal) -> None:
+    try:
+        given_up = change(owned)
+    except (DatabaseError, InterfaceError, IdempotencyError):
         logger.warning(
             "Operation %r: attempt %d could not be released; its lease runs out by itself",
-            operation.name,
-            claim.attempt,
+            owned.operation.name,
+            owned.attempt,
             exc_info=True,
         )
         return
     if given_up:
-        signals.send(signal, operation, claim.scope, claim.attempt)
+        signals.send(signal, owned.operation, owned.scope, owned.attempt)

@@ -1,8 +1,8 @@
 """Recovery: what is done about a claim whose process has disappeared, as its operation declares.
 
 A retry that meets such a claim settles it on the spot (``execution.acquire_or_wait``). A sweep settles those that
-nobody retries. Both come through ``settle``. Everything here may be killed anywhere and simply run again: what it has
-changed is fenced, and what it has not is found again.
+nobody retries. Both come through ``reconcile``. Everything here may be killed anywhere and simply run again: what it
+has changed is fenced, and what it has not is found again.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
-from django.db import DatabaseError, InterfaceError
 from django.http.response import HttpResponseBase
 
 from .. import signals
 from ..conf import settings
-from ..exceptions import IdempotencyError, InProgressError, LeaseLostError, OutcomeUnknownError, UnavailableError
+from ..exceptions import IdempotencyError, InProgressError, LeaseLostError, OutcomeUnknownError
 from ..lifecycle import Status
 from ..models import IdempotencyRecord
 from ..outcome import Outcome, outcome_of, outcome_of_result
 from ..policy import Completed, NotExecuted, Unknown
 from . import claims
-from .claims import Claim
 from .faults import fault_point
+from .ownership import Ownership
+from .renewal import renew
+from .transactions import store_errors
 
 logger = logging.getLogger("idempotency")
 
@@ -31,7 +32,7 @@ logger = logging.getLogger("idempotency")
 LONGEST_BACKOFF = 256
 
 
-def settle(claim: Claim) -> Outcome | None:
+def reconcile(owned: Ownership) -> Outcome | None:
     """Ask the operation's reconciler what became of the attempts before this one.
 
     :returns: the outcome, now recorded; or None: it was not executed, and this claim may run it.
@@ -39,49 +40,46 @@ def settle(claim: Claim) -> Outcome | None:
     :raises OutcomeUnknownError: nobody could say often enough, and the record is parked.
     :raises UnavailableError: the finding could not be recorded. It is asked for again when the lease is over.
     """
-    reconcile = claim.operation.reconcile
-    # Dies in here, or before its finding is recorded: the lease runs out, and the next one asks again. Sleeps in here
-    # until another one took over: what it records is fenced on its attempt.
+    # If the process dies in here, or before the finding is recorded, the lease runs out and the next one asks again. If
+    # it sleeps in here until another one took over, what it records is fenced on its attempt.
     fault_point("reconcile.before")
-    finding = _ask(claim)
+    finding = _ask(owned)
     fault_point("reconcile.found")
     if isinstance(finding, NotExecuted):
         # True of the moment it was found. If the reconciler took longer than its lease, another one may have asked
         # since, and run the operation; what runs now must own the record, and has a whole lease for it.
-        if not claims.renew(claim):
+        if not renew(owned):
             raise InProgressError(retry_after=1)
-        claim.abandoned = False
+        owned.abandoned = False
         return None
     if isinstance(finding, Completed):
-        outcome = _outcome_found(finding, claim)
+        outcome = _outcome_found(finding, owned)
         if outcome is not None:
-            _record(claim, outcome)
-            announce_recovery(claim, Status.COMPLETED)
+            _record(owned, outcome)
+            announce_recovery(owned, Status.COMPLETED)
             return outcome
-    try:
-        if claim.attempt >= reconcile.max_attempts:
-            if not claims.park(claim):
+    with store_errors(owned.using):
+        if owned.attempt >= owned.operation.reconcile.max_attempts:
+            if not claims.park(owned):
                 raise InProgressError(retry_after=1)  # this reconciler was slow, and another one took over
-            signals.send(signals.parked, claim.operation, claim.scope, claim.attempt)
-            announce_recovery(claim, Status.PARKED)
+            signals.send(signals.parked, owned.operation, owned.scope, owned.attempt)
+            announce_recovery(owned, Status.PARKED)
             raise OutcomeUnknownError
-        backoff = min(2**claim.attempt, LONGEST_BACKOFF)
-        claims.postpone(claim, timedelta(seconds=backoff))
-    except (DatabaseError, InterfaceError) as error:
-        raise UnavailableError(retry_after=1) from error
+        backoff = min(2**owned.attempt, LONGEST_BACKOFF)
+        claims.postpone(owned, timedelta(seconds=backoff))
     raise InProgressError(retry_after=min(backoff, int(settings.max_retry_after.total_seconds()) or 1))
 
 
-def _record(claim: Claim, outcome: Outcome) -> None:
+def _record(owned: Ownership, outcome: Outcome) -> None:
     try:
-        claims.record(claim, outcome)
+        claims.record(owned, outcome)
     except LeaseLostError as error:
         raise InProgressError(retry_after=1) from error
 
 
-def _ask(claim: Claim) -> Completed | NotExecuted | Unknown:
-    operation = claim.operation
-    found = IdempotencyRecord.objects.using(claim.using).filter(account_id=claim.scope.account_id, pk=claim.record_id)
+def _ask(owned: Ownership) -> Completed | NotExecuted | Unknown:
+    operation = owned.operation
+    found = IdempotencyRecord.objects.using(owned.using).filter(account_id=owned.scope.account_id, pk=owned.record_id)
     try:
         finding: object = operation.reconcile.find_out(found.get())
     except Exception:  # the project's code may raise anything, and then it has said nothing of the outcome
@@ -97,16 +95,16 @@ def _ask(claim: Claim) -> Completed | NotExecuted | Unknown:
     return finding
 
 
-def _outcome_found(finding: Completed, claim: Claim) -> Outcome | None:
+def _outcome_found(finding: Completed, owned: Ownership) -> Outcome | None:
     """None where what the reconciler found can't be recorded: an outcome that can't be replayed is not known."""
     try:
         if isinstance(finding.response, HttpResponseBase):
-            return outcome_of(finding.response, claim.operation)
-        return outcome_of_result(finding.response, claim.operation)
+            return outcome_of(finding.response, owned.operation)
+        return outcome_of_result(finding.response, owned.operation)
     except (IdempotencyError, TypeError):
-        logger.exception("The reconciler of operation %r found what can't be recorded", claim.operation.name)
+        logger.exception("The reconciler of operation %r found what can't be recorded", owned.operation.name)
         return None
 
 
-def announce_recovery(claim: Claim, status: Status) -> None:
-    signals.send(signals.recovered, claim.operation, claim.scope, claim.attempt, status=str(status))
+def announce_recovery(owned: Ownership, status: Status) -> None:
+    signals.send(signals.recovered, owned.operation, owned.scope, owned.attempt, status=str(status))

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, InterfaceError, transaction
 
 from .. import sql
-from ..exceptions import LeaseLostError, UnavailableError
 from ..models import IdempotencyStep
 from ..scope import Scope
 from .faults import fault_point
-
-if TYPE_CHECKING:
-    from .claims import Claim
+from .ownership import Ownership, on_behalf_of
+from .transactions import own_transaction, store_errors
 
 T = TypeVar("T")
 
@@ -27,9 +26,42 @@ MAX_NAME_LENGTH = 255
 JSON_TYPES = (dict, list, tuple, str, int, float, bool, type(None))
 
 
-def run_step(claim: Claim, name: str, call: Callable[[], T]) -> T:
+@dataclass
+class StepLog:
+    """The steps of one attempt."""
+
+    #: The path of the step that is running; empty outside of one.
+    running: str = ""
+    #: The names of those that have ended: their results are kept.
+    ended: set[str] = field(default_factory=set)
+
+
+def run_step(owned: Ownership, log: StepLog, name: str, call: Callable[[], T]) -> T:
     """See ``Claim.step``."""
-    operation = claim.operation
+    _refuse_wrong_use(owned, log, name, call)
+    known = _begin(owned, name)
+    if known is not None:
+        log.ended.add(name)
+        stored: T = json.loads(known)
+        return stored
+    fault_point("step.started")
+    outer, log.running = log.running, f"{log.running}/{name}" if log.running else name
+    try:
+        result = call()
+    finally:
+        log.running = outer
+    text = _as_json(result, owned, name)
+    # If the process dies before this is committed, or the store fails, the step has happened and is not known to have:
+    # the attempt stops, and the next one makes the same call with the same derived key.
+    _keep(owned, name, text)
+    log.ended.add(name)
+    fault_point("step.stored")
+    replayed: T = json.loads(text)  # what a later attempt would get, so that the first one never sees anything else
+    return replayed
+
+
+def _refuse_wrong_use(owned: Ownership, log: StepLog, name: str, call: Callable[[], Any]) -> None:
+    operation = owned.operation
     if operation.transaction:
         raise ImproperlyConfigured(
             f"Operation {operation.name!r} runs in one transaction, so a step could not outlive a crash. Declare it "
@@ -37,64 +69,56 @@ def run_step(claim: Claim, name: str, call: Callable[[], T]) -> T:
         )
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
         raise ValueError(f"A step's name is 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}.")
+    if name in log.ended:
+        raise ValueError(
+            f"Operation {operation.name!r} has run a step named {name!r} in this attempt already, so this one would be "
+            f"skipped. It was not run. Give each step a name of its own, such as {name + '-2'!r}."
+        )
     if (declared := _undeclarable(call)) is not None:
         raise TypeError(
             f"Step {name!r} of operation {operation.name!r} is declared to return {declared.__qualname__}, which is "
             f"not JSON and could not be kept. It was not run. Return its JSON form."
         )
-    try:
-        known = _begin(claim, name)
-    except (DatabaseError, InterfaceError) as error:
-        raise UnavailableError(retry_after=1) from error
-    if known is not None:
-        stored: T = json.loads(known)
-        return stored
-    fault_point("step.started")
-    outer, claim.running_step = claim.running_step, f"{claim.running_step}/{name}" if claim.running_step else name
-    try:
-        result = call()
-    finally:
-        claim.running_step = outer
-    text = _text_of(result, claim, name)
-    try:
-        _store(claim, name, text)
-    except (DatabaseError, InterfaceError) as error:
-        # The step happened and is not known to have: like a crash right here. The caller stops, and the next attempt
-        # makes the same call with the same derived key.
-        raise UnavailableError(retry_after=1) from error
-    fault_point("step.stored")
-    replayed: T = json.loads(text)  # what a later attempt would get, so that the first one never sees anything else
-    return replayed
 
 
-def _begin(claim: Claim, name: str) -> str | None:
+def _begin(owned: Ownership, name: str) -> str | None:
     """Prove ownership, which gives the step a full lease, and look for its result.
 
-    Dies after it: nothing has happened yet. Slept before it while another attempt took over: the fence matches nothing
-    and the step is not run. Slept after it: only the derived key protects the call, for nothing here can stop it.
+    If the process dies after it, nothing has happened yet. If it slept before it until another attempt took over, the
+    fence matches nothing and the step is not run. If it sleeps after it, only the derived key protects the call,
+    because nothing here can stop it any more.
     """
-    with transaction.atomic(using=claim.using):
-        _keep(claim)
-        step = IdempotencyStep.objects.using(claim.using).filter(
-            account_id=claim.scope.account_id, record_id=claim.record_id, name=name
+    with _owned_transaction(owned, name):
+        step = IdempotencyStep.objects.using(owned.using).filter(
+            account_id=owned.scope.account_id, record_id=owned.record_id, name=name
         )
         return step.values_list("result", flat=True).first()
 
 
-def _store(claim: Claim, name: str, text: str) -> None:
+def _keep(owned: Ownership, name: str, text: str) -> None:
     # The fence's row lock is held until COMMIT, so a step is never stored under a record that was taken over: the
     # attempt that took over would run it, and one of two results would be lost.
-    with transaction.atomic(using=claim.using):
-        _keep(claim)
-        IdempotencyStep.objects.using(claim.using).create(
-            account_id=claim.scope.account_id, record_id=claim.record_id, name=name, result=text
+    with _owned_transaction(owned, name):
+        IdempotencyStep.objects.using(owned.using).create(
+            account_id=owned.scope.account_id, record_id=owned.record_id, name=name, result=text
         )
 
 
-def _keep(claim: Claim) -> None:
-    if not sql.backend(claim.using).set_lease(claim.using, claim.fence, claim.operation.lease):
-        claim.lost = True
-        raise LeaseLostError
+@contextmanager
+def _owned_transaction(owned: Ownership, name: str) -> Iterator[None]:
+    """A transaction that begins with the proof that the attempt owns the record."""
+    what = f"Step {name!r} of operation {owned.operation.name!r}"
+    with on_behalf_of(owned), store_errors(owned.using), own_transaction(owned.using, what):
+        prove_ownership(owned)
+        yield
+
+
+def prove_ownership(owned: Ownership) -> None:
+    """:raises LeaseLostError: another attempt owns the record."""
+    lease, ttl = owned.operation.lease, owned.operation.ttl
+    if not sql.store(owned.using).set_lease(owned.fence, lease, ttl=ttl):
+        owned.lost = True
+        owned.ensure()
 
 
 def _undeclarable(call: Callable[[], Any]) -> type | None:
@@ -121,12 +145,12 @@ def _not_json(declared: Any) -> type | None:
         return None  # a protocol that says nothing at run time
 
 
-def _text_of(result: Any, claim: Claim, name: str) -> str:
+def _as_json(result: Any, owned: Ownership, name: str) -> str:
     try:
         return json.dumps(result, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
-            f"Step {name!r} of operation {claim.operation.name!r} must return JSON, so that it can be kept: {error}"
+            f"Step {name!r} of operation {owned.operation.name!r} must return JSON, so that it can be kept: {error}"
         ) from error
 
 

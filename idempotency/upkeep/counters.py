@@ -32,7 +32,7 @@ from .. import signals, sql
 from ..models import IdempotencyCounter
 from ..operation import Operation
 from ..protocol import claims
-from ..sql import postgresql_counters
+from ..sql.postgresql import counters as postgresql_counters
 
 logger = logging.getLogger("idempotency")
 

@@ -242,7 +242,7 @@ def _delete(rows: QuerySet[Any], account_id: str | None = None) -> int:
 
     def transact() -> int:
         with transaction.atomic(using=using, durable=True):
-            sql.backend(using).bound_transaction(using, idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
+            sql.store(using).bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
             skips = connections[using].features.has_select_for_update_skip_locked
             free = rows.select_for_update(skip_locked=True) if skips else rows
             ids = list(free.values_list("pk", flat=True))

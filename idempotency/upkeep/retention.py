@@ -22,7 +22,7 @@ from ..models import IdempotencyRecord, IdempotencyStep, RecordQuerySet
 from ..protocol.claims import alias
 from ..protocol.faults import fault_point
 from ..signals import purged
-from ..sql import postgresql_purge
+from ..sql.postgresql import purge as postgresql_purge
 from .batches import BatchResult, check_batch_size, in_batches
 
 # A batch is one transaction, and so the most that a claim can come to wait for, that a standby has to replay at once,
@@ -84,7 +84,7 @@ def purge_once(
 
     def transact() -> PurgeResult:
         with transaction.atomic(using=using, durable=True):
-            sql.backend(using).bound_transaction(using, idle=_IDLE_TIMEOUT, statement=_STATEMENT_TIMEOUT)
+            sql.store(using).bound_transaction(idle=_IDLE_TIMEOUT, statement=_STATEMENT_TIMEOUT)
             deleted, exhausted, reached = delete(using, statuses, batch_size, after)
             fault_point("purge.selected")
         return PurgeResult(deleted, reached, exhausted=exhausted)

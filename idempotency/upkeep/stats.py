@@ -20,7 +20,7 @@ from django.db.models.functions import Now
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..protocol import claims
-from ..sql import postgresql_size
+from ..sql.postgresql import size as postgresql_size
 from .counters import counters
 
 #: Counting stops here. Ten thousand index entries take milliseconds, and more parked records say nothing more.

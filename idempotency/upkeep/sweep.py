@@ -21,7 +21,7 @@ from ..models import IdempotencyRecord, RecordQuerySet
 from ..operation import Operation, registry
 from ..protocol import claims
 from ..protocol.faults import fault_point
-from ..protocol.recovery import announce_recovery, settle
+from ..protocol.recovery import announce_recovery, reconcile
 from .batches import BatchResult, check_batch_size, in_batches
 
 logger = logging.getLogger("idempotency")
@@ -112,7 +112,7 @@ def _settle_at_once(
     """
     settled: list[tuple[IdempotencyRecord, Status]] = []
     with transaction.atomic(using=using, durable=True):
-        sql.backend(using).bound_transaction(using, idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
+        sql.store(using).bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
         due = abandoned(using).filter(operation__in=sorted(operations))
         if connections[using].features.has_select_for_update_skip_locked:
             due = due.select_for_update(skip_locked=True)  # a locked row is being taken over, renewed or completed
@@ -142,7 +142,7 @@ def _reconcile(using: str, operation: Operation, row: IdempotencyRecord, result:
     if claim is None:
         return  # another sweep or a retry was faster
     try:
-        if settle(claim) is not None:
+        if reconcile(claim) is not None:
             result.completed += 1
         elif claims.release(claim):
             result.recoverable += 1

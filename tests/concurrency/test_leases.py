@@ -15,7 +15,7 @@ from idempotency import claim, current_claim
 from idempotency.exceptions import LeaseLostError, UnavailableError
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import registry
-from idempotency.protocol import claims, heartbeat
+from idempotency.protocol import claims, renewal
 from tests.concurrency.racing import PATIENCE, Gate, abandon, effects, end_lease, in_background, record
 from tests.concurrency.urls import handler
 
@@ -25,7 +25,7 @@ Post = Callable[..., Any]
 
 
 def lease_left() -> float:
-    row = claims.sql.backend("default").read("default", record_scope())
+    row = claims.sql.store("default").read(record_scope())
     assert row is not None
     return row.lease_left
 
@@ -100,7 +100,7 @@ def test_a_renewal_that_can_not_reach_the_store_says_so(post: Post, monkeypatch:
 
     def renew(request: Any) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(claims, "_set_lease", unreachable)
+            patched.setattr(renewal, "_set_lease", unreachable)
             with pytest.raises(UnavailableError):
                 mine().renew()
 
@@ -114,7 +114,7 @@ def test_a_renewal_that_can_not_reach_the_store_says_so(post: Post, monkeypatch:
 def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post: Post) -> None:
     """It runs until the lease has been renewed several times over; a duplicate meets a live claim throughout."""
     renewals = threading.Semaphore(0)
-    set_lease = claims._set_lease
+    set_lease = renewal._set_lease
 
     def counted(held: Any) -> bool:
         renewals.release()
@@ -127,15 +127,15 @@ def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post: Post) 
 
     duplicates: list[Any] = []
     handler.before = wait
-    claims._set_lease = counted  # type: ignore[assignment]
+    renewal._set_lease = counted  # type: ignore[assignment]
     try:
         answer = post("/heartbeat/")
     finally:
-        claims._set_lease = set_lease
+        renewal._set_lease = set_lease
     assert (answer.status_code, answer.json()["attempt"]) == (201, 1)
     assert duplicates[0].status_code == 409
     assert effects() == ["one"]
-    assert not [thread for thread in threading.enumerate() if thread.name == "idempotency-heartbeat"]
+    wait_until(lambda: "idempotency-renewer" not in [thread.name for thread in threading.enumerate()])
 
 
 @pytest.mark.failure_mode(4)
@@ -156,7 +156,7 @@ def test_a_heartbeat_ends_at_its_cap_and_the_claim_is_then_lost(post: Post) -> N
 
 
 def heartbeats() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "idempotency-heartbeat"]
+    return [thread for thread in threading.enumerate() if thread.name == "idempotency-renewer"]
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -178,7 +178,7 @@ def test_a_heartbeat_that_fails_stops_the_work_before_its_next_effect(
     def fail(held: Any) -> bool:
         raise error
 
-    monkeypatch.setattr(heartbeat.claims, "renew", fail)
+    monkeypatch.setattr(renewal, "_set_lease", fail)
 
     def wait_for_the_end(request: Any) -> None:
         wait_until(lambda: mine().lost)
@@ -226,20 +226,6 @@ def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(po
 
 
 # What a frozen worker can hold
-
-
-@pytest.mark.postgres
-def test_a_statement_that_outlives_the_lease_is_ended_by_the_database(post: Post) -> None:
-    def stall(request: Any) -> None:
-        if mine().attempt == 1:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_sleep(600)")
-
-    handler.after = stall
-    assert post("/stalled/").status_code == 500  # as of any statement that fails in a handler
-    assert effects() == []
-    assert post("/stalled/").status_code == 201
-    assert effects() == ["one"]
 
 
 @pytest.mark.failure_mode(2)

@@ -120,14 +120,14 @@ def test_a_worker_that_stalled_before_its_transaction_changes_nothing(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
-    run_under = exchange.run_under
+    run = exchange.run
 
-    def stall(claim: Any) -> Any:
+    def stall(claim: Any, attempt: Any) -> Any:
         if claim.attempt == 1:
             gate.pass_through()
-        return run_under(claim)
+        return run(claim, attempt)
 
-    monkeypatch.setattr(exchange, "run_under", stall)
+    monkeypatch.setattr(exchange, "run", stall)
     with ThreadPoolExecutor() as pool:
         stalled = in_background(pool, post)
         gate.wait_until_reached()
@@ -175,13 +175,13 @@ def test_a_stale_owner_that_fails_does_not_free_the_live_claim(post: Post) -> No
 @pytest.mark.scenario(12)
 def test_a_lost_lease_without_an_outcome_yet_is_in_progress(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stalled worker finds its record claimed by another that has not finished."""
-    run_under = exchange.run_under
+    run = exchange.run
 
-    def taken_over_meanwhile(claim: Any) -> Any:
+    def taken_over_meanwhile(claim: Any, attempt: Any) -> Any:
         IdempotencyRecord.objects.update(attempt=2)
-        return run_under(claim)
+        return run(claim, attempt)
 
-    monkeypatch.setattr(exchange, "run_under", taken_over_meanwhile)
+    monkeypatch.setattr(exchange, "run", taken_over_meanwhile)
     late = post()
 
     assert (late.status_code, late.json()["code"], late["Retry-After"]) == (409, "idempotency_in_progress", "1")

@@ -352,11 +352,11 @@ def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(
 ) -> None:
     """It finds the claim live at least once, for the claimant stops before its transaction."""
     gate, looked = Gate(), Gate()
-    run_under, acquire = exchange.run_under, claims.acquire
+    run, acquire = exchange.run, claims.acquire
 
-    def stall(claim: Any) -> Any:
+    def stall(claim: Any, attempt: Any) -> Any:
         gate.pass_through()
-        return run_under(claim)
+        return run(claim, attempt)
 
     def look(*args: Any) -> Any:
         try:
@@ -365,7 +365,7 @@ def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(
             looked._reached.set()
             raise
 
-    monkeypatch.setattr(exchange, "run_under", stall)
+    monkeypatch.setattr(exchange, "run", stall)
     monkeypatch.setattr(claims, "acquire", look)
     with ThreadPoolExecutor() as pool:
         first = in_background(pool, post)

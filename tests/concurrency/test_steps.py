@@ -71,7 +71,7 @@ def test_a_lost_lease_stops_a_step_before_it_runs_and_keeps_nothing_of_one_that_
 
         with pytest.raises(LeaseLostError):
             mine().step("inside", overtaken_inside)
-        mine().lost = False  # as it would be in a process that has not noticed
+        mine().ownership.lost = False  # as it would be in a process that has not noticed
         with pytest.raises(LeaseLostError):
             mine().step("before", lambda: ran.append("before"))
         mine().step("known", lambda: ran.append("known"))
@@ -186,16 +186,21 @@ def test_calls_are_named_alike_by_each_attempt_and_those_of_a_step_by_themselves
     ]
 
 
-@pytest.mark.parametrize("statement", ["_begin", "_store"])
+@pytest.mark.parametrize("reached", [0, 1], ids=["before it runs", "after it ran"])
 def test_a_step_whose_store_is_out_of_reach_stops_the_work(
-    post: Post, statement: str, monkeypatch: pytest.MonkeyPatch
+    post: Post, reached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from idempotency.protocol import steps
 
-    def unreachable(*args: Any) -> Any:
-        raise OperationalError("no route")
+    proofs: list[Any] = []
+    prove_ownership = steps.prove_ownership
 
-    monkeypatch.setattr(steps, statement, unreachable)
+    def unreachable(owned: Any) -> None:
+        if len(proofs) == reached:
+            raise OperationalError("no route")
+        proofs.append(prove_ownership(owned))
+
+    monkeypatch.setattr(steps, "prove_ownership", unreachable)
     handler.before = lambda request: mine().step("x", lambda: 1)
     assert post("/again/").status_code == 503
     assert effects() == []
@@ -215,7 +220,7 @@ def test_a_new_request_that_lost_its_claim_leaves_the_steps_alone(post: Post, mo
     handler.before = lambda request: mine().step("x", lambda: 1)
     post("/again/")
     IdempotencyRecord.objects.update(expires_at="2000-01-01T00:00Z")
-    monkeypatch.setattr(claims.sql.backend("default"), "start_over", lambda *args, **kwargs: False)
+    monkeypatch.setattr(claims.sql.store("default"), "start_over", lambda *args, **kwargs: False)
     assert post("/again/", label="two").status_code == 409
     assert IdempotencyStep.objects.count() == 1
 

@@ -82,6 +82,5 @@ urlpatterns = [
     path("heartbeat-inside/", declared("race.beating_inside", lease=BRIEF, heartbeat=10 * BRIEF)),
     path("capped/", declared("race.capped", transaction=False, recovery=REEXECUTE, lease=BRIEF, heartbeat=BRIEF)),
     path("bounded/", declared("race.bounded", idle_timeout=timedelta(milliseconds=200))),
-    path("stalled/", declared("race.stalled", idle_timeout=timedelta(seconds=30), lease=BRIEF)),
     path("again/", declared("race.again", transaction=False, recovery=REEXECUTE)),
 ]

@@ -16,7 +16,8 @@ from django.db import transaction
 from idempotency import lifecycle
 from idempotency.lifecycle import Decision, Recovery, Status
 from idempotency.protocol import claims, execution, recovery, steps
-from idempotency.sql import postgresql
+from idempotency.protocol.claim import Claim
+from idempotency.sql.postgresql import claims as statements
 from idempotency.upkeep import sweep
 
 FENCED = ("COMPLETE", "RELEASE", "SET_LEASE", "PARK")
@@ -24,10 +25,10 @@ FENCED = ("COMPLETE", "RELEASE", "SET_LEASE", "PARK")
 
 def _rewrite(names: tuple[str, ...], old: str, new: str) -> None:
     for name in names:
-        statement = getattr(postgresql, name)
+        statement = getattr(statements, name)
         if old not in statement:
             raise LookupError(f"postgresql.{name} has no {old!r} for a mutation to break")
-        setattr(postgresql, name, statement.replace(old, new))
+        setattr(statements, name, statement.replace(old, new))
 
 
 def _replace(owner: Any, name: str, replacement: Any) -> None:
@@ -45,12 +46,12 @@ def completion_on_its_own() -> None:
     """The outcome is recorded in a transaction after the business transaction."""
 
     @contextmanager
-    def in_transaction(claim: claims.Claim) -> Iterator[execution.Slot]:
-        slot = execution.Slot()
+    def in_transaction(claim: Claim, outcome_of_error: Any) -> Iterator[execution.Running]:
+        slot = execution.Running(claim)
         with transaction.atomic(using=claim.using, durable=True):
             yield slot
         assert slot.outcome is not None
-        claims.record(claim, slot.outcome)
+        claims.record(claim.ownership, slot.outcome)
 
     _replace(execution, "_in_transaction", in_transaction)
 
@@ -58,13 +59,13 @@ def completion_on_its_own() -> None:
 def release_unfenced() -> None:
     """An error path gives up whatever it finds."""
     _rewrite(("RELEASE",), "AND attempt = %s", "AND attempt > -%s")
-    _rewrite(("RELEASE",), "AND status = 'in_progress'", "")
+    _rewrite(("RELEASE",), "AND status || '' = 'in_progress'", "")
 
 
 def clock_of_the_application() -> None:
     """Leases are judged by the clock of whoever asks."""
-    statements = tuple(name for name in vars(postgresql) if "statement_timestamp()" in str(getattr(postgresql, name)))
-    _rewrite(statements, "statement_timestamp()", f"to_timestamp({time.time()})")
+    changed = tuple(name for name in vars(statements) if "statement_timestamp()" in str(getattr(statements, name)))
+    _rewrite(changed, "statement_timestamp()", f"to_timestamp({time.time()})")
 
 
 def park_runs_again() -> None:
@@ -75,7 +76,7 @@ def park_runs_again() -> None:
 
 def step_unfenced() -> None:
     """A step runs without proof that its attempt still owns the record."""
-    _replace(steps, "_keep", lambda claim: None)
+    _replace(steps, "prove_ownership", lambda owned: None)
 
 
 def take_over_of_the_living() -> None:

@@ -16,7 +16,8 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outcome import Outcome
 from idempotency.protocol import claims
-from idempotency.protocol.claims import Claim
+from idempotency.protocol.ownership import Ownership
+from idempotency.protocol.renewal import renew
 from idempotency.scope import Scope
 from idempotency.upkeep.retention import purge_once
 from idempotency.upkeep.stats import stats
@@ -41,15 +42,15 @@ def row() -> tuple[int, str, int]:
 @pytest.mark.failure_mode(7, 8)
 def test_an_attempt_whose_record_was_purged_and_made_anew_can_neither_end_nor_free_it() -> None:
     """The attempts of both are number 1: the row's id is what tells them apart."""
-    late: Claim = acquire()
+    late: Ownership = acquire()
     IdempotencyRecord.objects.all().delete()
-    owner: Claim = acquire()
+    owner: Ownership = acquire()
     assert (late.attempt, owner.attempt) == (1, 1)
     with pytest.raises(LeaseLostError):
         claims.record(late, OUTCOME)
     assert not claims.release(late)
     assert not claims.park(late)
-    assert not claims.renew(late)
+    assert not renew(late)
     assert row() == (owner.record_id, Status.IN_PROGRESS, 1)
     claims.record(owner, OUTCOME)
     assert not claims.release(late)
@@ -80,10 +81,10 @@ def test_nothing_about_a_record_is_read_from_a_replica() -> None:
     with override_settings(DATABASE_ROUTERS=[LaggingReplica()]):
         with pytest.raises(ConnectionDoesNotExist):
             IdempotencyRecord.objects.count()
-        claim: Claim = acquire()
+        claim: Ownership = acquire()
         with pytest.raises(InProgressError):
             acquire()
-        claim.renew()
+        renew(claim)
         claims.record(claim, OUTCOME)
         assert acquire().status == 201
         assert recover_once().touched == 0

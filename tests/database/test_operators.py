@@ -23,7 +23,8 @@ from idempotency.models import IdempotencyRecord
 from idempotency.outcome import Outcome, response_of
 from idempotency.policy import PARK, REEXECUTE, Unknown
 from idempotency.protocol import claims
-from idempotency.protocol.claims import Claim
+from idempotency.protocol.ownership import Ownership
+from idempotency.protocol.renewal import renew
 from idempotency.scope import Scope
 from idempotency.upkeep import resolutions
 from idempotency.upkeep.resolutions import ResolutionRefusedError, mark_not_executed, record_outcome, release
@@ -68,7 +69,7 @@ def test_what_did_not_happen_runs_at_the_next_retry() -> None:
     mark_not_executed(seen, by="ops")
     assert state(seen) == ("recoverable", 1)
     claim = acquire()
-    assert isinstance(claim, Claim)
+    assert isinstance(claim, Ownership)
     assert claim.attempt == 2
 
 
@@ -157,12 +158,12 @@ def test_a_failed_record_is_released_as_it_is() -> None:
     assert state(seen) == ("recoverable", 1)
 
 
-def assert_powerless(owner: Claim) -> None:
+def assert_powerless(owner: Ownership) -> None:
     with pytest.raises(LeaseLostError), transaction.atomic():
         claims.complete(owner, Outcome(201, (), "{}"))
     assert not claims.release(owner)
     assert not claims.park(owner)
-    assert not claims.renew(owner)
+    assert not renew(owner)
 
 
 @pytest.mark.parametrize("operation", [in_transaction, again])

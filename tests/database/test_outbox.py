@@ -82,7 +82,7 @@ def test_an_attempt_that_knows_that_it_lost_its_lease_is_stopped() -> None:
     def lose() -> None:
         held = current_claim()
         assert held is not None
-        held.lost = True
+        held.ownership.lost = True
         publish("orders.placed", sender=SENDER)
 
     with pytest.raises(LeaseLostError):

@@ -122,9 +122,9 @@ def test_a_record_in_another_database_decides_nothing_about_messages(attempts: i
     def elsewhere() -> None:
         held = current_claim()
         assert held is not None
-        here, held.using = held.using, "elsewhere"
+        here, held.ownership.using = held.using, "elsewhere"
         send(using=here)
-        held.using = here
+        held.ownership.using = here
 
     run(outside, elsewhere, cut_off=attempts == 2)
     IdempotencyRecord.objects.exclude(status="in_progress").delete()

@@ -21,9 +21,9 @@ from idempotency.models import IdempotencyRecord
 from idempotency.operation import Operation
 from idempotency.outcome import Outcome
 from idempotency.protocol import claims
-from idempotency.protocol.claims import Claim
+from idempotency.protocol.ownership import Ownership
+from idempotency.scope import Scope
 from idempotency.signals import purged
-from idempotency.sql import Scope
 from tests.commands import run_command
 from tests.records import HOUR, make_records, remaining
 
@@ -238,7 +238,7 @@ def test_purge_under_load() -> None:
         try:
             for number, key in enumerate(of_one):
                 claim = claims.acquire(purged_under_load, scope(key), payload)
-                assert isinstance(claim, Claim), f"{key} was answered from a record past retention"
+                assert isinstance(claim, Ownership), f"{key} was answered from a record past retention"
                 if number % 4 < 2:
                     with transaction.atomic(durable=True):
                         claims.complete(claim, Outcome(201, (), "{}", None))

@@ -20,7 +20,9 @@ from idempotency.operation import registry
 from idempotency.outcome import Outcome
 from idempotency.policy import PARK
 from idempotency.protocol import claims
-from idempotency.protocol.execution import acquire_or_wait, run_under
+from idempotency.protocol.claim import Claim
+from idempotency.protocol.execution import acquire_or_wait, running
+from idempotency.protocol.ownership import Ownership
 from idempotency.scope import Scope
 from idempotency.upkeep import resolutions
 from idempotency.upkeep.retention import purge_once
@@ -82,8 +84,8 @@ def acquire(operation: Operation = plain, payload: Payload = PAYLOAD) -> Any:
     return acquire_or_wait(operation, scope(operation), payload)
 
 
-def complete(held: claims.Claim) -> None:
-    with run_under(held) as slot:
+def complete(held: Ownership) -> None:
+    with running(Claim(held)) as slot:
         slot.outcome = Outcome(201, (), "{}")
 
 
@@ -132,7 +134,7 @@ def test_another_payload_is_a_reused_key(receiver: Receiver) -> None:
 def test_a_run_that_failed_is_released_or_parked(
     receiver: Receiver, operation: Operation, name: str, left: Status
 ) -> None:
-    with pytest.raises(ZeroDivisionError), run_under(acquire(operation)):
+    with pytest.raises(ZeroDivisionError), running(Claim(acquire(operation))):
         _ = 1 / 0
     assert receiver.sent[1:] == [sent(name, operation)]
     assert status() == left

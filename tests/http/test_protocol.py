@@ -66,7 +66,7 @@ def test_a_retry_after_the_retention_is_a_new_request(
     assert effects() == 2
     renewed = IdempotencyRecord.objects.get()
     assert renewed.status == Status.COMPLETED
-    assert renewed.expires_at - renewed.created_at == timedelta(days=3)
+    assert renewed.expires_at - renewed.completed_at == timedelta(days=3)
     assert abs(renewed.created_at - timezone.now()) < timedelta(minutes=5)
     # The new request has a retention of its own.
     replay = alice.post(data=payload, key="k")
@@ -109,7 +109,9 @@ def test_the_operations_own_ttl_decides(alice: Caller, serve: Serve, settings: A
     )
     alice.post(key="k")
     alice.post("/own/", key="k")
-    retention = {record.operation: record.expires_at - record.created_at for record in IdempotencyRecord.objects.all()}
+    retention = {
+        record.operation: record.expires_at - record.completed_at for record in IdempotencyRecord.objects.all()
+    }
     assert retention == {"tests.default": timedelta(hours=2), "tests.own": timedelta(hours=5)}
 
 

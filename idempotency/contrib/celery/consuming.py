@@ -30,8 +30,9 @@ from ...options import OperationPolicy
 from ...outcome import Outcome, outcome_of_result
 from ...protocol import claims
 from ...protocol.block import result_of
-from ...protocol.claims import Claim
-from ...protocol.execution import acquire_or_wait, run_under
+from ...protocol.claim import Claim
+from ...protocol.execution import acquire_or_wait, running
+from ...protocol.ownership import Ownership
 from ...scope import scope_of
 from .deliveries import Delivery
 from .policy import ATTRIBUTE, TaskPolicy, policy_of
@@ -151,21 +152,23 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     request.idempotency_attempt = held.attempt  # for the dead letter, should it come to that
     delivery.log(logging.INFO, f"runs as attempt {held.attempt}")
     try:
-        with run_under(held) as slot:
+        with running(Claim(held)) as attempt:
             result = policy.function(*args, **kwargs)
-            slot.outcome = outcome = outcome_of_result(result, policy.operation)
+            attempt.outcome = outcome = outcome_of_result(result, policy.operation)
     except (LeaseLostError, UnavailableError) as error:
+        if error.raised_by is not held:
+            raise  # another claim's, within the function: an exception of the function like any other
         # Another attempt has won, or nobody knows whether this one committed: the message finds out.
         delivery.wait(error, ended=1)
     return result_of(outcome)  # as JSON gives it, which is what every further delivery gets
 
 
-def _give_back(claim: Claim) -> None:
+def _give_back(owned: Ownership) -> None:
     """Release a claim under which nothing has run, whatever its operation declares of those that have."""
     try:
-        released = claims.release(claim)
+        released = claims.release(owned)
     except (DatabaseError, InterfaceError):
-        logger.warning("Operation %r: a claim could not be released", claim.operation.name, exc_info=True)
+        logger.warning("Operation %r: a claim could not be released", owned.operation.name, exc_info=True)
         return
     if released:
-        signals.send(signals.released, claim.operation, claim.scope, claim.attempt)
+        signals.send(signals.released, owned.operation, owned.scope, owned.attempt)

@@ -76,8 +76,9 @@ def test_a_commit_that_the_server_refused_is_released_at_once(post: Post, sqlsta
         raise OperationalError("refused") from errors.lookup(sqlstate)("refused")
 
     with business_commit(refuse):
-        assert post().status_code == 500
+        answer = post()
 
+    assert (answer.status_code, code_of(answer), answer["Retry-After"]) == (503, "idempotency_unavailable", "1")
     assert (effects(), record().status) == ([], "recoverable")
     assert post().status_code == 201
     assert effects() == ["one"]

@@ -102,11 +102,11 @@ def test_an_unreachable_store_is_503_and_nothing_runs(post: Post, monkeypatch: p
 
 
 def test_a_store_without_its_table_is_503_and_nothing_runs(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    from idempotency.sql import postgresql
+    from idempotency.sql.postgresql import claims as statements
 
     monkeypatch.setattr(IdempotencyRecord._meta, "db_table", "no_such_table")
     monkeypatch.setattr(
-        postgresql, "INSERT_FAST_CLAIM", postgresql.INSERT_FAST_CLAIM.replace("idempotency_record", "no_such_table")
+        statements, "INSERT_FAST_CLAIM", statements.INSERT_FAST_CLAIM.replace("idempotency_record", "no_such_table")
     )
     assert post().status_code == 503
     assert handler.attempts == []
@@ -137,7 +137,7 @@ def test_a_store_that_is_busy_when_the_business_transaction_begins_is_503_and_no
     def busy(*args: Any, **kwargs: Any) -> None:
         raise OperationalError("database is locked")
 
-    monkeypatch.setattr(claims.sql.backend("default"), "bound_transaction", busy)
+    monkeypatch.setattr(claims.sql.store("default"), "bound_transaction", busy)
     answer = post("/bounded/")
     assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
     assert (handler.attempts, record().status) == ([], "recoverable")
@@ -195,8 +195,8 @@ def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_a
     post("/park/")
     abandon()
     end_lease()
-    backend = claims.sql.backend("default")
-    park_abandoned = backend.park_abandoned
+    store = claims.sql.store("default")
+    park_abandoned = store.park_abandoned
     parked: list[str] = []
 
     def parked_meanwhile(*args: Any) -> bool:
@@ -207,18 +207,18 @@ def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_a
         parked.append(arguments["idempotency_key"])
 
     signals.parked.connect(note)
-    monkeypatch.setattr(backend, "park_abandoned", parked_meanwhile)
+    monkeypatch.setattr(store, "park_abandoned", parked_meanwhile)
     assert code_of(post("/park/")) == "idempotency_outcome_unknown"
     signals.parked.disconnect(note)
     assert (record().status, parked) == ("parked", [])
 
 
 def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = claims.sql.backend("default")
+    store = claims.sql.store("default")
 
     def lose(request: Any) -> None:
         IdempotencyRecord.objects.update(attempt=2)
-        monkeypatch.setattr(backend, "read", unreachable)
+        monkeypatch.setattr(store, "read", unreachable)
 
     def unreachable(*args: Any) -> Any:
         raise OperationalError("no route")
@@ -233,14 +233,14 @@ def test_a_record_purged_between_the_lost_insert_and_the_read_is_claimed_anew(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     post()
-    backend = claims.sql.backend("default")
-    read = backend.read
+    store = claims.sql.store("default")
+    read = store.read
 
-    def purged_meanwhile(using: str, scope: Any) -> Any:
+    def purged_meanwhile(scope: Any) -> Any:
         IdempotencyRecord.objects.all().delete()
-        return read(using, scope)
+        return read(scope)
 
-    monkeypatch.setattr(backend, "read", purged_meanwhile)
+    monkeypatch.setattr(store, "read", purged_meanwhile)
     assert post().status_code == 201
     assert handler.attempts == [1, 1]
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from django.db import connections
 
-from ..lifecycle import Status
+from ...lifecycle import Status
 
 # Losing a batch in a crash of the server is harmless, since the next run deletes it again, and a claim that took a
 # purged key's place is later in the same log: it can't survive without the deletion. So COMMIT needn't wait for disk.

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import connections
 
-from ..models import OutboxMessage
+from ...models import OutboxMessage
 
 # A message that is there already is no error: an error would end the caller's transaction, and an attempt that comes
 # after one that was cut off meets its own messages as a matter of course.

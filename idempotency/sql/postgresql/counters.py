@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from django.db import connections
 
-from .postgresql import BOUND_WAITING, STATEMENT_TIMEOUT, WITHOUT_DISK
+from .claims import BOUND_WAITING, STATEMENT_TIMEOUT, WITHOUT_DISK
 
 # Another process adds to the same rows in milliseconds, unless it is frozen between its statement and its COMMIT. A
 # server that crashes forgets what it had not yet written, which statistics can bear, so COMMIT needn't wait for disk.

@@ -1,0 +1,197 @@
+"""SQLite, and any database behind Django's ORM: the same compare-and-sets, with the database's clock through ``Now()``.
+
+The claim is an insert that a unique constraint refuses. Not INSERT IGNORE: on MySQL it truncates an over-long key,
+even in strict mode, and so makes two keys one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from django.db import IntegrityError, OperationalError, ProgrammingError
+from django.db.models import DateTimeField, ExpressionWrapper, F, Q, QuerySet, Value
+from django.db.models.functions import Greatest, Now
+
+from ...lifecycle import Status
+from ...models import IdempotencyRecord
+from ...outcome import Outcome
+from ...scope import Scope
+from ..store import Fence, Row, Store
+from ..watch import TransactionWatch
+
+#: InnoDB's errors for a deadlock, a lock wait that timed out, and a duplicate key, as the driver gives them.
+MYSQL_DEADLOCK = 1213
+MYSQL_LOCK_WAIT_TIMEOUT = 1205
+MYSQL_DUPLICATE_KEY = 1062
+
+
+class PortableStore(Store):
+    def insert_claim(
+        self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
+    ) -> int | None:
+        record = IdempotencyRecord.objects.using(self.using).create(
+            account_id=scope.account_id,
+            operation=scope.operation,
+            idempotency_key=scope.idempotency_key,
+            request_hash=request_hash,
+            status=Status.IN_PROGRESS,
+            lease_expires_at=_from_now(lease),
+            expires_at=_from_now(ttl),
+        )
+        return record.pk
+
+    def read(self, scope: Scope) -> Row | None:
+        record = self._records(scope).annotate(now=ExpressionWrapper(Now(), DateTimeField())).values().first()
+        if record is None:
+            return None
+        now, lease_expires_at = record["now"], record["lease_expires_at"]
+        status = Status(record["status"])
+        return Row(
+            id=record["id"],
+            attempt=record["attempt"],
+            status=status,
+            request_hash=record["request_hash"],
+            lease_left=0.0 if lease_expires_at is None else (lease_expires_at - now).total_seconds(),
+            retention_over=record["expires_at"] <= now,
+            outcome=Outcome.stored(
+                record["response_status"],
+                record["response_headers"],
+                record["response_body"],
+                record["response_reference"],
+            )
+            if status is Status.COMPLETED
+            else None,
+        )
+
+    def take_over(self, scope: Scope, row: Row, *, lease: timedelta, ttl: timedelta) -> bool:
+        claimable = Q(status=Status.RECOVERABLE) | Q(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
+        return _changed_one(
+            self._observed(scope, row).filter(claimable),
+            status=Status.IN_PROGRESS,
+            attempt=F("attempt") + 1,
+            lease_expires_at=_from_now(lease),
+            expires_at=_kept(ttl),
+        )
+
+    def start_over(self, scope: Scope, row: Row, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
+        live = Q(status=Status.IN_PROGRESS, lease_expires_at__gt=Now())
+        return _changed_one(
+            self._observed(scope, row).filter(~live, expires_at__lte=Now()),
+            status=Status.IN_PROGRESS,
+            attempt=F("attempt") + 1,
+            request_hash=request_hash,
+            lease_expires_at=_from_now(lease),
+            expires_at=_from_now(ttl),
+            created_at=Now(),
+            completed_at=None,
+            response_status=None,
+            response_headers=None,
+            response_body=None,
+            response_reference=None,
+        )
+
+    def park_abandoned(self, scope: Scope, row: Row) -> bool:
+        abandoned = self._observed(scope, row).filter(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
+        return _changed_one(abandoned, status=Status.PARKED, lease_expires_at=None)
+
+    def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta) -> bool:
+        return _changed_one(
+            self._fenced(fence),
+            status=Status.COMPLETED,
+            completed_at=Now(),
+            lease_expires_at=None,
+            expires_at=_kept(ttl),
+            response_status=outcome.status,
+            response_headers=outcome.headers,
+            response_body=outcome.body,
+            response_reference=outcome.reference,
+        )
+
+    def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
+        return _changed_one(self._fenced(fence), lease_expires_at=_from_now(duration), expires_at=_kept(ttl))
+
+    def release(self, fence: Fence) -> bool:
+        return _changed_one(self._fenced(fence), status=Status.RECOVERABLE, lease_expires_at=None)
+
+    def park(self, fence: Fence) -> bool:
+        return _changed_one(self._fenced(fence), status=Status.PARKED, lease_expires_at=None)
+
+    def bound_transaction(self, *, idle: timedelta, statement: timedelta | None = None) -> None:
+        """SQLite's processes share a machine, and MySQL has no such bounds for one transaction."""
+
+    @contextmanager
+    def watch_transaction(self) -> Iterator[TransactionWatch]:
+        yield TransactionWatch(lambda: True)  # the driver doesn't say
+
+    def lost_a_race(self, error: BaseException) -> bool:
+        return error.args[:1] == (MYSQL_DEADLOCK,)
+
+    def timed_out_waiting(self, error: BaseException) -> bool:
+        return error.args[:1] == (MYSQL_LOCK_WAIT_TIMEOUT,)
+
+    def was_broken_before(self, error: BaseException) -> bool:
+        return False  # a statement that fails undoes itself only, and the transaction goes on
+
+    def commit_was_refused(self, error: BaseException) -> bool:
+        return isinstance(error, IntegrityError)  # a deferred constraint; anything else may hide a commit
+
+    def is_permanent(self, error: BaseException) -> bool:
+        return isinstance(error, ProgrammingError)
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return error.args[:1] == (MYSQL_DUPLICATE_KEY,)
+
+    def _records(self, scope: Scope) -> QuerySet[IdempotencyRecord]:
+        return IdempotencyRecord.objects.using(self.using).filter(
+            account_id=scope.account_id, operation=scope.operation, idempotency_key=scope.idempotency_key
+        )
+
+    def _observed(self, scope: Scope, row: Row) -> QuerySet[IdempotencyRecord]:
+        return self._records(scope).filter(id=row.id, attempt=row.attempt, request_hash=row.request_hash)
+
+    def _fenced(self, fence: Fence) -> QuerySet[IdempotencyRecord]:
+        return self._records(fence.scope).filter(
+            id=fence.id, attempt=fence.attempt, request_hash=fence.request_hash, status=Status.IN_PROGRESS
+        )
+
+
+class SQLiteStore(PortableStore):
+    """SQLite: one writer at a time, and errors that have no codes on every supported Python."""
+
+    has_one_writer = True
+
+    @contextmanager
+    def watch_transaction(self) -> Iterator[TransactionWatch]:
+        watch = TransactionWatch(self._is_open)
+        with self.connection.execute_wrapper(watch):
+            yield watch
+
+    def is_permanent(self, error: BaseException) -> bool:
+        text = str(error)
+        schema = text.startswith("no such ") or "has no column named" in text
+        return schema if isinstance(error, OperationalError) else text.startswith("NOT NULL constraint failed")
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return str(error).startswith("UNIQUE constraint failed")
+
+    def _is_open(self) -> bool:
+        connection = self.connection.connection
+        return connection is None or connection.in_transaction
+
+
+def _from_now(duration: timedelta) -> ExpressionWrapper[Any]:
+    return ExpressionWrapper(Now() + Value(duration), output_field=DateTimeField())
+
+
+def _kept(ttl: timedelta) -> Greatest:
+    """The end of a retention that begins anew. One that ends later, by an earlier setting, stays."""
+    return Greatest(F("expires_at"), _from_now(ttl))
+
+
+def _changed_one(rows: QuerySet[IdempotencyRecord], **changes: Any) -> bool:
+    # Every one of these changes the status, the attempt or a time, so a database that counts changed rows instead of
+    # matched ones (MySQL) counts the same.
+    return rows.update(**changes) == 1
