@@ -1,4 +1,4 @@
-"""The files around the code agree with each other: workflows and ``.ci/run``, the versions that are declared, the hooks."""
+"""The files around the code agree: workflows with ``.ci/run``, classifiers with tox, and hooks with both."""
 
 from __future__ import annotations
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
+import pkgutil
 import re
 import shlex
 from dataclasses import fields
 from datetime import timedelta
 
 import pytest
+from django.contrib.auth.models import Permission
 from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
 from django.dispatch import Signal
@@ -23,7 +24,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.options import OPTIONS, SETTINGS
 from idempotency.policy import DEFAULT_MAX_ATTEMPTS
 from idempotency.protocol.recovery import LONGEST_BACKOFF
-from idempotency.upkeep.stats import Kind, Stats
+from idempotency.upkeep.stats import Precision, Stats
 from testproject.demo.acts import ORDERS, PAYOUTS, Act
 from testproject.provider.faults import FAULTS
 from tests.docs.pages import PAGES, ROOT, blocks, code, each_page, section, table, text_of
@@ -45,7 +46,7 @@ def test_every_number_of_the_statistics_is_listed() -> None:
     listed = [name for row in table(section(page, "The numbers")) for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(listed) == sorted(field.name for field in fields(Stats))
     kinds = [code(row[0]) for row in table(section(page, "How far a number can be trusted"))]
-    assert kinds == [str(kind) for kind in Kind]
+    assert kinds == [str(kind) for kind in Precision]
 
 
 @each_page()
@@ -119,15 +120,28 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert [error.__name__ for error in errors() if f".. autoexception:: {error.__name__}\n" not in reference] == []
 
 
-def test_every_name_in_the_reference_exists() -> None:
+def test_every_documented_object_exists() -> None:
     names = re.findall(r"\.\. auto(?:function|class):: (idempotency[\w.]*)", text_of("reference/api.md"))
     assert len(names) >= 40
     assert [name for name in names if not _exists(name)] == []
 
 
+@pytest.mark.django_db
+@each_page()
+def test_every_dotted_name_exists(name: str) -> None:
+    names = set(re.findall(r"`(idempotency(?:\.\w+)+)", text_of(name)))
+    permissions = {f"idempotency.{codename}" for codename in Permission.objects.values_list("codename", flat=True)}
+    checks_and_logs = {each for each in names if re.search(r"\.[EW]\d{3}$", each)} | {"idempotency.audit"}
+    assert [each for each in names - checks_and_logs - permissions if not _exists(each)] == []
+
+
 def _exists(name: str) -> bool:
-    module, _, member = name.rpartition(".")
-    return hasattr(importlib.import_module(module), member)
+    """Whether it is a module, or can be reached from one by its attributes."""
+    try:
+        pkgutil.resolve_name(name)
+    except (AttributeError, ImportError):
+        return False
+    return True
 
 
 def test_every_system_check_is_listed() -> None:
