@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 
+from testproject.harness.processes import answers
 from testproject.provider import Effect, effects_by_key, read_ledger, running_provider
 from testproject.provider.client import PayoutRefusedError, ProviderFailedError, find, pay
 from testproject.provider.ledger import Ledger
@@ -163,9 +163,4 @@ class TestProvider:
         assert owner.returncode == -signal.SIGKILL
         port = urlsplit(owner.stdout.strip()).port
         assert port is not None
-        assert eventually(lambda: not listens(port))
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        assert eventually(lambda: not answers(("127.0.0.1", port)))

@@ -104,7 +104,7 @@ class Strikes:
                         break
 
     def each(self, place: str) -> Callable[[], None]:
-        """For a place that knows of no message: what counts is the how manieth time this process passes it."""
+        """For a place that knows of no message: the process's passes are numbered in place of messages."""
         passes = itertools.count(1)
         return lambda: self.at(place, place, next(passes))
 

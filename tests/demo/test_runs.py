@@ -4,39 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from django.conf import settings
-from django.db import connection
 
+from testproject.harness.processes import answers
 from testproject.harness.redis import RedisMissingError, find_redis
+from tests.harness.world import own_database
 
 
 @pytest.fixture
-def database(django_db_blocker: Any, tmp_path: Path) -> Iterator[str]:
+def database(tmp_path: Path) -> Iterator[str]:
     """The URL of an empty database beside the session's own, which the storm may fill."""
-    url = os.environ.get("DATABASE_URL", "sqlite:///")
+    url = os.environ["DATABASE_URL"]
     if url.startswith("sqlite"):
         yield f"sqlite:///{tmp_path / 'demo.sqlite3'}"
         return
-    name = f"test_demo_{os.getpid()}"
-    with django_db_blocker.unblock():
-        with connection.cursor() as cursor:
-            cursor.execute(f"CREATE DATABASE {name}")
-        try:
-            yield urlsplit(url)._replace(path=f"/{name}").geturl()
-        finally:
-            with connection.cursor() as cursor:
-                cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
-            connection.close()
+    with own_database(url) as own:
+        yield own
 
 
 @contextmanager
@@ -103,9 +93,4 @@ def test_an_interrupted_storm_leaves_no_server_behind(database: str) -> None:
         printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130, printed
     assert "Interrupted" in printed
-    assert not listens(port)
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    assert not answers(("127.0.0.1", port))
