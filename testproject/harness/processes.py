@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from typing_extensions import Self
 
@@ -215,10 +215,13 @@ class Kept(Protocol):
     def alive(self) -> bool: ...
 
 
-class Keeper:
+K = TypeVar("K", bound=Kept)
+
+
+class Keeper(Generic[K]):
     """Starts processes again that have died, as a process manager does, until it is told to stop."""
 
-    def __init__(self, *starts: Callable[[], Kept]) -> None:
+    def __init__(self, *starts: Callable[[], K]) -> None:
         """
         :param starts: each starts a process and returns it.
         """

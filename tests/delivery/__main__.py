@@ -39,7 +39,7 @@ def main() -> int:
                     measured[broker] = throughput.measure(shared, options.throughput)
                 for name in options.fault or ([] if options.throughput and not options.messages else FAULTS):
                     try:
-                        verdict = run(shared, FAULTS[name], options.messages)
+                        verdict = run(shared, name, options.messages)
                     except (ImpossibleError, TimeoutError) as error:
                         verdict = Verdict(name, broker, problems=[repr(error)])
                         say(error)

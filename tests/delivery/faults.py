@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from testproject.harness.redis import Redis
-from testproject.harness.strikes import Strike
+from testproject.harness.strikes import Strike, held
 from tests.delivery import names, tally
 from tests.delivery.stage import Scene, Stage
 from tests.delivery.tally import Verdict, judge
@@ -26,40 +26,25 @@ LEASE = 2.0
 
 @dataclass(frozen=True)
 class Fault:
-    name: str
-    #: What is done, in a few words.
-    what: str
-    script: Callable[[Scene, Verdict, int], None]
+    script: Callable[[Scene, Verdict], None]
     #: What the control has to show: the count of this name is not zero. Empty where nothing could show.
     control: str = "doubled"
     #: A run is cut off in its middle, so only a provider that deduplicates by key can pay once.
     deduplicate: bool = False
 
 
-def run(stage: Stage, fault: Fault, messages: int, **defaults: Any) -> Verdict:
+def run(stage: Stage, name: str, messages: int, **defaults: Any) -> Verdict:
     """Play a script with so many messages of each kind. ``defaults`` are part of every process's specification."""
-    verdict = Verdict(fault.name, stage.broker.name)
+    fault, verdict = FAULTS[name], Verdict(name, stage.broker.name)
     started = time.monotonic()
-    with stage.scene(fault.name, deduplicate=fault.deduplicate, **defaults) as scene:
-        fault.script(scene, verdict, messages)
+    with stage.scene(name, messages, deduplicate=fault.deduplicate, **defaults) as scene:
+        fault.script(scene, verdict)
     verdict.seconds = time.monotonic() - started
     if fault.control:
         verdict.expect(
             getattr(verdict.plain, fault.control), f"the control shows nothing {fault.control}: the test does not bite"
         )
     return verdict
-
-
-def labels(scene: Scene, kind: str, numbers: Iterable[int]) -> list[str]:
-    return [f"{scene.name}-{kind}-{number:05d}" for number in numbers]
-
-
-def publish(scene: Scene, count: int, **more: Any) -> None:
-    scene.run("producer", numbers=[0, count], **more)
-
-
-def judge_all(scene: Scene, verdict: Verdict, count: int) -> None:
-    judge(scene, verdict, labels(scene, "kept", range(count)), labels(scene, "plain", range(count)))
 
 
 def send_again_what_was_lost(scene: Scene, verdict: Verdict) -> None:
@@ -71,18 +56,18 @@ def send_again_what_was_lost(scene: Scene, verdict: Verdict) -> None:
         verdict.expect(not verdict.lost_by_broker, f"the broker has lost {verdict.lost_by_broker} messages")
 
 
-def one_in(count: int, share: int, least: int = 2) -> int:
+def one_in(scene: Scene, share: int, least: int = 2) -> int:
     """Of how many messages one is struck, so that ``share`` of them are, and at least ``least`` in all."""
-    return max(1, min(share, count // least))
+    return max(1, min(share, scene.count // least))
 
 
-def struck_by(act: str, place: str, share: int, **options: Any) -> Callable[[Scene, Verdict, int], None]:
+def struck_by(act: str, place: str, share: int, **options: Any) -> Callable[[Scene, Verdict], None]:
     """A process of a worker is killed at a place that one message in ``share`` reaches."""
 
-    def script(scene: Scene, verdict: Verdict, count: int) -> None:
-        keeper = scene.start_workers(Strike(place, act, every=one_in(count, share)), lease=LEASE, **options)
+    def script(scene: Scene, verdict: Verdict) -> None:
+        keeper = scene.start_workers(Strike(place, act, every=one_in(scene, share)), lease=LEASE, **options)
         relay = scene.start_relay()
-        publish(scene, count)
+        scene.publish()
         scene.settle()
         send_again_what_was_lost(scene, verdict)
         scene.finish(relay)
@@ -90,77 +75,74 @@ def struck_by(act: str, place: str, share: int, **options: Any) -> Callable[[Sce
         verdict.expect(scene.marks.count(f"{act}.*-kept-*"), "no protected message was struck")
         if act != "child":
             verdict.expect(keeper.restarts, "no main process was seen dead")
-        judge_all(scene, verdict, count)
+        judge(scene, verdict)
 
     return script
 
 
-def redelivered_while_it_runs(scene: Scene, verdict: Verdict, count: int) -> None:
+def redelivered_while_it_runs(scene: Scene, verdict: Verdict) -> None:
     """Redis: the visibility timeout is shorter than the task. RabbitMQ: the connection is lost, and with it the
     delivery. In both the message is delivered again while its first run goes on, and goes on to its end.
     """
-    fault = Strike("handler", "hold", every=one_in(count, 100))
+    fault = Strike("handler", "hold", every=one_in(scene, 100))
     if isinstance(scene.stage.broker, Redis):
         # Children enough for what is held and for its second delivery, which is what lets it go.
         scene.start_workers(fault, visibility=1.0, concurrency=6)
         relay = scene.start_relay()
-        publish(scene, count)
+        scene.publish()
         verdict.struck = _release_each(scene, lambda label: _is_redelivered(scene, label))
     else:
         with Proxy(scene.stage.broker.url) as proxy:
             scene.start_workers(fault, broker=proxy.url)
             relay = scene.start_relay()
-            publish(scene, count)
+            scene.publish()
             verdict.struck = _release_each(scene, lambda label: proxy.cut())
     scene.finish(relay)
-    judge_all(scene, verdict, count)
+    judge(scene, verdict)
 
 
 def _release_each(scene: Scene, may_go: Callable[[str], object]) -> int:
     """For each message that a task is held at, do something until it may go; until all messages are consumed."""
-    released: set[str] = set()
 
     def step() -> None:
-        for path in scene.marks.found("hold.*"):
-            label = path.name.split(".")[1]
-            if label not in released and may_go(label):
-                released.add(label)
+        for label in held(scene.marks):
+            if may_go(label):
                 scene.marks.leave(f"go.{label}")
 
     scene.settle(meanwhile=step)
-    return len(released)
+    return scene.marks.count("go.*")
 
 
 def _is_redelivered(scene: Scene, label: str) -> bool:
     return scene.deliveries_of(label.split("-")[-2])[label] > 1
 
 
-def published_twice(scene: Scene, verdict: Verdict, count: int) -> None:
+def published_twice(scene: Scene, verdict: Verdict) -> None:
     scene.start_workers()
-    publish(scene, count, sender=names.TWICE)
+    scene.publish(sender=names.TWICE)
     scene.relay_all()
     scene.settle()
-    verdict.struck = count
-    judge_all(scene, verdict, count)
-    verdict.expect(verdict.kept.deliveries >= 2 * count, "not every message was delivered twice")
+    verdict.struck = scene.count
+    judge(scene, verdict)
+    verdict.expect(verdict.kept.deliveries >= 2 * scene.count, "not every message was delivered twice")
 
 
-def confirm_lost(scene: Scene, verdict: Verdict, count: int) -> None:
+def confirm_lost(scene: Scene, verdict: Verdict) -> None:
     """The broker has the message and says so, and the connection breaks before the relay hears it."""
     scene.start_workers()
-    publish(scene, count)
+    scene.publish()
     with Proxy(scene.stage.broker.url, lambda number: number % 4 == 0) as proxy:
         scene.relay_all(broker=proxy.url)
         scene.settle()
         verdict.struck = proxy.swallowed
-    judge_all(scene, verdict, count)
+    judge(scene, verdict)
 
 
-def relay_killed(scene: Scene, verdict: Verdict, count: int) -> None:
+def relay_killed(scene: Scene, verdict: Verdict) -> None:
     """Between the broker's confirm and the mark that it was sent."""
     scene.start_workers()
-    publish(scene, count)
-    times = max(3, count // 50)
+    scene.publish()
+    times = max(3, scene.count // 50)
     fault = Strike("relay.published", "child", every=7, times=times)
     while scene.marks.count("child.relay.*") < times and scene.unsent():
         relay = scene.start_relay(fault, batch_size=20)
@@ -171,15 +153,15 @@ def relay_killed(scene: Scene, verdict: Verdict, count: int) -> None:
     scene.relay_all()
     scene.settle()
     verdict.struck = scene.marks.count("child.relay.*")
-    judge_all(scene, verdict, count)
+    judge(scene, verdict)
 
 
-def relay_frozen(scene: Scene, verdict: Verdict, count: int) -> None:
+def relay_frozen(scene: Scene, verdict: Verdict) -> None:
     """Relays freeze with a batch each. Their leases end, others send everything, and then they wake and send it too."""
     scene.start_workers()
-    publish(scene, count)
+    scene.publish()
     frozen = []
-    for number in range(1, max(2, count // 100) + 1):
+    for number in range(1, max(2, scene.count // 100) + 1):
         relay = scene.start_relay(Strike("relay.claimed", "freeze", times=number), batch_size=10)
         relay.wait_until_stopped()
         frozen.append(relay)
@@ -191,13 +173,13 @@ def relay_frozen(scene: Scene, verdict: Verdict, count: int) -> None:
     for relay in frozen:
         scene.finish(relay)
     scene.settle()
-    judge_all(scene, verdict, count)
+    judge(scene, verdict)
 
 
-def relays_at_once(scene: Scene, verdict: Verdict, count: int) -> None:
+def relays_at_once(scene: Scene, verdict: Verdict) -> None:
     """Four relays on one backlog: nothing is even published twice."""
     scene.start_workers()
-    publish(scene, count)
+    scene.publish()
     relays = [scene.start("relay", batch_size=5) for _ in range(4)]
     for relay in relays:
         relay.expect("ready")
@@ -207,24 +189,23 @@ def relays_at_once(scene: Scene, verdict: Verdict, count: int) -> None:
     sent = [scene.finish(relay) for relay in relays]
     scene.settle()
     verdict.struck = sum(number > 0 for number in sent)
-    verdict.notes.append(f"sent by each {sent}")
     verdict.expect(verdict.struck > 1, f"one relay has done all the work: {sent}")
-    verdict.expect(sum(sent) == 2 * count, f"{sum(sent)} messages were marked, of {2 * count}")
-    judge_all(scene, verdict, count)
-    verdict.expect(verdict.kept.deliveries == count, f"{verdict.kept.deliveries} deliveries of {count} messages")
-    verdict.expect(verdict.plain.deliveries == count, f"{verdict.plain.deliveries} deliveries of {count} messages")
+    verdict.expect(sum(sent) == 2 * scene.count, f"{sum(sent)} messages were marked, of {2 * scene.count}")
+    judge(scene, verdict)
+    for found in (verdict.kept, verdict.plain):
+        verdict.expect(found.deliveries == scene.count, f"{found.deliveries} deliveries of {scene.count} messages")
 
 
-def producer_rolled_back(scene: Scene, verdict: Verdict, count: int) -> None:
+def producer_rolled_back(scene: Scene, verdict: Verdict) -> None:
     """Of four operations one is rolled back for good, and one is rolled back and tried again. The control publishes as
     it is done without an outbox. Others commit so late that messages with higher ids are sent before.
     """
     scene.start_workers()
-    late = labels(scene, "kept", range(90_000, 90_000 + max(2, count // 100)))
+    late = scene.labels("kept", range(90_000, 90_000 + max(2, scene.count // 100)))
     writers = [scene.start("late producer", label=label) for label in late]
     written = [writer.expect("written")["id"] for writer in writers]
     relay = scene.start_relay()
-    publish(scene, count, rolled_back=True)
+    scene.publish(rolled_back=True)
     scene.until(lambda: not scene.unsent(), "what is committed is sent")
     highest = scene.stage.count("SELECT max(id) FROM idempotency_outbox WHERE status = 'sent'")
     skipped = sum(number < highest for number in written)
@@ -234,21 +215,20 @@ def producer_rolled_back(scene: Scene, verdict: Verdict, count: int) -> None:
     scene.settle()
     scene.finish(relay)
     verdict.struck = scene.marks.count("rollback.*")
-    verdict.notes.append(f"{skipped} of {len(late)} messages appeared below the highest id that was sent")
     verdict.expect(skipped == len(late), "a late message has not appeared below the highest id that was sent")
-    committed = [number for number in range(count) if number % 4]
-    judge(scene, verdict, labels(scene, "kept", committed) + late, labels(scene, "plain", committed))
+    committed = [number for number in range(scene.count) if number % 4]
+    judge(scene, verdict, scene.labels("kept", committed) + late, scene.labels("plain", committed))
 
 
-def broker_restarted(scene: Scene, verdict: Verdict, count: int) -> None:
+def broker_restarted(scene: Scene, verdict: Verdict) -> None:
     """Killed in mid-load, with messages queued and others under way. While it is gone a task ends, whose message can't
     be acknowledged then. It is started again, on what it has on disk, when a worker has failed to reach it.
     """
-    restarts = max(1, min(5, count // 300))
+    restarts = max(1, min(5, scene.count // 300))
     workers = 2
-    scene.start_workers(Strike("handler", "hold", every=count // restarts), count=workers, visibility=3.0)
+    scene.start_workers(Strike("handler", "hold", every=scene.count // restarts), count=workers, visibility=3.0)
     relay = scene.start_relay()
-    publish(scene, count)
+    scene.publish()
     broker = scene.stage.broker
 
     def restart(label: str) -> bool:
@@ -263,13 +243,13 @@ def broker_restarted(scene: Scene, verdict: Verdict, count: int) -> None:
     verdict.struck = _release_each(scene, restart)
     send_again_what_was_lost(scene, verdict)
     scene.finish(relay)
-    judge_all(scene, verdict, count)
+    judge(scene, verdict)
 
 
-def other_payload(scene: Scene, verdict: Verdict, count: int) -> None:
+def other_payload(scene: Scene, verdict: Verdict) -> None:
     """Each protected message is published again with another amount, under its own id. One of the two is put aside."""
     scene.start_workers()
-    publish(scene, count)
+    scene.publish()
     scene.relay_all()
     sent = scene.stage.query(
         "SELECT topic, payload ->> 'label', message_id::text, idempotency_key, account_id FROM idempotency_outbox "
@@ -288,43 +268,39 @@ def other_payload(scene: Scene, verdict: Verdict, count: int) -> None:
     path.write_text(json.dumps(calls))
     scene.run("caller", calls=str(path))
     scene.settle()
-    verdict.struck = count
-    expected = labels(scene, "kept", range(count))
-    judge(scene, verdict, expected, labels(scene, "plain", range(count)), aside=count)
+    verdict.struck = scene.count
+    judge(scene, verdict, aside=scene.count)
 
 
-def poison(scene: Scene, verdict: Verdict, count: int) -> None:
+def poison(scene: Scene, verdict: Verdict) -> None:
     """Messages that kill their worker's child at every run. The control's are let through after the sixth, because
     nothing else would end them.
     """
-    every, most = one_in(count, 50), 6
+    every, most = one_in(scene, 50), 6
     scene.start_workers(Strike("begin", "child", every=every, times=most), lease=LEASE)
     relay = scene.start_relay()
-    publish(scene, count)
+    scene.publish()
     scene.settle()
     scene.finish(relay)
-    poisonous = [number for number in range(count) if number % every == 0]
-    others = [number for number in range(count) if number % every]
-    runs = {label: scene.marks.count(f"child.{label}.*") for label in labels(scene, "kept", poisonous)}
+    poisonous = [number for number in range(scene.count) if number % every == 0]
+    others = [number for number in range(scene.count) if number % every]
+    runs = {label: scene.marks.count(f"child.{label}.*") for label in scene.labels("kept", poisonous)}
     verdict.struck = sum(runs.values())
     verdict.expect(set(runs.values()) == {names.MAX_ATTEMPTS}, f"poison ran {sorted(set(runs.values()))} times")
     unbounded = scene.marks.count("child.*-plain-*")
     verdict.expect(unbounded == most * len(poisonous), f"the control's poison ran {unbounded} times")
-    verdict.notes.append(f"{len(poisonous)} poisonous; the control's ran {most} times each, until it was let through")
-    plain = labels(scene, "plain", range(count))
-    aside = len(poisonous)
-    judge(scene, verdict, labels(scene, "kept", others), plain, aside=aside, cut_off=aside)
+    judge(scene, verdict, scene.labels("kept", others), aside=len(poisonous), cut_off=len(poisonous))
 
 
-def forgotten(scene: Scene, verdict: Verdict, count: int) -> None:
+def forgotten(scene: Scene, verdict: Verdict) -> None:
     """All messages are delivered again long after. For the second half the inbox has forgotten by then, which is what a
     retention shorter than the broker's longest redelivery comes to: they serve as the control.
     """
     scene.start_workers()
-    publish(scene, count)
+    scene.publish()
     scene.relay_all()
     scene.settle()
-    gone = labels(scene, "kept", range(count // 2, count))
+    gone = scene.labels("kept", range(scene.count // 2, scene.count))
     scene.stage.query(
         "UPDATE idempotency_record SET expires_at = %s WHERE operation = %s AND idempotency_key IN ("
         "SELECT idempotency_key FROM idempotency_outbox WHERE payload ->> 'label' = ANY(%s))",
@@ -338,47 +314,25 @@ def forgotten(scene: Scene, verdict: Verdict, count: int) -> None:
     )
     scene.relay_all()
     scene.settle()
-    plain = labels(scene, "plain", range(count))
-    judge(scene, verdict, labels(scene, "kept", range(count // 2)), plain, leave_out=gone)
-    verdict.plain = tally.count(scene, "kept", gone, leave_out=labels(scene, "kept", range(count // 2)))
+    others = scene.labels("kept", range(scene.count // 2))
+    judge(scene, verdict, others, leave_out=gone)
+    verdict.plain = tally.count(scene, "kept", gone, leave_out=others)
 
 
 FAULTS = {
-    fault.name: fault
-    for fault in (
-        Fault(
-            "child-killed",
-            "a worker's child is killed in mid-task",
-            struck_by("child", "handler", 20),
-            deduplicate=True,
-        ),
-        Fault(
-            "main-killed",
-            "a worker's main process is killed in mid-task, and its children run on",
-            struck_by("main", "handler", 50, visibility=3.0),
-            deduplicate=True,
-        ),
-        Fault(
-            "group-killed",
-            "a worker is killed with all its children, after one has committed",
-            struck_by("group", "committed", 50, visibility=3.0),
-            deduplicate=True,
-        ),
-        Fault(
-            "after-commit",
-            "a worker's child is killed after COMMIT, before its message is acknowledged",
-            struck_by("child", "committed", 20),
-        ),
-        Fault("redelivered", "the message is delivered again while its task runs", redelivered_while_it_runs),
-        Fault("published-twice", "every message is published twice", published_twice),
-        Fault("confirm-lost", "the broker's confirm is lost", confirm_lost),
-        Fault("relay-killed", "the relay is killed between confirm and mark", relay_killed),
-        Fault("relay-frozen", "relays freeze, lose their lease, and send late", relay_frozen),
-        Fault("relays-at-once", "four relays on one backlog", relays_at_once, control=""),
-        Fault("rolled-back", "the producer rolls back after it has published", producer_rolled_back, control="ghosts"),
-        Fault("broker-restarted", "the broker is killed in mid-load and started again", broker_restarted),
-        Fault("other-payload", "the same id is published with another payload", other_payload),
-        Fault("poison", "a message kills its worker's child at every run", poison, control=""),
-        Fault("forgotten", "delivered again when the records of half of them are purged", forgotten),
-    )
+    "child-killed": Fault(struck_by("child", "handler", 20), deduplicate=True),
+    "main-killed": Fault(struck_by("main", "handler", 50, visibility=3.0), deduplicate=True),
+    "group-killed": Fault(struck_by("group", "committed", 50, visibility=3.0), deduplicate=True),
+    "after-commit": Fault(struck_by("child", "committed", 20)),
+    "redelivered": Fault(redelivered_while_it_runs),
+    "published-twice": Fault(published_twice),
+    "confirm-lost": Fault(confirm_lost),
+    "relay-killed": Fault(relay_killed),
+    "relay-frozen": Fault(relay_frozen),
+    "relays-at-once": Fault(relays_at_once, control=""),
+    "rolled-back": Fault(producer_rolled_back, control="ghosts"),
+    "broker-restarted": Fault(broker_restarted),
+    "other-payload": Fault(other_payload),
+    "poison": Fault(poison, control=""),
+    "forgotten": Fault(forgotten),
 }

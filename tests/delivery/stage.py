@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -43,10 +43,14 @@ class Stage:
         self._providers = shared.providers
 
     @contextmanager
-    def scene(self, name: str, *, deduplicate: bool = False, **defaults: Any) -> Iterator[Scene]:
-        """What one script has to itself: names, a queue, marks, and the processes that it starts."""
+    def scene(self, name: str, count: int, *, deduplicate: bool = False, **defaults: Any) -> Iterator[Scene]:
+        """What one script has to itself: names, a queue, marks, and the processes that it starts.
+
+        :param count: of how many messages of each kind.
+        """
         with tempfile.TemporaryDirectory(prefix="delivery-marks-") as marks:
-            scene = Scene(self, f"{name}-{uuid4().hex[:6]}", Marks(marks), self._providers[deduplicate], defaults)
+            name = f"{name}-{uuid4().hex[:6]}"
+            scene = Scene(self, name, count, Marks(marks), self._providers[deduplicate], defaults)
             try:
                 yield scene
             finally:
@@ -54,15 +58,22 @@ class Stage:
 
 
 class Scene:
-    def __init__(self, stage: Stage, name: str, marks: Marks, provider: Provider, defaults: dict[str, Any]) -> None:
+    def __init__(
+        self, stage: Stage, name: str, count: int, marks: Marks, provider: Provider, defaults: dict[str, Any]
+    ) -> None:
         self.stage = stage
         self.name = name
+        self.count = count
         self.marks = marks
         self._provider = provider
         self._defaults = defaults
         self._processes: list[Fork] = []
-        self._keepers: list[Keeper] = []
+        self._keepers: list[Keeper[Fork]] = []
         self._log_offset = stage.log.stat().st_size
+
+    def labels(self, kind: str, numbers: Iterable[int] | None = None) -> list[str]:
+        """The labels of messages of a kind; by default of all."""
+        return [f"{self.name}-{kind}-{number:05d}" for number in (range(self.count) if numbers is None else numbers)]
 
     # Processes
 
@@ -102,7 +113,11 @@ class Scene:
         """Start a process, wait until it has done its work, and return what it tells of it."""
         return self.start(role, **more).expect("done")
 
-    def start_workers(self, *strikes: Strike, count: int = 2, **more: Any) -> Keeper:
+    def publish(self, **more: Any) -> None:
+        """Run the operations that publish all messages."""
+        self.run("producer", numbers=[0, self.count], **more)
+
+    def start_workers(self, *strikes: Strike, count: int = 2, **more: Any) -> Keeper[Fork]:
         """Workers that are started again when they have died."""
         spec = self.spec("worker", *strikes, **more)
         keeper = Keeper(*(partial(self.stage.zygote.fork, **spec) for _ in range(count)))

@@ -48,7 +48,6 @@ class Verdict:
     dead_letters: int = 0
     #: Anything else that is not as it must be.
     problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -88,8 +87,8 @@ def count(scene: Scene, kind: str, expected: Iterable[str], leave_out: Iterable[
 def judge(
     scene: Scene,
     verdict: Verdict,
-    kept: Iterable[str],
-    plain: Iterable[str],
+    kept: Iterable[str] | None = None,
+    plain: Iterable[str] | None = None,
     *,
     aside: int = 0,
     cut_off: int = 0,
@@ -97,15 +96,15 @@ def judge(
 ) -> None:
     """What must hold after every fault.
 
-    :param kept: the protected messages that must have taken effect.
+    :param kept: the protected messages that must have taken effect; by default all.
     :param plain: those of the control.
     :param aside: how many protected messages must have been put aside.
     :param cut_off: how many of these had runs that were cut off, so that their records are not completed.
     :param leave_out: protected messages that are none of this.
     """
     left_out = set(leave_out)
-    verdict.kept = count(scene, "kept", kept, left_out)
-    verdict.plain = count(scene, "plain", plain)
+    verdict.kept = count(scene, "kept", scene.labels("kept") if kept is None else kept, left_out)
+    verdict.plain = count(scene, "plain", scene.labels("plain") if plain is None else plain)
     for name in ("doubled", "lost", "ghosts"):
         if number := getattr(verdict.kept, name):
             verdict.problems.append(f"{number} protected messages {name}: {verdict.kept.examples}")

@@ -59,7 +59,7 @@ CASES = (
 
 @pytest.mark.parametrize(("name", "shows"), CASES)
 def test_each_protected_message_has_one_effect(shared: Stage, name: str, shows: Callable[[Verdict], bool]) -> None:
-    verdict = run(shared, FAULTS[name], MESSAGES)
+    verdict = run(shared, name, MESSAGES)
 
     assert verdict.passed, str(verdict)
     # Said once more, where a reader of the test looks for it.

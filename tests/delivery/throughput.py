@@ -38,7 +38,7 @@ def measure(stage: Stage, messages: int, rounds: int = ROUNDS) -> dict[bool, Rat
 
 
 def _measure_once(stage: Stage, messages: int, outbox: bool, rates: Rates) -> None:
-    with stage.scene("throughput") as scene:
+    with stage.scene("throughput", messages) as scene:
         scene.start_workers(count=1)
         relay = scene.start_relay() if outbox else None
 

@@ -99,6 +99,10 @@ def test_an_answer_that_differs_from_the_first_is_wrong(other: Answer) -> None:
     assert judged(told(created(), other))["wrong"] == 1
 
 
+def test_an_answer_of_another_status_is_wrong_even_if_it_names_the_effect() -> None:
+    assert judged(told(created(status=200)))["wrong"] == 1
+
+
 @pytest.mark.parametrize("body", [b'{"id": 9}', b"{}", b"no json", b"[]"])
 def test_an_answer_that_does_not_name_the_effect_is_wrong(body: bytes) -> None:
     assert judged(told(created(body=body)))["wrong"] == 1
