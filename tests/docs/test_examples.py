@@ -15,7 +15,7 @@ from rest_framework.test import APIRequestFactory, force_authenticate
 import idempotency
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, OutboxMessage
-from idempotency.upkeep.stats import counters
+from idempotency.upkeep.stats import counters, stats
 from idempotency.upkeep.sweep import recover_once
 from testproject.models import Charge, Export, Notification, Transfer
 from tests.docs.conftest import Provider, RunPage
@@ -152,9 +152,20 @@ def test_a_parked_record_is_resolved_by_what_was_found_out(run_page: RunPage) ->
 
 
 @pytest.mark.django_db
-def test_the_alarms_are_off_in_an_empty_table(run_page: RunPage) -> None:
+def test_an_alarm_rings_for_what_is_new_and_then_clears(run_page: RunPage) -> None:
     counters.reset()
-    assert not any(run_page("how-to/monitor.md")["alarms"]().values())
+    alarms, at_rest = run_page("how-to/monitor.md")["alarms"], stats()
+    assert not any(alarms(at_rest).values())
+    view, user = run_page("README.md")["create_transfer"], UserFactory()
+    for amount in (5, 6):
+        post(view, {"recipient": "carol", "amount": amount}, user=user)
+    RecordFactory(parked=True)
+    assert alarms(at_rest) == {
+        "nobody recovers": False,
+        "somebody has to decide": True,
+        "clients reuse keys": True,
+    }
+    assert not alarms(stats())["clients reuse keys"]
 
 
 @pytest.mark.django_db

@@ -66,7 +66,9 @@ def test_the_matrix_is_what_the_classifiers_say() -> None:
 def test_the_version_has_one_source() -> None:
     assert "version" not in PROJECT["project"]
     assert PROJECT["tool"]["hatch"]["version"]["path"] == "idempotency/__init__.py"
-    assert f"## [{idempotency.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    released = f"## [{idempotency.__version__}]" in changelog
+    assert released or f"This will be {idempotency.__version__}" in changelog
 
 
 def test_the_configurations_are_read() -> None:
