@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -154,3 +155,9 @@ def test_a_setting_that_is_wrong_itself_is_said_once_and_stops_nothing(app: Cele
     assert declare(app, {"acks_late": False}) != []
     settings.IDEMPOTENCY = broken
     assert check_tasks(None) == []
+
+
+def test_the_policy_of_a_task_is_typed_keywords() -> None:
+    parameter = inspect.signature(idempotent_task).parameters["policy"]
+    assert parameter.kind is inspect.Parameter.VAR_KEYWORD
+    assert parameter.annotation == "Unpack[OperationPolicy]"

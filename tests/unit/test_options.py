@@ -14,7 +14,6 @@ from django.test import override_settings
 
 from idempotency import Operation, claim, idempotent
 from idempotency.conf import Defaults, Settings, settings
-from idempotency.contrib.celery import idempotent_task
 from idempotency.options import OPTIONS, SETTINGS, OperationPolicy
 from tests.operations import forgetting_operations
 
@@ -80,7 +79,7 @@ def test_the_docstring_explains_every_argument() -> None:
     assert sorted(explained) == sorted(["name", *OPTIONS])
 
 
-@pytest.mark.parametrize("takes_policy", [Operation.__init__, idempotent, claim, idempotent_task])
+@pytest.mark.parametrize("takes_policy", [Operation.__init__, idempotent, claim])
 def test_policies_are_typed_keywords(takes_policy: Callable[..., Any]) -> None:
     parameter = inspect.signature(takes_policy).parameters["policy"]
     assert parameter.kind is inspect.Parameter.VAR_KEYWORD
