@@ -114,7 +114,7 @@ def test_no_object_of_ours_shows_payload_body_key_or_account() -> None:
     def view(request: HttpRequest) -> HttpResponse:
         claim = current_claim()
         assert claim is not None
-        seen.extend([claim, claim.scope, claim.fence])
+        seen.extend([claim, claim.scope, claim.ownership, claim.ownership.fence])
         return HttpResponse(CARD)
 
     view(request_with("json"))
