@@ -49,6 +49,8 @@ class HandlerAttempt:
             # Django itself says what it thinks of a view that returns None. DRF does when it finalizes the response.
             outcome = self._take_down(answer)
             others.status = None if outcome is None else outcome.status
+            # They commit now. What comes after them may fail and roll back the record's own transaction only.
+            self.claim.ownership.has_effects_elsewhere = bool(others.databases) and outcome is not None
         return outcome
 
     def outcome_of_error(self, error: Exception) -> Outcome | None:

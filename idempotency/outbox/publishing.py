@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -25,6 +26,7 @@ from ..exceptions import MessageReusedError, NoTransactionError
 from ..models import IdempotencyRecord, OutboxMessage, RecordQuerySet
 from ..protocol.claim import Claim
 from ..protocol.context import current_claim
+from ..protocol.ownership import on_behalf_of
 from ..sql.postgresql import outbox as postgresql_outbox
 
 CELERY = "idempotency.contrib.celery.send"
@@ -78,7 +80,8 @@ def publish(
     """
     claim = current_claim()
     using = using or (alias() if claim is None else claim.using)
-    _require_transaction(using, topic)
+    with nullcontext() if claim is None else on_behalf_of(claim.ownership):
+        _require_transaction(using, topic)
     if delay is not None and delay < NOW:
         raise ValueError(f"delay must not be negative, and is {delay}.")
     send: Callable[[OutboxMessage], None] = import_string(_text("sender", sender))
@@ -100,7 +103,8 @@ def publish(
         # The topic's length keeps a topic that ends like a count, or a name, from being taken for one.
         kind = f"outbox:{len(topic)}:{topic}"
         place = _Place(using, claim, claim.name_call(kind) if name is None else f"{kind}:{name}")
-        message = place.publish(message, delay or NOW)
+        with on_behalf_of(claim.ownership):
+            message = place.publish(message, delay or NOW)
     if not delay:
         _nudge_on_commit(using, sender, send)
     return message

@@ -295,13 +295,16 @@ def _change(owned: Ownership, change: Callable[[], T]) -> T:
     talked to somebody else. So it connects again and makes the same change again: the fence lets it happen once.
     """
     tries = 1 if owned.operation.transaction or owned.shares_connection else MAX_TRIES
+    connection = connections[owned.using]
     for number in range(1, tries + 1):
+        session = connection.connection
         try:
             with own_transaction(owned.using, f"Operation {owned.operation.name!r}"):
                 return change()
         except (DatabaseError, InterfaceError):
-            connection = connections[owned.using]
-            if number == tries or (connection.connection is not None and connection.is_usable()):
+            # Django may have noticed by itself, and connected again.
+            session_is_sound = session is not None and session is connection.connection and connection.is_usable()
+            if session_is_sound or number == tries:
                 raise
             connection.close()
             time.sleep(FIRST_PAUSE * 2 ** (number - 1))  # the server may be on its way back; nothing tells when it is

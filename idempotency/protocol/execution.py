@@ -291,14 +291,16 @@ def _ended_itself(owned: Ownership) -> TransactionBrokenError:
 def release_or_park(owned: Ownership) -> None:
     """End an attempt that recorded nothing, as far as its operation lets us say what that means.
 
-    In one transaction with the record, or with REEXECUTE declared, another run is safe and may come at once. A PARK
-    operation that ended without an outcome may have had its effect. So may one with a reconciler, and what it sent may
-    even be on its way still: it keeps its claim, and the reconciler is asked when the lease is over. Never raises:
-    what ended the attempt matters more, and a claim that could not be given up is recovered when its lease is over.
+    If all that it wrote was in one transaction with the record, or REEXECUTE is declared, another run is safe and may
+    come at once. Otherwise an attempt without an outcome may have had its effect. A PARK operation is parked. One with
+    a reconciler keeps its claim, because what it sent may even be on its way still: the reconciler is asked when the
+    lease is over. Never raises: what ended the attempt matters more, and a claim that could not be given up is
+    recovered when its lease is over.
     """
     operation = owned.operation
     # Done after a lost lease too: both changes are fenced, and match nothing then.
-    if operation.transaction or operation.recovery is Recovery.REEXECUTE:
+    undone = operation.transaction and not owned.has_effects_elsewhere
+    if undone or operation.recovery is Recovery.REEXECUTE:
         _give_up(owned, claims.release, signals.released)
     elif operation.recovery is Recovery.PARK:
         _park(owned)

@@ -33,6 +33,8 @@ class Ownership:
     lost: bool = False
     #: True in a TestCase, whose transaction hides the record from every other connection.
     shares_connection: bool = False
+    #: The operation may have committed writes that its record's transaction doesn't undo.
+    has_effects_elsewhere: bool = False
     #: With a heartbeat: until when the lease is known to be this attempt's, by ``time.monotonic()``.
     held_until: float | None = None
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
-from django.db.models import F, Q
-from django.db.models.functions import Now
+from django.db.models import DateTimeField, ExpressionWrapper, F, Q, Value
+from django.db.models.functions import Greatest, Now
 from django.http.response import HttpResponseBase
 
 from .. import signals
@@ -79,6 +79,8 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
         reason,
         allowed={Status.PARKED},
         completed_at=Now(),
+        # Retries have the whole retention from now, however long the record was parked.
+        expires_at=Greatest(F("expires_at"), ExpressionWrapper(Now() + Value(operation.ttl), DateTimeField())),
         response_status=outcome.status,
         response_headers=outcome.headers,
         response_body=outcome.body,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 
 from idempotency.exceptions import LeaseLostError
 from idempotency.models import IdempotencyRecord, IdempotencyStep
@@ -230,3 +230,57 @@ def test_steps_say_what_they_are_of() -> None:
 
 
 # In Django's TestCase, whose transaction hides the record from every other connection
+
+
+def test_a_step_name_is_used_once_in_an_attempt(post: Post) -> None:
+    """The second one would be skipped without a word."""
+    ran: list[str] = []
+
+    def twice(request: Any) -> None:
+        mine().step("mail", lambda: ran.append("first"))
+        with pytest.raises(ValueError, match="has run a step named 'mail' in this attempt already"):
+            mine().step("mail", lambda: ran.append("second"))
+
+    handler.before = twice
+    assert post("/again/").status_code == 201
+    assert ran == ["first"]
+
+
+def test_a_step_name_that_another_attempt_has_used_is_used_once_too(post: Post) -> None:
+    def cut_off(request: Any) -> None:
+        mine().step("mail", lambda: 1)
+        raise RuntimeError("on purpose")
+
+    handler.before = cut_off
+    assert post("/again/").status_code == 500
+
+    def twice(request: Any) -> None:
+        assert mine().step("mail", lambda: 2) == 1
+        with pytest.raises(ValueError, match="already"):
+            mine().step("mail", lambda: 3)
+
+    handler.before = twice
+    assert post("/again/").status_code == 201
+
+
+def test_a_step_that_failed_may_be_tried_again_in_the_same_attempt(post: Post) -> None:
+    def try_again(request: Any) -> None:
+        with pytest.raises(ZeroDivisionError):
+            mine().step("mail", lambda: 1 // 0)
+        assert mine().step("mail", lambda: 2) == 2
+
+    handler.before = try_again
+    assert post("/again/").status_code == 201
+
+
+def test_a_step_inside_an_open_transaction_is_refused_because_its_result_would_not_be_kept(post: Post) -> None:
+    ran: list[int] = []
+
+    def inside(request: Any) -> None:
+        with transaction.atomic():
+            mine().step("mail", lambda: ran.append(1))
+
+    handler.before = inside
+    answer = post("/again/")
+    assert (answer.status_code, answer.json()["code"]) == (500, "idempotency_outer_transaction")
+    assert ran == []

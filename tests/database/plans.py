@@ -32,7 +32,7 @@ def most_rows_read(call: Callable[[], Any]) -> int:
     statements = [
         one["sql"]
         for one in captured
-        if one["sql"].startswith(("SELECT", "UPDATE")) and "idempotency_record" in one["sql"]
+        if one["sql"].lstrip().startswith(("SELECT", "UPDATE")) and "idempotency_record" in one["sql"]
     ]
     assert statements
     return max(_rows(node) for statement in statements for node in _plan(statement))

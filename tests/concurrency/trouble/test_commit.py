@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 from django.db import IntegrityError, OperationalError, connections, transaction
 
+from idempotency import sql
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import effects, end_lease, record
+from tests.concurrency.racing import PATIENCE, Gate, effects, end_lease, in_background, record
 from tests.concurrency.trouble.failures import code_of, fail
 from tests.concurrency.urls import handler
 
@@ -114,3 +116,103 @@ def test_an_integrity_error_in_on_commit_frees_nothing(post: Post) -> None:
     assert record().status == "completed"
     assert post().status_code == 201
     assert (effects(), handler.attempts) == (["one"], [1])
+
+
+BOUNDS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+
+
+def bounds() -> list[str]:
+    with connections["default"].cursor() as cursor:
+        cursor.execute(f"SELECT {', '.join(f'current_setting({name!r})' for name in BOUNDS)}")
+        return list(cursor.fetchone())
+
+
+@pytest.mark.failure_mode(59)
+@pytest.mark.postgres
+@pytest.mark.parametrize("path", ["/inside/", "/bounded/", "/again/"])
+def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(post: Post, path: str) -> None:
+    """COMMIT checks deferred foreign keys, and may wait there for a row that somebody else has locked."""
+    seen: dict[str, list[str]] = {}
+    handler.after = lambda request: seen.update(handler=bounds())
+
+    def look(commit: Callable[[], None]) -> None:
+        seen["commit"] = bounds()
+        commit()
+
+    with business_commit(look):
+        assert post(path).status_code == 201
+    assert seen["handler"] == ["0", "0", "200ms" if path == "/bounded/" else "0"]
+    # The idle timeout bounds a process that freezes between the completing update and COMMIT. Outside of a transaction
+    # the outcome is recorded in one of ours, which has nothing of the handler's to commit.
+    assert seen["commit"] == ["0", "0", "5s"]
+
+
+@pytest.mark.failure_mode(59)
+@pytest.mark.postgres
+def test_a_commit_waits_for_a_row_that_somebody_else_has_locked(post: Post, account: str) -> None:
+    """As it does unprotected: the foreign key's check needs the row of the account."""
+    locked = Gate()
+
+    def lock_account() -> None:
+        with transaction.atomic(), connections["default"].cursor() as cursor:
+            cursor.execute("SELECT 1 FROM auth_user WHERE id = %s FOR UPDATE", [account])
+            locked.pass_through()
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            while cursor.fetchone() == (0,):
+                cursor.execute("SELECT pg_sleep(0.01)")
+                cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            # Longer than a lock timeout of ours would be: only time can show that none runs out.
+            cursor.execute("SELECT pg_sleep(1.2)")
+
+    with ThreadPoolExecutor() as pool:
+        holder = in_background(pool, lock_account)
+        locked.wait_until_reached()
+        handler.after = lambda request: locked.open()
+        assert post().status_code == 201
+        holder.result(PATIENCE)
+    assert effects() == ["one"]
+
+
+@pytest.mark.failure_mode(60)
+@pytest.mark.postgres
+@pytest.mark.parametrize("sqlstate", ["23503", "P0001", "57014", "53100", "40001", "25P02"])
+def test_what_the_server_answers_to_commit_is_a_refusal(sqlstate: str) -> None:
+    assert sql.store("default").commit_was_refused(server_error(sqlstate))
+
+
+@pytest.mark.failure_mode(60)
+@pytest.mark.postgres
+@pytest.mark.parametrize("sqlstate", ["08006", "57P01", "57P02", "58030", "XX000", ""])
+def test_a_lost_connection_or_a_server_that_stops_is_no_refusal(sqlstate: str) -> None:
+    assert not sql.store("default").commit_was_refused(server_error(sqlstate))
+
+
+def server_error(sqlstate: str) -> Exception:
+    from psycopg import Error
+
+    cause = Error("said by the server")
+    cause.sqlstate = sqlstate or None
+    error = OperationalError("said by the server")
+    error.__cause__ = cause
+    return error
+
+
+RAISE_AT_COMMIT = """
+CREATE FUNCTION refuse_transfer() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'limit exceeded'; END $$;
+CREATE CONSTRAINT TRIGGER refuse_transfer AFTER INSERT ON testproject_transfer DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION refuse_transfer();
+"""
+
+
+@pytest.mark.failure_mode(60)
+@pytest.mark.postgres
+def test_a_deferred_trigger_that_raises_frees_the_claim_at_once(post: Post) -> None:
+    with connections["default"].cursor() as cursor:
+        cursor.execute(RAISE_AT_COMMIT)
+        try:
+            assert post().status_code == 500  # the handler's own failure, as unprotected
+            assert (effects(), record().status) == ([], "recoverable")
+        finally:
+            cursor.execute("DROP FUNCTION refuse_transfer CASCADE")
+    assert post().status_code == 201
+    assert effects() == ["one"]

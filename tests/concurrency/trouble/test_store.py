@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from django.db import OperationalError, connection
 
 from idempotency import signals
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol import claims
+from idempotency.protocol import claims, transactions
 from tests.concurrency.conftest import Post
 from tests.concurrency.racing import abandon, effects, end_lease, record
 from tests.concurrency.trouble.failures import code_of, fail
@@ -101,15 +102,45 @@ def test_an_unreachable_store_is_503_and_nothing_runs(post: Post, monkeypatch: p
     assert post().status_code == 201
 
 
-def test_a_store_without_its_table_is_503_and_nothing_runs(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_without_its_table_is_503_and_nothing_runs(
+    post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from idempotency.sql.postgresql import claims as statements
 
     monkeypatch.setattr(IdempotencyRecord._meta, "db_table", "no_such_table")
     monkeypatch.setattr(
         statements, "INSERT_FAST_CLAIM", statements.INSERT_FAST_CLAIM.replace("idempotency_record", "no_such_table")
     )
-    assert post().status_code == 503
+    caplog.set_level(logging.CRITICAL, "idempotency")
+    for _ in range(2):
+        answer = post()
+        assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
+        assert "Retry-After" not in answer.headers  # it would meet the same again
     assert handler.attempts == []
+    assert ["don't fit this release" in line for line in caplog.messages] == [True]  # said once, not for each request
+
+
+@pytest.mark.postgres
+def test_a_column_that_this_release_does_not_know_is_said_once_and_invites_to_no_retry(
+    post: Post, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a deploy of which only the migrations have run."""
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE idempotency_record ADD COLUMN later integer NOT NULL")
+        try:
+            answers = [post(), post()]
+        finally:
+            cursor.execute("ALTER TABLE idempotency_record DROP COLUMN later")
+    for answer in answers:
+        assert (answer.status_code, "Retry-After" in answer.headers) == (503, False)
+    assert handler.attempts == []
+    assert caplog.text.count("don't fit this release") == 1
+    assert post().status_code == 201
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_said_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "_reported", set())
 
 
 @pytest.mark.failure_mode(21)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 from django.http import HttpResponse
 
 from idempotency import Completed
 from idempotency.protocol import claims
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import abandon, effects, end_lease, record
+from tests.concurrency.racing import abandon, effects, end_lease, race, record
 from tests.concurrency.trouble.failures import code_of, fail
 from tests.concurrency.urls import handler, reconciler
 
@@ -98,3 +98,88 @@ def test_outside_of_a_transaction_a_lost_recording_leaves_the_claim_to_recovery(
     answer = post("/park/")
     assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
     assert (record().status, effects()) == ("in_progress", ["one"])
+
+
+@pytest.mark.failure_mode(74)
+@pytest.mark.postgres
+@pytest.mark.parametrize("path", ["/park/", "/again/", "/reconciled/"])
+def test_an_outcome_survives_a_connection_that_died_while_the_handler_talked_to_the_outside(
+    post: Post, path: str
+) -> None:
+    handler.after = lambda request: cut_connection()
+    first = post(path)
+    assert first.status_code == 201
+    handler.after = lambda request: None
+    retry = post(path)
+    assert (retry.status_code, retry.content, retry["Idempotency-Replayed"]) == (201, first.content, "true")
+    assert (effects(), handler.attempts) == (["one"], [1])
+
+
+@pytest.mark.failure_mode(74)
+@pytest.mark.postgres
+def test_a_failure_after_the_connection_died_is_parked_all_the_same(post: Post) -> None:
+    def cut_and_fail(request: Any) -> None:
+        cut_connection()
+        fail()
+
+    handler.after = cut_and_fail
+    assert post("/park/").status_code == 500
+    assert record().status == "parked"
+
+
+@pytest.mark.failure_mode(74)
+def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_again(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = claims.complete
+    tries: list[int] = []
+
+    def lose_the_answer(owned: Any, outcome: Any) -> None:
+        complete(owned, outcome)
+        tries.append(1)
+        if len(tries) == 1:
+            commit = connection._commit
+
+            def commit_and_break() -> None:
+                del connection._commit
+                commit()
+                monkeypatch.setattr(connection, "is_usable", lambda: False)
+                raise OperationalError("server closed the connection unexpectedly")
+
+            connection._commit = commit_and_break
+
+    monkeypatch.setattr(claims, "complete", lose_the_answer)
+    answer = post("/park/")
+    assert (answer.status_code, len(tries)) == (201, 1)
+    assert post("/park/").content == answer.content
+    assert (effects(), handler.attempts, record().status) == (["one"], [1], "completed")
+
+
+@pytest.mark.failure_mode(74)
+def test_a_server_that_does_not_come_back_leaves_the_claim_to_recovery_after_bounded_tries(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def gone(owned: Any, outcome: Any) -> None:
+        tries.append(1)
+        raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(claims, "complete", gone)
+    monkeypatch.setattr(claims, "FIRST_PAUSE", 0)
+    handler.after = lambda request: monkeypatch.setattr(connection, "is_usable", lambda: False)
+    answer = post("/park/")
+    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
+    assert len(tries) == claims.MAX_TRIES
+    assert (record().status, effects()) == ("in_progress", ["one"])
+
+
+def cut_connection() -> None:
+    """End this thread's session from another one, as an idle timeout, a proxy or a fail-over does."""
+    pid = connection.connection.info.backend_pid
+
+    def end() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+
+    race([end])
