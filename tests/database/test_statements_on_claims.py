@@ -18,6 +18,7 @@ from idempotency.protocol import claims
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
 from idempotency.scope import Scope
+from idempotency.upkeep.counters import counters
 from idempotency.upkeep.retention import purge_once
 from idempotency.upkeep.sweep import recover_once
 from tests.database.plans import fill, most_rows_read
@@ -79,6 +80,7 @@ def test_nothing_is_left_in_force_in_the_transaction_of_a_test() -> None:
     purge_sent_once()
     recover_once()
     relay_once()
+    counters.flush()
     assert bounds() == before
 
 

@@ -100,6 +100,8 @@ INNER: list[IdempotencyError] = [
     InProgressError(retry_after=3),
     KeyReusedError(),
     LeaseLostError(),
+    UnavailableError(retry_after=1),
+    OuterTransactionError(),
 ]
 
 
@@ -134,7 +136,7 @@ def test_the_lease_that_the_handler_finds_lost_is_its_own(alice: Caller, serve: 
     def view(request: HttpRequest) -> HttpResponse:
         held = current_claim()
         assert held is not None
-        held.lost = True
+        held.ownership.lost = True
         held.ensure_owned()
         raise NotImplementedError
 

@@ -16,7 +16,7 @@ from rest_framework.decorators import api_view
 from rest_framework.exceptions import ValidationError
 from rest_framework.views import exception_handler
 
-from idempotency import PARK, REEXECUTE, idempotent
+from idempotency import PARK, REEXECUTE, Reconcile, Unknown, idempotent
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import claims
@@ -312,4 +312,27 @@ def test_an_async_views_transactions_commit_before_its_outcome(alice: Caller, se
     assert alice.post("/?busy=1", key="busy").status_code == 503
     assert notes() == []
     assert alice.post(key="k").status_code == 201
+    assert notes() == ["written"]
+
+
+@pytest.mark.parametrize(
+    ("recovery", "left", "again"),
+    [
+        (PARK, "parked", "idempotency_outcome_unknown"),
+        (Reconcile(lambda record: Unknown()), "in_progress", "idempotency_in_progress"),
+    ],
+    ids=["park", "reconcile"],
+)
+def test_an_outcome_that_is_refused_after_the_other_database_has_committed_is_not_run_again_by_itself(
+    alice: Caller, serve: Serve, other: str, recovery: Any, left: str, again: str, monkeypatch: Any
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OperationalError("disk full")
+
+    monkeypatch.setattr(claims, "complete", refuse)
+    serve_writing(serve, created, recovery=recovery)
+    assert problem_code(alice.post(key="k")) == "idempotency_unavailable"
+    assert (notes(), Transfer.objects.count(), record_status()) == (["written"], 0, left)
+    monkeypatch.undo()
+    assert problem_code(alice.post(key="k")) == again
     assert notes() == ["written"]

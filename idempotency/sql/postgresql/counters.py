@@ -26,5 +26,6 @@ def add(using: str, counts: Mapping[tuple[str, str], int]) -> None:
     """Add to the counter of each (operation, event), and make those that aren't there. In the caller's transaction."""
     operations, events = [operation for operation, _ in counts], [event for _, event in counts]
     with connections[using].cursor() as cursor:
-        cursor.execute(_SETTINGS)
+        if not connections[using].savepoint_ids:  # a TestCase's transaction goes on after this one
+            cursor.execute(_SETTINGS)
         cursor.execute(_ADD, [operations, events, list(counts.values())])

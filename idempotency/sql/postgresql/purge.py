@@ -47,7 +47,8 @@ def delete_due(
 ) -> tuple[int, bool, datetime | None]:
     """Delete a batch: how many went, whether there were fewer than ``limit``, and how far it reached."""
     with connections[using].cursor() as cursor:
-        cursor.execute(_DONT_WAIT_FOR_DISK)
+        if not connections[using].savepoint_ids:  # a TestCase's transaction goes on after this one
+            cursor.execute(_DONT_WAIT_FOR_DISK)
         cursor.execute(
             _DELETE_DUE,
             {
