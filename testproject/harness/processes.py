@@ -21,8 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from typing_extensions import Self
-
 START_LIMIT = 60.0  # seconds; a loaded machine may take several to import Django
 STOP_LIMIT = 30.0
 
@@ -113,6 +111,9 @@ def _guard(owner: int) -> int:
     return pipe.fileno()
 
 
+D = TypeVar("D", bound="Daemon")
+
+
 class Daemon:
     """One program, which can be started more than once, and writes into one log."""
 
@@ -200,7 +201,7 @@ class Daemon:
     def log_tail(self, lines: int = 20) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
-    def __enter__(self) -> Self:
+    def __enter__(self: D) -> D:  # noqa: PYI019 - nothing brings typing_extensions to where the demo runs
         self.start()
         return self
 
