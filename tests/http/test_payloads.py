@@ -539,3 +539,36 @@ def test_a_command_that_recurses_without_end_is_refused(alice: Caller, serve: Se
     serve(idempotent("tests.command", command=recurse)(plain_answer))
     assert problem_code(alice.post(key="k")) == "idempotency_payload_invalid"
     assert effects() == 0
+
+
+@pytest.mark.failure_mode(71)
+def test_a_payload_that_no_parser_of_the_view_reads_is_left_to_the_handler(alice: Caller, serve: Serve) -> None:
+    """It need not look at it; if it does, it answers 415 as it would unprotected."""
+
+    @api_view(["POST"])
+    @parser_classes([JSONParser])
+    @idempotent("tests.unread")
+    def view(request: Request) -> Response:
+        if "look" in request.query_params:
+            assert request.data
+        return Response(*work(request))
+
+    serve(view)
+    first = alice.post(data=b"a text", key="k", content_type="text/plain")
+    assert first.status_code == 201
+    again = alice.post(data=b"a text", key="k", content_type="text/plain")
+    assert (again.content, again["Idempotency-Replayed"]) == (first.content, "true")
+    assert problem_code(alice.post(data=b"another", key="k", content_type="text/plain")) == "idempotency_key_reused"
+    assert effects() == 1
+    for _ in range(2):
+        assert alice.post("/?look", data=b"a text", key="looks", content_type="text/plain").status_code == 415
+
+
+@pytest.mark.failure_mode(71)
+def test_a_payload_that_no_parser_reads_and_no_memory_holds_is_the_frameworks_415(
+    alice: Caller, serve: Serve, settings: Any
+) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
+    serve(api_view(["POST"])(parser_classes([JSONParser])(idempotent("tests.unread")(plain_answer))))
+    assert alice.post(data=b"x" * 100, key="k", content_type="text/plain").status_code == 415
+    assert effects() == 0

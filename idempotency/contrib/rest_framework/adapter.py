@@ -14,6 +14,7 @@ from django.core.exceptions import RequestDataTooBig
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, RawPostDataException
 from rest_framework import serializers
+from rest_framework.exceptions import UnsupportedMediaType
 from rest_framework.parsers import MultiPartParser
 from rest_framework.renderers import BrowsableAPIRenderer
 from rest_framework.response import Response
@@ -71,7 +72,12 @@ class RestFrameworkAdapter(Adapter):
         bodies.keep_readable(self.http)
         if not bodies.content_length(self.http) and self.request.body:
             return self.request.body  # sent in chunks: DRF takes it for empty, and a handler may read it all the same
-        return self.request.data  # a ParseError or UnsupportedMediaType is the view's own answer; nothing is claimed
+        try:
+            return self.request.data  # a ParseError is the view's own answer, and nothing is claimed
+        except UnsupportedMediaType:
+            if not bodies.fits_in_memory(self.http):
+                raise
+            return self.request.body  # the handler says 415 itself, if it looks at the payload at all
 
     def render(self, answer: Any) -> Any:
         response = self._finalize(answer)
