@@ -16,18 +16,17 @@ from typing import Any
 from uuid import UUID, uuid4
 from weakref import WeakKeyDictionary
 
-from django.db import IntegrityError, connections, router, transaction
+from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models.functions import Now
 from django.utils.module_loading import import_string
 from django.utils.timezone import is_aware, make_naive
 
+from .. import sql
 from ..exceptions import MessageReusedError, NoTransactionError
 from ..models import IdempotencyRecord, OutboxMessage, RecordQuerySet
 from ..protocol.claim import Claim
 from ..protocol.context import current_claim
 from ..protocol.ownership import on_behalf_of
-from ..sql.postgresql import outbox as postgresql_outbox
 
 CELERY = "idempotency.contrib.celery.send"
 
@@ -98,7 +97,7 @@ def publish(
     if claim is None:
         message.message_id = uuid4()
         message.idempotency_key = str(message.message_id)
-        _insert(using, message, delay or NOW)
+        sql.store(using).insert_message(message, delay or NOW)
     else:
         # The topic's length keeps a topic that ends like a count, or a name, from being taken for one.
         kind = f"outbox:{len(topic)}:{topic}"
@@ -163,7 +162,7 @@ class _Place:
         scope = self.claim.scope
         message.message_id, message.account_id = message_id, scope.account_id
         message.idempotency_key = scope.key_for(message_id)
-        return _insert(self.using, message, delay)
+        return sql.store(self.using).insert_message(message, delay)
 
 
 def _require_transaction(using: str, topic: str) -> None:
@@ -201,22 +200,6 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
         if not name.isprintable() or not value.isprintable():
             raise ValueError(f"A message's headers are printable, unlike {name!r}: {value!r}.")
     return dict(headers)
-
-
-def _insert(using: str, message: OutboxMessage, delay: timedelta) -> bool:
-    """Insert the message. False, with the transaction as sound as before, where there is one of its id."""
-    if connections[using].vendor == "postgresql":
-        return postgresql_outbox.insert_message(using, message, delay)
-    if delay:
-        message.next_try_at = Now() + delay
-    try:
-        with transaction.atomic(using=using):
-            message.save(using=using, force_insert=True)
-    except IntegrityError:
-        return False
-    if delay:
-        message.refresh_from_db(using=using, fields=["next_try_at"])
-    return True
 
 
 def _same(before: OutboxMessage, message: OutboxMessage) -> OutboxMessage:

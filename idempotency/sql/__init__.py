@@ -1,8 +1,10 @@
 """Every statement that depends on the database's make, behind one contract: ``Store``.
 
 ``store.py`` says what a store does. ``postgresql`` does it in SQL; ``portable`` does it through Django's ORM, for
-SQLite and the others. A new database is a subclass of ``PortableStore`` with an entry in ``_STORES``. Nothing outside
-of this folder asks for a database's vendor.
+SQLite and the others. Each has a file per subject: claims, purge, outbox, counters.
+
+To add a database, write a subclass of ``PortableStore``, override what the database does better, and enter it in
+``_STORES``. Nothing above this folder asks for a database's vendor.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from typing import TypeVar
 
 from django.db import OperationalError, connections
 
-from .store import Fence, Row, Store
+from .store import DeletedBatch, Fence, Row, Store, TableSize
 
-__all__ = ["Fence", "Row", "Store", "retry_lost_races", "store"]
+__all__ = ["DeletedBatch", "Fence", "Row", "Store", "TableSize", "retry_lost_races", "store"]
 
 _Result = TypeVar("_Result")
 

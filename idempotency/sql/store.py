@@ -1,17 +1,20 @@
-"""``Store``: what the protocol asks of a database.
+"""``Store``: what the package asks of a database.
 
-A method that answers with a bool is a compare-and-set: True says that one row matched and was changed. None of them
-opens a transaction or commits one, but each is called in a transaction that the package has opened, so that what the
-package sets for it (how long to wait for a lock, how long to be idle) ends with it. In the tests of a project that
-transaction is a savepoint of the test's own; nothing is set there, because it would outlast the statement.
+A method on claims that answers with a bool is a compare-and-set: True says that one row matched and was changed. No
+method commits. Each is called in a transaction that the package has opened, so that what is set for it (how long to
+wait for a lock, how long to be idle) ends with it; ``insert_message``, which sets nothing, is called in the caller's
+transaction, and ``measure`` in any or none. In the tests of a project the transaction is a savepoint of the test's own;
+nothing is set there, because it would outlast the statement.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -20,6 +23,9 @@ from ..lifecycle import Status
 from ..outcome import Outcome
 from ..scope import Scope
 from .watch import TransactionWatch
+
+if TYPE_CHECKING:
+    from ..models import OutboxMessage
 
 #: SQLSTATE classes with which a server may answer a COMMIT that it has carried out all the same: connection exception,
 #: operator intervention (the server was told to stop), system error, internal error.
@@ -53,6 +59,23 @@ class Row:
         return self.lease_left <= 0
 
 
+@dataclass(frozen=True)
+class DeletedBatch:
+    """What one batch of a purge came to."""
+
+    deleted: int
+    exhausted: bool  # fewer records were found than the batch may hold
+    reached: datetime | None  # when the last record of the batch fell due; None if the batch found none
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """How big the table of records is, as far as the database can say without reading it."""
+
+    in_bytes: int | None = None  # with its indexes
+    records: int | None = None  # an estimate
+
+
 class Store(ABC):
     """The statements of one database alias."""
 
@@ -66,6 +89,11 @@ class Store(ABC):
     def connection(self) -> BaseDatabaseWrapper:
         """This thread's connection."""
         return connections[self.using]
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether the open transaction is a savepoint of the one that TestCase wraps a test in, which goes on after it."""
+        return bool(self.connection.savepoint_ids)
 
     # Claims
 
@@ -125,6 +153,35 @@ class Store(ABC):
     @abstractmethod
     def watch_transaction(self) -> AbstractContextManager[TransactionWatch]:
         """Notice during the block that the open transaction is ended by a COMMIT or ROLLBACK that goes past Django."""
+
+    # Maintenance
+
+    @abstractmethod
+    def delete_due(self, statuses: Collection[Status], limit: int, after: datetime | None) -> DeletedBatch:
+        """Delete records whose retention is over, oldest first, with their steps. Rows that are locked are passed over.
+
+        :param statuses: only records in one of these are deleted.
+        :param limit: how many records to delete at most.
+        :param after: passes over what fell due before it; None begins with the oldest.
+        """
+
+    @abstractmethod
+    def add_counts(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """Add to the counter of each (operation, event), and make those that aren't there."""
+
+    def measure(self) -> TableSize:
+        """The size of the table of records. A database that can't tell without reading it says nothing."""
+        return TableSize()
+
+    # The outbox
+
+    @abstractmethod
+    def insert_message(self, message: OutboxMessage, delay: timedelta) -> bool:
+        """Insert the message and give it the values that the database made.
+
+        :param delay: how long from now to keep it back.
+        :returns: False, with the transaction as sound as before, where there is a message of its id.
+        """
 
     # What an error of the database means
 

@@ -25,14 +25,12 @@ from typing import Any, ClassVar
 
 from django.core.signals import request_finished
 from django.db import connections, transaction
-from django.db.models import F
 from django.dispatch import Signal
 
 from .. import signals, sql
 from ..models import IdempotencyCounter
 from ..operation import Operation
 from ..protocol import claims
-from ..sql.postgresql import counters as postgresql_counters
 
 logger = logging.getLogger("idempotency")
 
@@ -212,24 +210,11 @@ def _as_it_was(using: str) -> Iterator[None]:
 
 
 def _add(using: str, counts: Counts) -> None:
-    add = postgresql_counters.add if connections[using].vendor == "postgresql" else _add_portably
-
     def transact() -> None:
         with transaction.atomic(using=using, durable=True):
-            add(using, counts)
+            sql.store(using).add_counts(counts)
 
     sql.retry_lost_races(MAX_ROUNDS, using, transact)
-
-
-def _add_portably(using: str, counts: Counts) -> None:
-    """On a database other than PostgreSQL, through the ORM. How long a lock is waited for, its settings say."""
-    counters = IdempotencyCounter.objects.using(using)
-    for (operation, event), count in sorted(counts.items()):  # so that no two processes can wait for each other
-        counter = counters.filter(operation=operation, event=event)
-        if not counter.update(total=F("total") + count):
-            # Two processes may get here at the same time. One of them makes the counter, and then both add to it.
-            counters.bulk_create([IdempotencyCounter(operation=operation, event=event)], ignore_conflicts=True)
-            counter.update(total=F("total") + count)
 
 
 counters = Counters()

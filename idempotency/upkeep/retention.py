@@ -9,20 +9,19 @@ A batch that dies before its COMMIT deleted nothing; one that dies after it is d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from django.db import connections, transaction
+from django.db import transaction
 
 from .. import sql
 from ..lifecycle import Status
-from ..models import IdempotencyRecord, IdempotencyStep, RecordQuerySet
+from ..models import IdempotencyRecord, RecordQuerySet
 from ..protocol.claims import alias
 from ..protocol.faults import fault_point
 from ..signals import purged
-from ..sql.postgresql import purge as postgresql_purge
 from .batches import BatchResult, check_batch_size, in_batches
 
 # A batch is one transaction, and so the most that a claim can come to wait for, that a standby has to replay at once,
@@ -59,7 +58,8 @@ class PurgeResult(BatchResult):
 
 def due(*, include_parked: bool = False, using: str | None = None) -> RecordQuerySet:
     """The records that a purge would delete now."""
-    return _due(using or alias(), _statuses(include_parked), None)
+    records: RecordQuerySet = RecordQuerySet(IdempotencyRecord, using=using or alias())
+    return records.past_retention().filter(status__in=_statuses(include_parked))
 
 
 def purge_once(
@@ -80,14 +80,14 @@ def purge_once(
     check_batch_size(batch_size, MAX_BATCH_SIZE)
     using = using or alias()
     statuses = _statuses(include_parked)
-    delete = postgresql_purge.delete_due if connections[using].vendor == "postgresql" else _delete_due
+    store = sql.store(using)
 
     def transact() -> PurgeResult:
         with transaction.atomic(using=using, durable=True):
-            sql.store(using).bound_transaction(idle=_IDLE_TIMEOUT, statement=_STATEMENT_TIMEOUT)
-            deleted, exhausted, reached = delete(using, statuses, batch_size, after)
+            store.bound_transaction(idle=_IDLE_TIMEOUT, statement=_STATEMENT_TIMEOUT)
+            batch = store.delete_due(statuses, batch_size, after)
             fault_point("purge.selected")
-        return PurgeResult(deleted, reached, exhausted=exhausted)
+        return PurgeResult(batch.deleted, batch.reached, exhausted=batch.exhausted)
 
     result = sql.retry_lost_races(_MAX_ROUNDS, using, transact)
     if result.deleted:
@@ -114,34 +114,3 @@ def purge_batches(
 
 def _statuses(include_parked: bool) -> frozenset[Status]:
     return PURGED | {Status.PARKED} if include_parked else PURGED
-
-
-def _due(using: str, statuses: Collection[Status], after: datetime | None) -> RecordQuerySet:
-    records: RecordQuerySet = (
-        RecordQuerySet(IdempotencyRecord, using=using).past_retention().filter(status__in=statuses)
-    )
-    if after is not None:
-        records = records.filter(expires_at__gte=after)
-    return records
-
-
-def _delete_due(
-    using: str, statuses: Collection[Status], limit: int, after: datetime | None
-) -> tuple[int, bool, datetime | None]:
-    """The batch on a database other than PostgreSQL, through the ORM. Runs inside the caller's transaction."""
-    connection = connections[using]
-    records = _due(using, statuses, after).order_by("expires_at", "id")
-    if connection.features.has_select_for_update_skip_locked:
-        records = records.select_for_update(skip_locked=True)
-    found = list(records.values_list("id", "expires_at")[:limit])
-    ids = [pk for pk, _ in found]
-    # A statement takes a bounded number of parameters, on SQLite a low one.
-    step = max(1, connection.ops.bulk_batch_size([IdempotencyRecord._meta.pk], ids))
-    deleted = 0
-    steps = IdempotencyStep.objects.using(using)
-    for start in range(0, len(ids), step):
-        # The predicate is named again: where the select took no locks, a record may have been claimed anew since.
-        due_now = _due(using, statuses, after).filter(pk__in=ids[start : start + step])
-        steps.filter(record_id__in=due_now.values("pk")).delete()
-        deleted += due_now.delete()[0]
-    return deleted, len(found) < limit, found[-1][1] if found else None

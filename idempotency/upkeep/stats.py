@@ -13,14 +13,13 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from django.db import connections
 from django.db.models import Max, Min, QuerySet
 from django.db.models.functions import Now
 
+from .. import sql
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..protocol import claims
-from ..sql.postgresql import size as postgresql_size
 from .counters import counters
 
 #: Counting stops here. Ten thousand index entries take milliseconds, and more parked records say nothing more.
@@ -115,17 +114,16 @@ def stats(using: str | None = None) -> Stats:
     """
     using = using or claims.alias()
     records = RecordQuerySet(IdempotencyRecord, using=using)
-    is_postgresql = connections[using].vendor == "postgresql"
-    size, estimate = postgresql_size.measure(using) if is_postgresql else (None, None)
+    size = sql.store(using).measure()
     total = _count(records)
     unfinished = {status: _count(records.filter(status=status)) for status in Status if status != Status.COMPLETED}
-    if total.kind is Precision.AT_LEAST and estimate is not None:
-        total = Number(max(estimate, MAX_COUNTED), Precision.ESTIMATE)
+    if total.kind is Precision.AT_LEAST and size.records is not None:
+        total = Number(max(size.records, MAX_COUNTED), Precision.ESTIMATE)
     # completed = total - unfinished: exact if the total is exact, otherwise a lower bound.
     completed = Number(max(0, _whole(total) - sum(map(_whole, unfinished.values()))), total.kind)
     counted = _name_events(sum(counters.read(using).values(), Counter()))
     return Stats(
-        table_bytes=Number(size, Precision.UNKNOWN if size is None else Precision.EXACT),
+        table_bytes=Number(size.in_bytes, Precision.UNKNOWN if size.in_bytes is None else Precision.EXACT),
         records=total,
         in_progress=unfinished[Status.IN_PROGRESS],
         recoverable=unfinished[Status.RECOVERABLE],

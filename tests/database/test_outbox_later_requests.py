@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.db import transaction
 
-from idempotency import claim, current_claim
+from idempotency import claim, current_claim, sql
 from idempotency.exceptions import MessageReusedError
 from idempotency.models import IdempotencyRecord, OutboxMessage
 from idempotency.outbox import publish
@@ -133,19 +133,18 @@ def test_a_record_in_another_database_decides_nothing_about_messages(attempts: i
 
 
 def test_a_message_that_is_purged_between_two_looks_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
-    from idempotency.outbox import publishing
-
     run(inside, lambda: send(payload="first"))
     relay_once()
     end_retention()
-    insert = publishing._insert
+    store = type(sql.store("default"))
+    insert = store.insert_message
 
-    def slow(using: str, message: OutboxMessage, delay: timedelta) -> bool:
-        inserted = insert(using, message, delay)
+    def slow(self: sql.Store, message: OutboxMessage, delay: timedelta) -> bool:
+        inserted = insert(self, message, delay)
         OutboxMessage.objects.filter(status="sent").delete()
         return inserted
 
-    monkeypatch.setattr(publishing, "_insert", slow)
+    monkeypatch.setattr(store, "insert_message", slow)
     run(inside, lambda: send(payload="second"))
     assert relay_once().sent == 1
     assert broker.payloads == ["first", "second"]

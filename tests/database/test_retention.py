@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import timedelta
 from threading import Barrier
 
 import pytest
@@ -12,6 +12,8 @@ from django.utils import timezone
 
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
+from idempotency.sql import DeletedBatch
+from idempotency.sql.portable import PortableStore
 from idempotency.upkeep import retention
 from idempotency.upkeep.retention import MAX_BATCH_SIZE, PurgeResult, due, purge_batches, purge_once
 from tests.database.statements import before_statement, explaining, in_thread
@@ -165,16 +167,16 @@ def test_the_portable_batch_passes_over_what_is_locked_where_the_database_can() 
     """MySQL and MariaDB can; it is the ORM's statement, which PostgreSQL runs as well."""
     claimed, *_ = make_records(3)
 
-    def purge() -> tuple[int, bool, datetime | None]:
+    def purge() -> DeletedBatch:
         with connection.cursor() as cursor:
             cursor.execute("SET lock_timeout = '5s'")
         with transaction.atomic(durable=True):
-            return retention._delete_due("default", retention.PURGED, 10, None)
+            return PortableStore("default").delete_due(retention.PURGED, 10, None)
 
     with transaction.atomic():
         IdempotencyRecord.objects.filter(pk=claimed).update(status=Status.IN_PROGRESS)
-        deleted, exhausted, _ = in_thread(purge)
-    assert (deleted, exhausted) == (2, True)
+        batch = in_thread(purge)
+    assert (batch.deleted, batch.exhausted) == (2, True)
     assert remaining() == {claimed}
 
 

@@ -1,5 +1,5 @@
-"""SQLite, and any database behind Django's ORM."""
+"""SQLite, and any database behind Django's ORM. A file per subject; ``store.py`` puts them together."""
 
-from .claims import PortableStore, SQLiteStore
+from .store import PortableStore, SQLiteStore
 
 __all__ = ["PortableStore", "SQLiteStore"]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from django.db import IntegrityError, OperationalError, ProgrammingError
+from django.db import IntegrityError, ProgrammingError
 from django.db.models import DateTimeField, ExpressionWrapper, F, Q, QuerySet, Value
 from django.db.models.functions import Greatest, Now
 
@@ -28,7 +28,9 @@ MYSQL_LOCK_WAIT_TIMEOUT = 1205
 MYSQL_DUPLICATE_KEY = 1062
 
 
-class PortableStore(Store):
+class Claims(Store):
+    """Claims, the transactions around them, and what the errors of MySQL and MariaDB mean."""
+
     def insert_claim(
         self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
     ) -> int | None:
@@ -156,30 +158,6 @@ class PortableStore(Store):
         return self._records(fence.scope).filter(
             id=fence.id, attempt=fence.attempt, request_hash=fence.request_hash, status=Status.IN_PROGRESS
         )
-
-
-class SQLiteStore(PortableStore):
-    """SQLite: one writer at a time, and errors that have no codes on every supported Python."""
-
-    has_one_writer = True
-
-    @contextmanager
-    def watch_transaction(self) -> Iterator[TransactionWatch]:
-        watch = TransactionWatch(self._is_open)
-        with self.connection.execute_wrapper(watch):
-            yield watch
-
-    def is_permanent(self, error: BaseException) -> bool:
-        text = str(error)
-        schema = text.startswith("no such ") or "has no column named" in text
-        return schema if isinstance(error, OperationalError) else text.startswith("NOT NULL constraint failed")
-
-    def is_duplicate(self, error: BaseException) -> bool:
-        return str(error).startswith("UNIQUE constraint failed")
-
-    def _is_open(self) -> bool:
-        connection = self.connection.connection
-        return connection is None or connection.in_transaction
 
 
 def _from_now(duration: timedelta) -> ExpressionWrapper[Any]:

@@ -1,5 +1,5 @@
-"""PostgreSQL, through psycopg 3."""
+"""PostgreSQL, through psycopg 3. A file per subject holds its statements; ``store.py`` puts them together."""
 
-from .claims import PostgreSQLStore
+from .store import PostgreSQLStore
 
 __all__ = ["PostgreSQLStore"]

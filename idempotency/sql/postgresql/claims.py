@@ -136,14 +136,16 @@ SET status = 'parked', lease_expires_at = NULL
 """
 
 
-class PostgreSQLStore(Store):
+class Claims(Store):
+    """Claims, the transactions around them, and what the server's errors mean."""
+
     def insert_claim(
         self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
     ) -> int | None:
         statement = INSERT_DURABLE_CLAIM if wait_for_disk else INSERT_FAST_CLAIM
         parameters: tuple[Any, ...] = (*_parts(scope), request_hash, lease, ttl)
         with self.connection.cursor() as cursor:
-            cursor.execute(INSERT_CLAIM_IN_TEST if self._is_nested else statement, parameters)
+            cursor.execute(INSERT_CLAIM_IN_TEST if self.is_nested else statement, parameters)
             row = cursor.fetchone()
         return None if row is None else int(row[0])
 
@@ -179,7 +181,7 @@ class PostgreSQLStore(Store):
     def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta) -> bool:
         headers = json.dumps(outcome.headers)
         return self._change_one(
-            COMPLETE_IN_TEST if self._is_nested else COMPLETE,
+            COMPLETE_IN_TEST if self.is_nested else COMPLETE,
             (ttl, outcome.status, headers, outcome.body, outcome.reference, *_fenced(fence)),
         )
 
@@ -190,7 +192,7 @@ class PostgreSQLStore(Store):
         return self._change_one_bounded(PARK, _fenced(fence))
 
     def bound_transaction(self, *, idle: timedelta, statement: timedelta | None = None) -> None:
-        if self._is_nested:
+        if self.is_nested:
             return
         bounds = [("idle_in_transaction_session_timeout", idle), ("statement_timeout", statement)]
         wanted = [(name, _milliseconds(duration)) for name, duration in bounds if duration is not None]
@@ -229,11 +231,6 @@ class PostgreSQLStore(Store):
     def is_duplicate(self, error: BaseException) -> bool:
         return False  # ON CONFLICT answers without an error
 
-    @property
-    def _is_nested(self) -> bool:
-        """Whether the open transaction is a savepoint of the transaction that TestCase wraps a test in."""
-        return bool(self.connection.savepoint_ids)
-
     def _is_open(self) -> bool:
         """Whether the server knows of an open transaction. A connection that is closed has nothing to tell."""
         connection = self.connection.connection
@@ -241,7 +238,7 @@ class PostgreSQLStore(Store):
 
     def _change_one_bounded(self, statement: str, parameters: tuple[Any, ...]) -> bool:
         """Run an update in a transaction of ours, where a wait for the row's lock must end, and the update too."""
-        if not self._is_nested:
+        if not self.is_nested:
             with self.connection.cursor() as cursor:
                 # The clock of a statement is set when it begins, so only this one can bound the next.
                 cursor.execute(f"SELECT {BOUND_WAITING}, set_config('statement_timeout', '{STATEMENT_TIMEOUT}', true)")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from django.db import connections
-
+from ..store import Store
 from .claims import BOUND_WAITING, STATEMENT_TIMEOUT, WITHOUT_DISK
 
 # Another process adds to the same rows in milliseconds, unless it is frozen between its statement and its COMMIT. A
@@ -22,10 +21,10 @@ ON CONFLICT (operation, event) DO UPDATE SET total = counter.total + excluded.to
 """
 
 
-def add(using: str, counts: Mapping[tuple[str, str], int]) -> None:
-    """Add to the counter of each (operation, event), and make those that aren't there. In the caller's transaction."""
-    operations, events = [operation for operation, _ in counts], [event for _, event in counts]
-    with connections[using].cursor() as cursor:
-        if not connections[using].savepoint_ids:  # a TestCase's transaction goes on after this one
-            cursor.execute(_SETTINGS)
-        cursor.execute(_ADD, [operations, events, list(counts.values())])
+class Counters(Store):
+    def add_counts(self, counts: Mapping[tuple[str, str], int]) -> None:
+        operations, events = [operation for operation, _ in counts], [event for _, event in counts]
+        with self.connection.cursor() as cursor:
+            if not self.is_nested:
+                cursor.execute(_SETTINGS)
+            cursor.execute(_ADD, [operations, events, list(counts.values())])

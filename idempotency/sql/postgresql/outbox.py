@@ -6,9 +6,8 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from django.db import connections
-
 from ...models import OutboxMessage
+from ..store import Store
 
 # A message that is there already is no error: an error would end the caller's transaction, and an attempt that comes
 # after one that was cut off meets its own messages as a matter of course.
@@ -21,23 +20,23 @@ RETURNING id, created_at, next_try_at
 """
 
 
-def insert_message(using: str, message: OutboxMessage, delay: timedelta) -> bool:
-    """Insert the message and give it the values that the database made. False: there is one of its id."""
-    parameters: tuple[Any, ...] = (
-        message.message_id,
-        message.account_id,
-        message.idempotency_key,
-        message.topic,
-        message.sender,
-        message.payload,
-        json.dumps(message.headers),
-        message.ordering_key,
-        delay,
-    )
-    with connections[using].cursor() as cursor:
-        cursor.execute(_INSERT, parameters)
-        row = cursor.fetchone()
-    if row is None:
-        return False
-    message.pk, message.created_at, message.next_try_at = row
-    return True
+class Outbox(Store):
+    def insert_message(self, message: OutboxMessage, delay: timedelta) -> bool:
+        parameters: tuple[Any, ...] = (
+            message.message_id,
+            message.account_id,
+            message.idempotency_key,
+            message.topic,
+            message.sender,
+            message.payload,
+            json.dumps(message.headers),
+            message.ordering_key,
+            delay,
+        )
+        with self.connection.cursor() as cursor:
+            cursor.execute(_INSERT, parameters)
+            row = cursor.fetchone()
+        if row is None:
+            return False
+        message.pk, message.created_at, message.next_try_at = row
+        return True

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from django.db import connections
-
 from ...lifecycle import Status
+from ..store import DeletedBatch, Store
 
 # Losing a batch in a crash of the server is harmless, since the next run deletes it again, and a claim that took a
 # purged key's place is later in the same log: it can't survive without the deletion. So COMMIT needn't wait for disk.
@@ -42,22 +41,18 @@ SELECT (SELECT count(*) FROM deleted), (SELECT count(*) FROM due), (SELECT max(e
 _BEGINNING = "-infinity"
 
 
-def delete_due(
-    using: str, statuses: Collection[Status], limit: int, after: datetime | None
-) -> tuple[int, bool, datetime | None]:
-    """Delete a batch: how many went, whether there were fewer than ``limit``, and how far it reached."""
-    with connections[using].cursor() as cursor:
-        if not connections[using].savepoint_ids:  # a TestCase's transaction goes on after this one
-            cursor.execute(_DONT_WAIT_FOR_DISK)
-        cursor.execute(
-            _DELETE_DUE,
-            {
-                "after": _BEGINNING if after is None else after,
-                "statuses": [status.value for status in statuses],
-                "limit": limit,
-            },
-        )
-        row = cursor.fetchone()
-    assert row is not None  # a SELECT of aggregates
-    deleted, found, reached = row
-    return deleted, found < limit, reached
+class Purge(Store):
+    def delete_due(self, statuses: Collection[Status], limit: int, after: datetime | None) -> DeletedBatch:
+        parameters = {
+            "after": _BEGINNING if after is None else after,
+            "statuses": [status.value for status in statuses],
+            "limit": limit,
+        }
+        with self.connection.cursor() as cursor:
+            if not self.is_nested:
+                cursor.execute(_DONT_WAIT_FOR_DISK)
+            cursor.execute(_DELETE_DUE, parameters)
+            row = cursor.fetchone()
+        assert row is not None  # a SELECT of aggregates
+        deleted, found, reached = row
+        return DeletedBatch(deleted, found < limit, reached)

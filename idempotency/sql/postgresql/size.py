@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.db import connections
+from ..store import Store, TableSize
 
 # The rows as the planner estimates them: the density of the last analysis times the pages of today. Of a table that was
 # never analysed there is no density. What holds rows is the table itself or, of a partitioned one, its partitions.
@@ -20,9 +20,9 @@ WHERE relation.relkind = 'r'
 """
 
 
-def measure(using: str) -> tuple[int | None, int | None]:
-    """The table's size in bytes with its indexes, and about how many records it holds."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(_MEASURE)
-        size, estimate = cursor.fetchone() or (None, None)
-    return size and int(size), None if estimate is None else int(estimate)
+class Size(Store):
+    def measure(self) -> TableSize:
+        with self.connection.cursor() as cursor:
+            cursor.execute(_MEASURE)
+            size, estimate = cursor.fetchone() or (None, None)
+        return TableSize(size and int(size), None if estimate is None else int(estimate))

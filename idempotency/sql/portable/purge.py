@@ -1,0 +1,33 @@
+"""The ORM purges a batch: a select, and then deletes of as many rows as a statement may name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+
+from ...lifecycle import Status
+from ...models import IdempotencyRecord, IdempotencyStep, RecordQuerySet
+from ..store import DeletedBatch, Store
+
+
+class Purge(Store):
+    def delete_due(self, statuses: Collection[Status], limit: int, after: datetime | None) -> DeletedBatch:
+        records = self._due(statuses, after).order_by("expires_at", "id")
+        if self.connection.features.has_select_for_update_skip_locked:
+            records = records.select_for_update(skip_locked=True)
+        found = list(records.values_list("id", "expires_at")[:limit])
+        ids = [pk for pk, _ in found]
+        # A statement takes a bounded number of parameters, on SQLite a low one.
+        step = max(1, self.connection.ops.bulk_batch_size([IdempotencyRecord._meta.pk], ids))
+        deleted = 0
+        steps = IdempotencyStep.objects.using(self.using)
+        for start in range(0, len(ids), step):
+            # The predicate is named again: where the select took no locks, a record may have been claimed anew since.
+            due_now = self._due(statuses, after).filter(pk__in=ids[start : start + step])
+            steps.filter(record_id__in=due_now.values("pk")).delete()
+            deleted += due_now.delete()[0]
+        return DeletedBatch(deleted, len(found) < limit, found[-1][1] if found else None)
+
+    def _due(self, statuses: Collection[Status], after: datetime | None) -> RecordQuerySet:
+        due = RecordQuerySet(IdempotencyRecord, using=self.using).past_retention().filter(status__in=statuses)
+        return due if after is None else due.filter(expires_at__gte=after)

@@ -1,0 +1,42 @@
+"""The store of SQLite, and that of the databases that have none of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.db import OperationalError
+
+from ..watch import TransactionWatch
+from .claims import Claims
+from .counters import Counters
+from .outbox import Outbox
+from .purge import Purge
+
+
+class PortableStore(Claims, Purge, Outbox, Counters):
+    """Any database, through Django's ORM."""
+
+
+class SQLiteStore(PortableStore):
+    """SQLite: one writer at a time, and errors that have no codes on every supported Python."""
+
+    has_one_writer = True
+
+    @contextmanager
+    def watch_transaction(self) -> Iterator[TransactionWatch]:
+        watch = TransactionWatch(self._is_open)
+        with self.connection.execute_wrapper(watch):
+            yield watch
+
+    def is_permanent(self, error: BaseException) -> bool:
+        text = str(error)
+        schema = text.startswith("no such ") or "has no column named" in text
+        return schema if isinstance(error, OperationalError) else text.startswith("NOT NULL constraint failed")
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return str(error).startswith("UNIQUE constraint failed")
+
+    def _is_open(self) -> bool:
+        connection = self.connection.connection
+        return connection is None or connection.in_transaction

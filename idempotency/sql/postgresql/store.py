@@ -1,0 +1,13 @@
+"""The store of PostgreSQL."""
+
+from __future__ import annotations
+
+from .claims import Claims
+from .counters import Counters
+from .outbox import Outbox
+from .purge import Purge
+from .size import Size
+
+
+class PostgreSQLStore(Claims, Purge, Outbox, Counters, Size):
+    """PostgreSQL: one statement for each change."""
