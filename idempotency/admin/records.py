@@ -26,7 +26,7 @@ from django.utils.translation import gettext_lazy as _
 from ..lifecycle import Status
 from ..models import IdempotencyCounter, IdempotencyRecord, RecordQuerySet
 from ..operation import registry
-from ..protocol.claims import alias
+from ..protocol.transactions import alias
 from .actions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE
 from .decisions import DecisionAdmin
 from .display import (

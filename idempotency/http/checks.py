@@ -14,7 +14,7 @@ from django.db.models import Model
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from ..operation import Operation
-from ..protocol.claims import alias
+from ..protocol.transactions import alias
 from .class_views import protected_operation
 
 

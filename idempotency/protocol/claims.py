@@ -37,8 +37,7 @@ from ..sql import Row, Store
 from . import steps
 from .faults import fault_point
 from .ownership import Ownership, on_behalf_of
-from .transactions import alias as alias
-from .transactions import own_transaction, store_errors, unavailable
+from .transactions import alias, own_transaction, store_errors, unavailable
 
 #: A claim starts again when the record changed under it: purged after the insert met it, taken over by another, or
 #: (REPEATABLE READ, InnoDB) refused as a serialization failure or a deadlock. Each round needs another process to have

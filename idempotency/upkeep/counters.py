@@ -30,7 +30,7 @@ from django.dispatch import Signal
 from .. import signals, sql
 from ..models import IdempotencyCounter
 from ..operation import Operation
-from ..protocol import claims
+from ..protocol.transactions import alias
 
 logger = logging.getLogger("idempotency")
 
@@ -92,7 +92,7 @@ class Counters:
         def count(sender: Operation | None, **arguments: Any) -> None:
             key = ("" if sender is None else sender.name, event)
             if self._database is None:
-                self._database = _database(claims.alias())
+                self._database = _database(alias())
             with self._lock:
                 self._pending[key] = self._pending.get(key, 0) + 1
 
@@ -128,7 +128,7 @@ class Counters:
             self._flushing.release()
 
     def _flush(self) -> None:
-        using = claims.alias()
+        using = alias()
         if _in_transaction(using):
             return
         self._due = time.monotonic() + FLUSH_EVERY
@@ -161,7 +161,7 @@ class Counters:
         waited = self._flushing.acquire(timeout=READ_PATIENCE)
         try:
             found = list(IdempotencyCounter.objects.using(using).values_list("operation", "event", "total"))
-            if using == claims.alias():
+            if using == alias():
                 with self._lock:
                     for counts in (self._pending, self._writing):
                         found += [(operation, event, count) for (operation, event), count in counts.items()]

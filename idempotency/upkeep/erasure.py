@@ -27,7 +27,7 @@ from django.db.models.functions import Now
 from .. import sql
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, IdempotencyStep, MessageStatus, OutboxMessage
-from ..protocol import claims
+from ..protocol.transactions import alias
 from ..scope import Scope
 from . import audit
 from .batches import BatchResult, check_batch_size
@@ -115,7 +115,7 @@ def find_traces(account_id: str, *, using: str | None = None) -> AccountTraces:
     """
     if not isinstance(account_id, str) or not account_id:
         raise ValueError(f"account_id must be a str that is not empty, not {account_id!r}.")
-    found = AccountTraces(account_id, using or claims.alias(), using or router.db_for_write(OutboxMessage))
+    found = AccountTraces(account_id, using or alias(), using or router.db_for_write(OutboxMessage))
     consumers = sorted({pair for find in consumer_finders for pair in find()})
     own = IdempotencyRecord.objects.using(found.records_db).filter(account_id=account_id)
     scopes = {pk: Scope(account_id, *key) for pk, *key in own.values_list("pk", "operation", "idempotency_key")}

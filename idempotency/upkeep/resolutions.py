@@ -26,7 +26,7 @@ from ..lifecycle import Recovery, Status
 from ..models import IdempotencyRecord
 from ..operation import Operation, registry
 from ..outcome import Outcome, outcome_of, outcome_of_result
-from ..protocol import claims
+from ..protocol.transactions import alias
 from . import audit
 
 
@@ -147,7 +147,7 @@ def _resolve(
     audit.require_name(by)
     if Status(record.status) not in allowed:
         raise ResolutionRefusedError(f"{_describe(record)} is {_state(record)}, which leaves nothing to decide.")
-    using = claims.alias()
+    using = alias()
     seen = IdempotencyRecord.objects.using(using).filter(
         free or Q(),
         account_id=record.account_id,

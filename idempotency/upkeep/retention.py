@@ -19,8 +19,8 @@ from django.db import transaction
 from .. import sql
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
-from ..protocol.claims import alias
 from ..protocol.faults import fault_point
+from ..protocol.transactions import alias
 from ..signals import purged
 from .batches import BatchResult, check_batch_size, in_batches
 

@@ -19,7 +19,7 @@ from django.db.models.functions import Now
 from .. import sql
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
-from ..protocol import claims
+from ..protocol.transactions import alias
 from .counters import counters
 
 #: Counting stops here. Ten thousand index entries take milliseconds, and more parked records say nothing more.
@@ -112,7 +112,7 @@ def stats(using: str | None = None) -> Stats:
     :param using: a database alias, by default the one that records are written to.
     :raises DatabaseError: as the database does.
     """
-    using = using or claims.alias()
+    using = using or alias()
     records = RecordQuerySet(IdempotencyRecord, using=using)
     size = sql.store(using).measure()
     total = _count(records)
@@ -145,7 +145,7 @@ def by_operation(using: str | None = None) -> dict[str, dict[str, int]]:
     :param using: a database alias, by default the one that records are written to.
     :raises DatabaseError: as the database does.
     """
-    counted = counters.read(using or claims.alias())
+    counted = counters.read(using or alias())
     return {operation: _name_events(events) for operation, events in sorted(counted.items())}
 
 

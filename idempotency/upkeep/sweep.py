@@ -22,6 +22,7 @@ from ..operation import Operation, registry
 from ..protocol import claims
 from ..protocol.faults import fault_point
 from ..protocol.recovery import announce_recovery, reconcile
+from ..protocol.transactions import alias
 from .batches import BatchResult, check_batch_size, in_batches
 
 logger = logging.getLogger("idempotency")
@@ -67,7 +68,7 @@ class RecoveryResult(BatchResult):
 
 def abandoned(using: str | None = None) -> RecordQuerySet:
     """Claims whose lease is over, the longest first. Asked of an index that holds unfinished records only."""
-    records = RecordQuerySet(IdempotencyRecord, using=using or claims.alias())
+    records = RecordQuerySet(IdempotencyRecord, using=using or alias())
     return records.abandoned().order_by("lease_expires_at")
 
 
@@ -81,7 +82,7 @@ def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = No
     :raises DatabaseError: as the database does; what was settled before stays settled.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
-    using = using or claims.alias()
+    using = using or alias()
     operations = {operation.name: operation for operation in registry}
     result = RecoveryResult()
     found = _settle_at_once(using, operations, batch_size, result)

@@ -26,7 +26,7 @@ from ...http.adapters import Adapter, register
 from ...http.problems import CONTENT_TYPE, problem
 from ...operation import Operation
 from ...outcome import Outcome, is_json
-from ...protocol.claims import alias
+from ...protocol.transactions import alias
 from .commands import as_sent, declared_fields
 from .errors import IdempotencyAPIException
 

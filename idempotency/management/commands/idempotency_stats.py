@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from ...protocol.claims import alias
+from ...protocol.transactions import alias
 from ...upkeep.stats import EVENTS, Number, stats
 from ...upkeep.stats import by_operation as stats_by_operation
 from ..running import check_database, refusals_as_errors

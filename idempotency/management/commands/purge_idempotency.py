@@ -12,7 +12,7 @@ from django.db.models import Count, QuerySet
 from ...lifecycle import Status
 from ...models import IdempotencyRecord
 from ...outbox.backlog import purge_sent_batches, sent_past_retention
-from ...protocol.claims import alias
+from ...protocol.transactions import alias
 from ...upkeep.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult, due, purge_batches
 from ..running import (
     EXIT_REFUSED,

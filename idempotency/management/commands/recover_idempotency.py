@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 
 from ...operation import registry
-from ...protocol.claims import alias
+from ...protocol.transactions import alias
 from ...upkeep.counters import counters
 from ...upkeep.sweep import (
     DEFAULT_BATCH_SIZE,
