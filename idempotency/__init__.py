@@ -1,7 +1,11 @@
 """Make mutating API operations safe to retry.
 
-The names below are the public interface. They are resolved at first use, because an app's package is imported before
-Django's models can be.
+The names below are the public interface. Two of them are resolved at first use, because they need the models, and an
+app's package is imported before Django's models can be.
+
+Imports run one way, from the bottom up: ``conf``, ``exceptions``, ``lifecycle``; then ``operation`` and the rest of the
+vocabulary; ``models``; ``sql``, where a database is added; ``protocol``; ``http`` and ``upkeep``; ``outbox``;
+``contrib``, where a framework is added, ``admin`` and ``management``; ``tasks`` and ``apps``.
 """
 
 from __future__ import annotations
@@ -9,43 +13,28 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .operation import Operation
+from .policy import (
+    ACCEPTED,
+    CONFLICT,
+    PARK,
+    REEXECUTE,
+    Attach,
+    Completed,
+    NotExecuted,
+    Reconcile,
+    Unknown,
+    Wait,
+)
+from .protocol.context import current_claim, require_claim
+
 if TYPE_CHECKING:
     from .http.decorators import idempotent
-    from .operation import Operation
-    from .policy import (
-        ACCEPTED,
-        CONFLICT,
-        PARK,
-        REEXECUTE,
-        Attach,
-        Completed,
-        NotExecuted,
-        Reconcile,
-        Unknown,
-        Wait,
-    )
     from .protocol.block import claim
-    from .protocol.context import current_claim, require_claim
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "ACCEPTED": "policy",
-    "Attach": "policy",
-    "CONFLICT": "policy",
-    "Completed": "policy",
-    "NotExecuted": "policy",
-    "Operation": "operation",
-    "PARK": "policy",
-    "REEXECUTE": "policy",
-    "Reconcile": "policy",
-    "Unknown": "policy",
-    "Wait": "policy",
-    "claim": "protocol.block",
-    "current_claim": "protocol.context",
-    "idempotent": "http.decorators",
-    "require_claim": "protocol.context",
-}
+_LAZY = {"claim": "protocol.block", "idempotent": "http.decorators"}
 
 __all__ = [
     "ACCEPTED",
@@ -67,6 +56,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _LAZY:
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,6 +23,7 @@ class IdempotencyConfig(AppConfig):
             import_module("idempotency.contrib.rest_framework")  # registers its adapter; the core never imports it
         if find_spec("celery") is not None:
             # What is published inside a protected operation carries on its identity, and idempotent tasks are checked:
-            # in every process, whether or not the project has imported Celery by now. That takes some 0.13 s.
-            import_module("idempotency.contrib.celery")
+            # in every process, whether or not the project has imported Celery by now. That takes some 0.13 s. The tasks
+            # come with it, because a commit asks for the relay by its name.
+            import_module("idempotency.tasks")
         autodiscover_modules("operations")

@@ -47,6 +47,9 @@ CONNECT_BOUNDS: Mapping[str, Any] = {"max_retries": 1, "interval_start": 0.1, "i
 #: Redis has no bound of its own.
 SOCKET_TIMEOUTS: Mapping[str, Any] = {"socket_connect_timeout": 4.0, "socket_timeout": CONFIRM_TIMEOUT}
 
+#: The task that a nudge asks for. It is named here, and not imported, because the tasks use this package.
+RELAY_TASK = "idempotency.tasks.relay_outbox"
+
 #: Seconds for which nobody is nudged after the broker could not be reached. Relays come by themselves, and a request
 #: must not pay for a connection that fails, over and over.
 QUIET = 30.0
@@ -152,12 +155,10 @@ class CelerySender:
 
         A broker that can't be reached is left alone for a while, because this runs in the request that committed.
         """
-        from ...tasks import relay_outbox
-
         if time.monotonic() < self._quiet_until:
             return
         try:
-            publish(current_app, relay_outbox.name, ignore_result=True, expires=NUDGE_EXPIRES)
+            publish(current_app, RELAY_TASK, ignore_result=True, expires=NUDGE_EXPIRES)
         except Exception:  # whatever it is: the caller has committed, and the schedule's relay sends its messages
             self._quiet_until = time.monotonic() + QUIET
             logger.warning(

@@ -11,7 +11,6 @@ from django.test.utils import CaptureQueriesContext
 
 from idempotency import signals
 from idempotency.models import IdempotencyCounter
-from idempotency.protocol import claims
 from idempotency.upkeep import counters as counters_module
 from idempotency.upkeep.counters import counters
 from idempotency.upkeep.stats import stats
@@ -176,7 +175,7 @@ def test_a_reader_does_not_wait_for_a_flush_for_long(monkeypatch: pytest.MonkeyP
 def test_what_is_not_written_yet_belongs_to_the_database_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     count(2)
     assert counters.read(ALIAS) == {operation.name: {"claimed": 2}}
-    monkeypatch.setattr(claims, "alias", lambda: "elsewhere")
+    monkeypatch.setattr(counters_module, "alias", lambda: "elsewhere")
     assert counters.read(ALIAS) == {}
 
 
