@@ -5,17 +5,18 @@ One id an error. ``IDEMPOTENCY.TTL`` wrong is always E003, whatever is wrong wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
-from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from .conf import SETTING, problems_of
 from .operation import registry
+from .protocol.transactions import alias
 
 
 @register("idempotency")
@@ -32,54 +33,52 @@ def check_databases(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
     """The database that records live in. Looks at its settings only, and connects to nothing."""
-    from .models import IdempotencyRecord
-
-    messages: list[CheckMessage] = []
-    alias = router.db_for_write(IdempotencyRecord)
-    connection: Any = connections[alias]
-    if not connection.settings_dict["AUTOCOMMIT"]:
-        messages.append(
-            Error(
-                f"Database {alias!r} has AUTOCOMMIT off, so a claim could not be committed before its operation runs.",
-                hint="Remove AUTOCOMMIT from the database's settings.",
-                id="idempotency.E016",
-            )
-        )
-    if getattr(connection.Database, "__name__", "") == "psycopg2":
-        messages.append(
-            Error(
-                f"Database {alias!r} is reached through psycopg2, which names errors in another way than psycopg 3, so "
-                f"they would be misread.",
-                hint="Install psycopg 3 (pip install 'psycopg>=3.2'). Django uses it if both are installed.",
-                id="idempotency.E020",
-            )
-        )
-    if alias != DEFAULT_DB_ALIAS and any(operation.transaction for operation in registry):
+    using = alias()
+    connection: Any = connections[using]
+    messages = [*_wrong_connections(using, connection), *_doubtful_connections(using, connection)]
+    if using != DEFAULT_DB_ALIAS and any(operation.transaction for operation in registry):
         messages.append(
             checks.Warning(
-                f"Records are kept in database {alias!r}. Operations with transaction=True protect writes to that "
+                f"Records are kept in database {using!r}. Operations with transaction=True protect writes to that "
                 f"database only.",
                 hint="Keep records where the protected operations write, or declare the others with "
                 "transaction=False and their recovery.",
                 id="idempotency.W001",
             )
         )
+    return messages
+
+
+def _wrong_connections(using: str, connection: Any) -> Iterator[CheckMessage]:
+    """Settings and drivers with which the protocol can't keep its promises."""
+    if not connection.settings_dict["AUTOCOMMIT"]:
+        yield Error(
+            f"Database {using!r} has AUTOCOMMIT off, so a claim could not be committed before its operation runs.",
+            hint="Remove AUTOCOMMIT from the database's settings.",
+            id="idempotency.E016",
+        )
+    if getattr(connection.Database, "__name__", "") == "psycopg2":
+        yield Error(
+            f"Database {using!r} is reached through psycopg2, which names errors in another way than psycopg 3, so "
+            f"they would be misread.",
+            hint="Install psycopg 3 (pip install 'psycopg>=3.2'). Django uses it if both are installed.",
+            id="idempotency.E020",
+        )
+
+
+def _doubtful_connections(using: str, connection: Any) -> Iterator[CheckMessage]:
+    """Databases that work less well, or that nobody has tested."""
     options = connection.settings_dict.get("OPTIONS", {})
     if connection.vendor == "sqlite" and str(options.get("transaction_mode")).upper() not in {"IMMEDIATE", "EXCLUSIVE"}:
-        messages.append(
-            checks.Warning(
-                f"SQLite database {alias!r} opens its transactions deferred. One that reads before it writes fails at "
-                f"once when another has written meanwhile, whatever the timeout.",
-                hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"} on the database.',
-                id="idempotency.W002",
-            )
+        yield checks.Warning(
+            f"SQLite database {using!r} opens its transactions deferred. One that reads before it writes fails at "
+            f"once when another has written meanwhile, whatever the timeout.",
+            hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"} on the database.',
+            id="idempotency.W002",
         )
     if connection.vendor not in {"postgresql", "sqlite"}:
-        messages.append(
-            checks.Warning(
-                f"Database {alias!r} is a {connection.vendor} one. This release is tested on PostgreSQL and SQLite.",
-                hint="Keep the records on PostgreSQL.",
-                id="idempotency.W003",
-            )
+        yield checks.Warning(
+            f"Database {using!r} is a {connection.vendor} one. This release is tested on PostgreSQL and SQLite.",
+            hint="Keep the records on PostgreSQL.",
+            id="idempotency.W003",
         )
-    return messages
