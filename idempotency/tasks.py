@@ -32,7 +32,6 @@ except ImportError as error:
     ) from error
 
 from .contrib.celery import lost
-from .contrib.celery.publishing import RELAY_TASK
 
 #: What one run does at most: ten thousand abandoned claims, a hundred thousand records and as many messages to purge,
 #: ten thousand messages to send. More than that is the next run's, so that a run stays within its time limit and leaves
@@ -111,4 +110,4 @@ _task = partial(shared_task, acks_late=False, time_limit=TIME_LIMIT)
 recover_expired_leases = _task(name="idempotency.tasks.recover_expired_leases")(_recover_expired_leases)
 purge_expired_records = _task(name="idempotency.tasks.purge_expired_records")(_purge_expired_records)
 resend_lost_messages = _task(name="idempotency.tasks.resend_lost_messages")(_resend_lost_messages)
-relay_outbox = _task(name=RELAY_TASK)(_relay_outbox)
+relay_outbox = _task(name="idempotency.tasks.relay_outbox")(_relay_outbox)
