@@ -92,7 +92,7 @@ class Store(ABC):
 
     @property
     def is_nested(self) -> bool:
-        """Whether the open transaction is a savepoint of the one that TestCase wraps a test in, which goes on after it."""
+        """Whether the open transaction is a savepoint of the one that TestCase wraps a test in."""
         return bool(self.connection.savepoint_ids)
 
     # Claims
