@@ -6,6 +6,7 @@ since is said, and left alone.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -69,13 +70,13 @@ class DecisionAdmin(ReadOnlyAdmin):
     #: The column that counts how often the row was tried.
     attempt_column: ClassVar[str]
 
+    @abstractmethod
     def explain(self, row: Any) -> list[Any]:
         """What is known of the row's state, and what to do next: sentences, each a paragraph."""
-        raise NotImplementedError
 
+    @abstractmethod
     def badge(self, row: Any) -> Any:
         """The row's state at a glance."""
-        raise NotImplementedError
 
     def render_change_form(
         self,

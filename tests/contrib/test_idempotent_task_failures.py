@@ -11,9 +11,10 @@ from celery.exceptions import Ignore, Reject, Retry
 from django.db import OperationalError
 from django.db.models import F
 
+from idempotency import claim
 from idempotency.contrib.celery import redrive
 from idempotency.contrib.celery.deliveries import MAX_REASON_LENGTH
-from idempotency.exceptions import BrokerUnavailableError
+from idempotency.exceptions import BrokerUnavailableError, LeaseLostError
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
 from testproject.harness.processes import free_port
@@ -28,6 +29,7 @@ from tests.contrib.consumers import (
     dies,
     effects,
     end_leases,
+    outside,
     plain,
     record,
     send,
@@ -154,6 +156,20 @@ def test_a_task_without_dead_letters_and_a_plain_one_just_fail(inbox: Inbox) -> 
     inbox.publish(bare, "a", retries=3)
     assert [type(delivered.result) for delivered in inbox.drain()] == [FailureError, FailureError]
     assert inbox.redis.keys("*dead*") == []
+
+
+def test_a_lease_that_a_claim_within_the_task_lost_is_a_failure_like_any_other(inbox: Inbox) -> None:
+    def loses_its_claim(task: Any) -> None:
+        with claim("tests.inner", account_id="a", key="k") as inner:
+            IdempotencyRecord.objects.filter(operation="tests.inner").update(attempt=F("attempt") + 1)
+            inner.result = None
+
+    acts["a"] = loses_its_claim
+    inbox.publish(outside, "a")
+    assert isinstance(inbox.deliver().result, LeaseLostError)
+    [dead] = inbox.messages(DEAD)
+    assert dead["idempotency_dead_letter_reason"] == "failed: LeaseLostError"
+    assert IdempotencyRecord.objects.get(operation="tests.outside").status == "recoverable"
 
 
 def test_arguments_that_the_task_does_not_take_are_a_failure(inbox: Inbox) -> None:

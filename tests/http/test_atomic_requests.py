@@ -75,6 +75,29 @@ def test_what_passes_through_an_async_view_is_refused_as_django_refuses_it(
 @pytest.mark.scenario(20)
 @committing
 @pytest.mark.usefixtures("atomic_requests")
+def test_a_class_whose_as_view_is_protected_as_a_whole_opens_no_transaction_around_it(
+    alice: Caller, serve: Serve
+) -> None:
+    class Whole(View):
+        @classmethod
+        def as_view(cls, **initkwargs: Any) -> Any:
+            return idempotent("tests.whole")(super().as_view(**initkwargs))
+
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return plain_answer(request)
+
+        @idempotent("tests.put")
+        def put(self, request: HttpRequest) -> HttpResponse:
+            raise NotImplementedError
+
+    serve(Whole.as_view())
+    assert [alice.post(key="k").status_code for _ in range(2)] == [201, 201]
+    assert effects() == 1
+
+
+@pytest.mark.scenario(20)
+@committing
+@pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("kind", ["function", "class"])
 def test_an_async_view_that_the_project_has_exempted_passes_through(alice: Caller, serve: Serve, kind: str) -> None:
     class Exempt(View):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -481,6 +482,14 @@ def test_a_second_function_under_a_bare_name_is_refused() -> None:
     with refused("'tests.policy' is declared for"):
         idempotent("tests.policy", required=False)(plain_answer)
         idempotent("tests.policy", required=False)(other)
+
+
+@pytest.mark.failure_mode(66)
+def test_partial_applications_are_the_function_that_they_apply() -> None:
+    idempotent("tests.partial")(partial(plain_answer))
+    idempotent("tests.partial")(partial(partial(plain_answer)))
+    with refused("'tests.partial' is declared for"):
+        idempotent("tests.partial")(partial(drf_answer))
 
 
 @pytest.mark.failure_mode(66)
