@@ -39,8 +39,7 @@ class Operation(Defaults):
         most ``ttl``. Without it a handler that takes longer than its lease calls ``current_claim().renew()``, or is
         taken over.
     :param idle_timeout: lets PostgreSQL end the handler's transaction when it has been idle for that long, as a frozen
-        process's is, and any statement of it that runs for longer than the lease, so that its locks don't outlive its
-        lease. Costs a statement; a default for the role costs none.
+        process's is, so that its locks don't outlive its lease. Costs a statement; a default for the role costs none.
     :param transaction: True runs the handler and records its outcome in one transaction of the record's database.
     :param recovery: what an abandoned claim means. ``REEXECUTE`` with ``transaction=True``; no default without.
     :param in_progress: ``CONFLICT``, ``ACCEPTED``, ``Wait(seconds)`` or, with ``rebuild``, ``Attach(location)``.
