@@ -156,7 +156,7 @@ class Tries(ABC, Generic[A]):
 
     @abstractmethod
     def unresolved(self, message: str) -> Exception:
-        """The error that gives up."""
+        """The error that ends the retries."""
 
     def begin(self) -> float:
         """Begin an attempt: how many seconds are left for it.
@@ -175,7 +175,7 @@ class Tries(ABC, Generic[A]):
             "wait": self._wait,
             "stop": self._must_stop,
             "before_sleep": self._postpone,
-            "retry_error_callback": self._give_up,
+            "retry_error_callback": self._raise_unresolved,
         }
 
     def is_undecided(self, answer: A) -> bool:
@@ -206,7 +206,7 @@ class Tries(ABC, Generic[A]):
         if isinstance(error, self.retryable) and not isinstance(error, self.permanent) and not _is_untrusted(error):
             return True
         if isinstance(error, self.errors) and self.budget.attempts > 1:
-            self._give_up(state)  # no retry can help, but an attempt before may have had its effect
+            self._raise_unresolved(state)  # no retry can help, but an attempt before may have had its effect
         return False
 
     def _wait(self, state: RetryCallState) -> float:
@@ -230,7 +230,7 @@ class Tries(ABC, Generic[A]):
             state.upcoming_sleep,
         )
 
-    def _give_up(self, state: RetryCallState) -> NoReturn:
+    def _raise_unresolved(self, state: RetryCallState) -> NoReturn:
         message = (
             f"{self.call}: the outcome is not known after {self.budget.attempts} attempt(s) ({_reason(state)}). It may "
             f"have taken effect. Resume later with the same {HEADER} and the same payload, never with a new key: "

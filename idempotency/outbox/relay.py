@@ -167,7 +167,7 @@ def _take_in_transaction(using: str, limit: int, skip: Collection[str]) -> _Batc
     messages = [message for message in found if not _may_be_poison(message)]
     messages += _followers(using, messages, limit - len(found), skip)
     _lease(using, messages + suspects)
-    _give_up(using, dead)
+    _mark_dead(using, dead)
     return _Batch(messages, suspects, dead, exhausted=len(messages) < limit and not suspicious)
 
 
@@ -183,7 +183,7 @@ def _lease(using: str, messages: list[OutboxMessage]) -> None:
         message.attempts += 1
 
 
-def _give_up(using: str, poison: list[OutboxMessage]) -> None:
+def _mark_dead(using: str, poison: list[OutboxMessage]) -> None:
     error = f"A relay disappeared while it had this message, {MAX_ATTEMPTS} times."
     if poison:
         dead = OutboxMessage.objects.using(using).filter(pk__in=[message.pk for message in poison])

@@ -244,7 +244,7 @@ def _in_autocommit(claim: Claim, outcome_of_error: Callable[[Exception], Outcome
 def _outcome_of_error(
     error: Exception, owned: Ownership, outcome_of_error: Callable[[Exception], Outcome | None]
 ) -> Outcome | None:
-    """What an exception of the operation amounts to. Where it is a crash, the claim is given up before it goes on.
+    """What an exception of the operation amounts to. If it is a crash, the claim is ended before the exception goes on.
 
     An error that this very attempt met (its lease was lost, its store failed) is nobody's answer. One that another
     claim met, such as a ``claim()`` in the handler, is like any other exception of the handler.
@@ -254,7 +254,7 @@ def _outcome_of_error(
         raise error
     try:
         return outcome_of_error(error)
-    except Exception:  # raised on: only the claim is given up first, whatever the project's handler failed with
+    except Exception:  # raised on: only the claim is ended first, whatever the project's handler failed with
         release_or_park(owned)
         raise
 
@@ -294,25 +294,25 @@ def release_or_park(owned: Ownership) -> None:
     If all that it wrote was in one transaction with the record, or REEXECUTE is declared, another run is safe and may
     come at once. Otherwise an attempt without an outcome may have had its effect. A PARK operation is parked. One with
     a reconciler keeps its claim, because what it sent may even be on its way still: the reconciler is asked when the
-    lease is over. Never raises: what ended the attempt matters more, and a claim that could not be given up is
+    lease is over. Never raises: what ended the attempt matters more, and a claim that could not be released is
     recovered when its lease is over.
     """
     operation = owned.operation
     # Done after a lost lease too: both changes are fenced, and match nothing then.
     undone = operation.transaction and not owned.has_effects_elsewhere
     if undone or operation.recovery is Recovery.REEXECUTE:
-        _give_up(owned, claims.release, signals.released)
+        _end(owned, claims.release, signals.released)
     elif operation.recovery is Recovery.PARK:
         _park(owned)
 
 
 def _park(owned: Ownership) -> None:
-    _give_up(owned, claims.park, signals.parked)
+    _end(owned, claims.park, signals.parked)
 
 
-def _give_up(owned: Ownership, change: Callable[[Ownership], bool], signal: Signal) -> None:
+def _end(owned: Ownership, change: Callable[[Ownership], bool], signal: Signal) -> None:
     try:
-        given_up = change(owned)
+        ended = change(owned)
     except (DatabaseError, InterfaceError, IdempotencyError):
         logger.warning(
             "Operation %r: attempt %d could not be released; its lease runs out by itself",
@@ -321,5 +321,5 @@ def _give_up(owned: Ownership, change: Callable[[Ownership], bool], signal: Sign
             exc_info=True,
         )
         return
-    if given_up:
+    if ended:
         signals.send(signal, owned.operation, owned.scope, owned.attempt)

@@ -20,7 +20,7 @@ from celery.worker.request import Request
 from kombu import Connection
 
 QUEUE = "celery"
-#: Where the tests' tasks put messages aside.
+#: Where the tests' tasks dead-letter messages.
 DEAD = "tests.dead"
 #: The headers of a message that say what it is.
 KEY = "idempotency_key"

@@ -35,7 +35,7 @@ class Sender:
     waits: list[float] = field(default_factory=list)
     #: Called with each wait, for what is to happen meanwhile.
     meanwhile: Callable[[], object] = lambda: None
-    give_up: type[Exception] = field(init=False)
+    unresolved: type[Exception] = field(init=False)
     transport_errors: type[Exception] = field(init=False)
     undecodable: type[Exception] = field(init=False)
 
@@ -59,7 +59,7 @@ class Sender:
 
 
 class Httpx(Sender):
-    give_up = with_httpx.UnresolvedRequestError
+    unresolved = with_httpx.UnresolvedRequestError
     transport_errors = httpx.TransportError
     undecodable = httpx.DecodingError
 
@@ -86,7 +86,7 @@ class AsyncHttpx(Httpx):
 
 
 class Requests(Sender):
-    give_up = with_requests.UnresolvedRequestError
+    unresolved = with_requests.UnresolvedRequestError
     transport_errors = requests.RequestException
     undecodable = requests.exceptions.ContentDecodingError
 

@@ -49,7 +49,7 @@ def test_other_methods_pass_through_untouched(sender: Sender, server: Server, me
     server.script = [cut]
     with pytest.raises(sender.transport_errors) as raised:
         sender.send(server.url, method=method)
-    assert not isinstance(raised.value, sender.give_up)
+    assert not isinstance(raised.value, sender.unresolved)
     assert server.keys == [None, None]
 
 
@@ -119,7 +119,7 @@ def test_a_server_that_is_down_is_tried_again(sender: Sender) -> None:
     with serving() as gone:
         pass
     sender.policy = RetryPolicy(attempts=3)
-    with pytest.raises(sender.give_up) as raised:
+    with pytest.raises(sender.unresolved) as raised:
         sender.send(gone.url)
     error: Any = raised.value
     assert (error.attempts, len(sender.waits)) == (3, 2)
@@ -163,7 +163,7 @@ def test_a_retry_after_is_waited_for_and_a_little_longer(sender: Sender, server:
 def test_a_retry_after_that_does_not_fit_ends_it_at_once(sender: Sender, server: Server) -> None:
     sender.policy = RetryPolicy(total=60)
     server.script = [answer(503, retry_after="3600")]
-    with pytest.raises(sender.give_up, match="after 1 attempt") as raised:
+    with pytest.raises(sender.unresolved, match="after 1 attempt") as raised:
         sender.send(server.url)
     error: Any = raised.value
     assert (sender.waits, error.response.headers["Retry-After"]) == ([], "3600")
@@ -172,7 +172,7 @@ def test_a_retry_after_that_does_not_fit_ends_it_at_once(sender: Sender, server:
 def test_the_total_time_is_bounded(sender: Sender, server: Server) -> None:
     sender.policy = RetryPolicy(total=35, attempts=100, longest_wait=1.0)
     server.script = [answer(503, retry_after="10")] * 100
-    with pytest.raises(sender.give_up):
+    with pytest.raises(sender.unresolved):
         sender.send(server.url)
     assert len(server.requests) == 4
     assert sum(sender.waits) < 35
@@ -182,7 +182,7 @@ def test_no_attempt_waits_for_longer_than_what_is_left(sender: Sender, server: S
     """Without that a server that hangs would be waited for by a timeout of half a minute."""
     sender.policy = RetryPolicy(total=1, attempts=2)
     server.script = [hang, hang]
-    with pytest.raises(sender.give_up):
+    with pytest.raises(sender.unresolved):
         sender.send(server.url)
 
 
@@ -192,7 +192,7 @@ def test_no_attempt_waits_for_longer_than_what_is_left(sender: Sender, server: S
 def test_who_gives_up_says_with_which_key_to_resume(sender: Sender, server: Server) -> None:
     sender.policy = RetryPolicy(attempts=3)
     server.script = [answer(503, b'{"busy": true}'), cut, cut]
-    with pytest.raises(sender.give_up) as raised:
+    with pytest.raises(sender.unresolved) as raised:
         sender.send(server.url + "/charges/?token=secret")
     error: Any = raised.value
     assert isinstance(error, sender.transport_errors)
@@ -211,7 +211,7 @@ def test_who_gives_up_says_with_which_key_to_resume(sender: Sender, server: Serv
 def test_who_never_got_an_answer_has_none_to_show(sender: Sender, server: Server) -> None:
     sender.policy = RetryPolicy(attempts=1)
     server.script = [cut]
-    with pytest.raises(sender.give_up) as raised:
+    with pytest.raises(sender.unresolved) as raised:
         sender.send(server.url)
     error: Any = raised.value
     assert (error.response, error.attempts, sender.waits) == (None, 1, [])
@@ -221,7 +221,7 @@ def test_an_answer_that_can_not_be_decoded_says_what_its_status_says(sender: Sen
     sender.policy = RetryPolicy(attempts=2)
     broken = {"body": b"not gzip", "content_encoding": "gzip"}
     server.script = [answer(503, **broken), answer(503, **broken)]
-    with pytest.raises(sender.give_up) as raised:
+    with pytest.raises(sender.unresolved) as raised:
         sender.send(server.url)
     error: Any = raised.value
     assert (error.response.status_code, len(server.requests)) == (503, 2)
@@ -235,7 +235,7 @@ def test_an_answer_that_can_not_be_decoded_says_what_its_status_says(sender: Sen
 def test_the_error_survives_being_sent_to_another_process(sender: Sender, server: Server) -> None:
     sender.policy = RetryPolicy(attempts=2)
     server.script = [answer(503), cut]
-    with pytest.raises(sender.give_up) as raised:
+    with pytest.raises(sender.unresolved) as raised:
         sender.send(server.url)
     error: Any = raised.value
     copy = pickle.loads(pickle.dumps(error))

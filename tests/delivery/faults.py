@@ -247,7 +247,7 @@ def broker_restarted(scene: Scene, verdict: Verdict) -> None:
 
 
 def other_payload(scene: Scene, verdict: Verdict) -> None:
-    """Each protected message is published again with another amount, under its own id. One of the two is put aside."""
+    """Each protected message is published again under its id with another amount. One of the two is dead-lettered."""
     scene.start_workers()
     scene.publish()
     scene.relay_all()
@@ -269,7 +269,7 @@ def other_payload(scene: Scene, verdict: Verdict) -> None:
     scene.run("caller", calls=str(path))
     scene.settle()
     verdict.struck = scene.count
-    judge(scene, verdict, aside=scene.count)
+    judge(scene, verdict, dead_letters=scene.count)
 
 
 def poison(scene: Scene, verdict: Verdict) -> None:
@@ -289,7 +289,7 @@ def poison(scene: Scene, verdict: Verdict) -> None:
     verdict.expect(set(runs.values()) == {names.MAX_ATTEMPTS}, f"poison ran {sorted(set(runs.values()))} times")
     unbounded = scene.marks.count("child.*-plain-*")
     verdict.expect(unbounded == most * len(poisonous), f"the control's poison ran {unbounded} times")
-    judge(scene, verdict, scene.labels("kept", others), aside=len(poisonous), cut_off=len(poisonous))
+    judge(scene, verdict, scene.labels("kept", others), dead_letters=len(poisonous), cut_off=len(poisonous))
 
 
 def forgotten(scene: Scene, verdict: Verdict) -> None:

@@ -8,7 +8,7 @@ PLAIN = "delivery.plain"
 FAST_KEPT = "delivery.fast_kept"
 FAST_PLAIN = "delivery.fast_plain"
 
-#: The queue in which protected messages are put aside, and how many runs of one may be cut off until it is.
+#: The queue in which protected messages are dead-lettered, and how many runs of one may be cut off until it is.
 DEAD = "delivery.dead"
 MAX_ATTEMPTS = 3
 

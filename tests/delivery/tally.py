@@ -44,7 +44,7 @@ class Verdict:
     struck: int = 0
     #: Protected messages that the broker had confirmed and then lost, and that were sent again.
     lost_by_broker: int = 0
-    #: Protected messages that were put aside.
+    #: Protected messages that were dead-lettered.
     dead_letters: int = 0
     #: Anything else that is not as it must be.
     problems: list[str] = field(default_factory=list)
@@ -90,7 +90,7 @@ def judge(
     kept: Iterable[str] | None = None,
     plain: Iterable[str] | None = None,
     *,
-    aside: int = 0,
+    dead_letters: int = 0,
     cut_off: int = 0,
     leave_out: Iterable[str] = (),
 ) -> None:
@@ -98,7 +98,7 @@ def judge(
 
     :param kept: the protected messages that must have taken effect; by default all.
     :param plain: those of the control.
-    :param aside: how many protected messages must have been put aside.
+    :param dead_letters: how many protected messages must have been dead-lettered.
     :param cut_off: how many of these had runs that were cut off, so that their records are not completed.
     :param leave_out: protected messages that are none of this.
     """
@@ -110,7 +110,10 @@ def judge(
             verdict.problems.append(f"{number} protected messages {name}: {verdict.kept.examples}")
     verdict.expect(verdict.struck, "the fault never struck")
     verdict.dead_letters = len(scene.dead_letters())
-    verdict.expect(verdict.dead_letters == aside, f"{verdict.dead_letters} messages were put aside, and not {aside}")
+    verdict.expect(
+        verdict.dead_letters == dead_letters,
+        f"{verdict.dead_letters} messages were dead-lettered, and not {dead_letters}",
+    )
     states = Counter(
         dict(
             scene.stage.query(
@@ -130,7 +133,7 @@ def judge(
 
 def table(verdicts: Iterable[Verdict]) -> str:
     """All that was counted on one broker, in Markdown."""
-    heads = ["fault", "struck", "deliveries", "doubled, lost, rolled back", "put aside", "sent again"]
+    heads = ["fault", "struck", "deliveries", "doubled, lost, rolled back", "dead-lettered", "sent again"]
     heads += ["control: deliveries", "doubled, lost, rolled back", ""]
     rows: list[list[object]] = []
     for verdict in verdicts:

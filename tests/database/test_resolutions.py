@@ -1,4 +1,4 @@
-"""What operators decide: each a compare-and-set on the state they saw, audited, and announced. Scenario 28."""
+"""What people decide: a compare-and-set on the state that they saw, audited, and told by a signal. Scenario 28."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from tests.records import HOUR, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-in_transaction = Operation("tests.operators.transaction")
-parks = Operation("tests.operators.park", transaction=False, recovery=PARK)
-asks = Operation("tests.operators.reconcile", transaction=False, recovery=Reconcile(lambda record: Unknown()))
-again = Operation("tests.operators.reexecute", transaction=False, recovery=REEXECUTE)
+in_transaction = Operation("tests.resolutions.transaction")
+parks = Operation("tests.resolutions.park", transaction=False, recovery=PARK)
+asks = Operation("tests.resolutions.reconcile", transaction=False, recovery=Reconcile(lambda record: Unknown()))
+again = Operation("tests.resolutions.reexecute", transaction=False, recovery=REEXECUTE)
 
 PAYLOAD = Payload({"amount": 1})
 
@@ -46,7 +46,7 @@ def acquire(operation: Operation = parks, key: str = "k") -> Any:
 
 
 def record(operation: Operation | str = parks, status: Status = Status.PARKED, **fields: Any) -> IdempotencyRecord:
-    """A record as an operator looks at it."""
+    """A record as a person who decides looks at it."""
     name = operation if isinstance(operation, str) else operation.name
     values = {"idempotency_key": "k", "expires": HOUR, "request_hash": PAYLOAD.request_hash, "operation": name}
     (pk,) = make_records(1, status, **values | fields)
@@ -136,14 +136,14 @@ def test_what_is_no_outcome_is_refused(found: Any, error: type[Exception]) -> No
 
 
 def test_no_outcome_is_recorded_for_an_operation_that_is_not_known() -> None:
-    seen = record("tests.operators.removed")
-    with pytest.raises(ImproperlyConfigured, match=r"tests\.operators\.removed.*operations\.py"):
+    seen = record("tests.resolutions.removed")
+    with pytest.raises(ImproperlyConfigured, match=r"tests\.resolutions\.removed.*operations\.py"):
         record_outcome(seen, {}, by="ops")
     mark_not_executed(seen, by="ops")  # needs to know nothing of it
     assert state(seen) == ("recoverable", 1)
 
 
-@pytest.mark.parametrize("operation", [in_transaction, parks, asks, again, "tests.operators.removed"], ids=str)
+@pytest.mark.parametrize("operation", [in_transaction, parks, asks, again, "tests.resolutions.removed"], ids=str)
 def test_an_abandoned_claim_is_released_under_the_next_attempt(operation: Operation | str) -> None:
     seen = record(operation, Status.IN_PROGRESS, lease=-HOUR)
     release(seen, by="ops")
@@ -183,7 +183,7 @@ def test_a_live_claim_is_released_by_force_where_running_again_is_safe(operation
     assert state(seen) == ("completed", 3)
 
 
-@pytest.mark.parametrize("operation", [parks, asks, "tests.operators.removed"], ids=str)
+@pytest.mark.parametrize("operation", [parks, asks, "tests.resolutions.removed"], ids=str)
 def test_no_force_releases_a_live_claim_whose_late_effect_nothing_would_stop(operation: Operation | str) -> None:
     seen = record(operation, Status.IN_PROGRESS, lease=HOUR)
     with pytest.raises(ResolutionRefusedError, match="may be alive"):
@@ -191,7 +191,7 @@ def test_no_force_releases_a_live_claim_whose_late_effect_nothing_would_stop(ope
     assert state(seen) == ("in_progress", 1)
 
 
-@pytest.mark.postgres  # SQLite has one writer at a time: the operator waits for the owner's commit
+@pytest.mark.postgres  # SQLite has one writer at a time: the person waits for the owner's commit
 def test_an_owner_that_is_about_to_commit_is_left_to_commit() -> None:
     owner = acquire(in_transaction)
     seen = IdempotencyRecord.objects.get()
@@ -311,7 +311,7 @@ def test_a_decision_leaves_an_audit_entry(decision: str, caplog: pytest.LogCaptu
     assert entry.get_change_message().endswith(": asked the bank\nforged line")
     (line,) = [one.getMessage() for one in caplog.records if one.name == "idempotency.audit"]
     assert "by 'olga', reason: 'asked the bank\\nforged line'" in line
-    assert f"Record {seen.pk} (operation 'tests.operators.park', key a-rather…" in line
+    assert f"Record {seen.pk} (operation 'tests.resolutions.park', key a-rather…" in line
     assert "parked, attempt 1 to " in line
     assert "a-rather-long-key" not in line
     assert "secret" not in line + entry.change_message
