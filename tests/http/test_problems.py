@@ -88,7 +88,7 @@ def store_refusing(statement: str, error: Exception) -> Iterator[None]:
 
 
 @pytest.mark.failure_mode(29)
-@pytest.mark.parametrize("error", ["OperationalError", "InternalError", "InterfaceError"])
+@pytest.mark.parametrize("error", ["OperationalError", "InternalError", "InterfaceError", "IntegrityError"])
 def test_a_store_that_cannot_be_written_is_503_and_nothing_runs(
     alice: Caller, serve_operation: Callable[..., None], error: str, caplog: pytest.LogCaptureFixture
 ) -> None:

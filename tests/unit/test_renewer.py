@@ -1,0 +1,117 @@
+"""The thread that renews leases: what its callers are told when it is slow, fails, or can't be had."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from idempotency import Operation
+from idempotency.exceptions import UnavailableError
+from idempotency.protocol import renewal
+from idempotency.protocol.ownership import Ownership
+from idempotency.protocol.renewal import Beat, Renewer
+from idempotency.scope import Scope
+from tests.operations import forgetting_operations
+
+Arrange = Callable[[Callable[[Ownership], bool]], None]
+
+
+@pytest.fixture
+def owned() -> Any:
+    with forgetting_operations():
+        operation = Operation("unit.renewed")
+        yield Ownership(operation, Scope("a", operation.name, "k"), 1, 1, "v1:0", "default")
+
+
+@pytest.fixture
+def renewing(monkeypatch: pytest.MonkeyPatch) -> Arrange:
+    """Let a function stand for the statement that renews."""
+    return lambda statement: monkeypatch.setattr(renewal, "_set_lease_over_own_connection", statement)
+
+
+def end(renewer: Renewer) -> None:
+    """Wait until the thread has done what it was given."""
+    thread = renewer._thread
+    if thread is not None:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+
+
+def test_a_renewal_nobody_waits_for_any_more_is_not_made(
+    owned: Ownership, renewing: Arrange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, made = threading.Event(), []
+
+    def slow(renewed: Ownership) -> bool:
+        made.append(renewed)
+        return goes_on.wait(timeout=30)
+
+    renewing(slow)
+    monkeypatch.setattr(renewal, "PATIENCE", 0.01)
+    renewer = Renewer()
+    while not made:  # until the thread is at it, each is given up before it began
+        with pytest.raises(UnavailableError):
+            renewer.renew(owned)
+    with pytest.raises(UnavailableError):
+        renewer.renew(owned)
+    goes_on.set()
+    end(renewer)
+    assert len(made) == 1
+
+
+def test_a_renewal_that_fails_is_told_to_who_asked_for_it(owned: Ownership, renewing: Arrange) -> None:
+    def fails(renewed: Ownership) -> bool:
+        raise OperationalError("the database has gone")
+
+    renewing(fails)
+    renewer = Renewer()
+    with pytest.raises(OperationalError, match="the database has gone"):
+        renewer.renew(owned)
+    end(renewer)
+    renewing(lambda renewed: True)
+    assert renewer.renew(owned)
+
+
+def test_without_a_thread_nothing_is_renewed_until_one_can_be_had(
+    owned: Ownership, renewing: Arrange, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    renewing(lambda renewed: True)
+    renewer = Renewer()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(renewal, "PATIENCE", 0.01)
+        with pytest.raises(UnavailableError):
+            renewer.renew(owned)
+    assert "Leases can't be renewed" in caplog.text
+    assert renewer.renew(owned)
+    end(renewer)
+
+
+def test_a_renewal_that_comes_after_the_end_of_its_attempt_says_nothing_of_it(
+    owned: Ownership, renewing: Arrange
+) -> None:
+    beat = Beat(owned, ends=time.monotonic() + 60)
+
+    def ended_meanwhile(renewed: Ownership) -> bool:
+        beat.stopped = True
+        return False
+
+    renewing(ended_meanwhile)
+    assert Renewer()._renew_for(beat) is None
+    assert not owned.lost
+
+
+def test_a_beat_that_was_stopped_is_not_scheduled_again(owned: Ownership) -> None:
+    renewer = Renewer()
+    beat = Beat(owned, ends=time.monotonic() + 60)
+    renewer.stop(beat)
+    renewer._schedule(time.monotonic(), lambda: None, beat)
+    assert (renewer._tasks, renewer._thread) == ([], None)
