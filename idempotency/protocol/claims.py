@@ -13,13 +13,11 @@ as right as the other's, and only one of the two can.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import TypeVar
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
 from django.dispatch import Signal
@@ -35,6 +33,7 @@ from ..outcome import Outcome
 from ..scope import Scope
 from ..sql import Row, Store
 from . import steps
+from .changes import fenced_change
 from .faults import fault_point
 from .ownership import Ownership, on_behalf_of
 from .transactions import alias, own_transaction, store_errors, unavailable
@@ -43,13 +42,6 @@ from .transactions import alias, own_transaction, store_errors, unavailable
 #: (REPEATABLE READ, InnoDB) refused as a serialization failure or a deadlock. Each round needs another process to have
 #: moved in between, so more than a few in a row means trouble that waiting doesn't cure.
 MAX_ROUNDS = 8
-
-#: An attempt with an effect outside of the database tries so often to end its record when its connection is found
-#: broken, with a pause that doubles: about 1.5 seconds in all, in which a server that is restarted comes back.
-MAX_TRIES = 5
-FIRST_PAUSE = 0.1
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -254,7 +246,7 @@ def record(owned: Ownership, outcome: Outcome) -> None:
     """
     with on_behalf_of(owned), store_errors(owned.using):
         try:
-            _change(owned, lambda: complete(owned, outcome))
+            fenced_change(owned, lambda: complete(owned, outcome))
         except LeaseLostError:
             # Unless the COMMIT of an earlier try was carried out and its answer was lost with the connection.
             row = sql.store(owned.using).read(owned.scope)
@@ -274,40 +266,19 @@ def release(owned: Ownership) -> bool:
         fault_point("release.sent")
         return released
 
-    return _change(owned, change)
+    return fenced_change(owned, change)
 
 
 def park(owned: Ownership) -> bool:
     """Stop automatic handling: the attempt ended and nobody can say whether it took effect."""
-    return _change(owned, lambda: sql.store(owned.using).park(owned.fence))
+    return fenced_change(owned, lambda: sql.store(owned.using).park(owned.fence))
 
 
 def postpone(owned: Ownership, duration: timedelta) -> bool:
     """Leave the record to whoever comes after ``duration``: what became of it is not known yet."""
-    return _change(owned, lambda: sql.store(owned.using).set_lease(owned.fence, duration, ttl=owned.operation.ttl))
-
-
-def _change(owned: Ownership, change: Callable[[], T]) -> T:
-    """Make a fenced change in a transaction of its own.
-
-    An operation with effects outside of the database must not lose how it ended because its connection died while it
-    talked to somebody else. So it connects again and makes the same change again: the fence lets it happen once.
-    """
-    tries = 1 if owned.operation.transaction or owned.shares_connection else MAX_TRIES
-    connection = connections[owned.using]
-    for number in range(1, tries + 1):
-        session = connection.connection
-        try:
-            with own_transaction(owned.using, f"Operation {owned.operation.name!r}"):
-                return change()
-        except (DatabaseError, InterfaceError):
-            # Django may have noticed by itself, and connected again.
-            session_is_sound = session is not None and session is connection.connection and connection.is_usable()
-            if session_is_sound or number == tries:
-                raise
-            connection.close()
-            time.sleep(FIRST_PAUSE * 2 ** (number - 1))  # the server may be on its way back; nothing tells when it is
-    raise AssertionError  # pragma: no cover - the last try returns or raises
+    return fenced_change(
+        owned, lambda: sql.store(owned.using).set_lease(owned.fence, duration, ttl=owned.operation.ttl)
+    )
 
 
 def read_winner(owned: Ownership, payload: Payload) -> Outcome:

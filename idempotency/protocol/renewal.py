@@ -27,6 +27,7 @@ from django.db import connections
 
 from .. import sql
 from ..exceptions import UnavailableError
+from .changes import fenced_change
 from .faults import fault_point
 from .ownership import Ownership, on_behalf_of
 from .transactions import own_transaction, store_errors
@@ -52,7 +53,7 @@ def renew(owned: Ownership) -> bool:
     store = sql.store(owned.using)
     with on_behalf_of(owned), store_errors(owned.using):
         if owned.shares_connection or not store.connection.in_atomic_block:
-            return _set_lease(owned)
+            return fenced_change(owned, lambda: _set_lease(owned))
         if store.has_one_writer:
             row = store.read(owned.scope)
             return row is not None and (row.id, row.attempt) == (owned.record_id, owned.attempt)
@@ -77,9 +78,7 @@ def heartbeat(owned: Ownership) -> Iterator[None]:
 
 
 def _set_lease(owned: Ownership) -> bool:
-    operation = owned.operation
-    with own_transaction(owned.using, f"Operation {operation.name!r}"):
-        return sql.store(owned.using).set_lease(owned.fence, operation.lease, ttl=operation.ttl)
+    return sql.store(owned.using).set_lease(owned.fence, owned.operation.lease, ttl=owned.operation.ttl)
 
 
 def _set_lease_over_own_connection(owned: Ownership) -> bool:
@@ -90,7 +89,8 @@ def _set_lease_over_own_connection(owned: Ownership) -> bool:
         del connection.settings_dict["OPTIONS"]["pool"]
         connections[owned.using] = connection
     connection.close_if_unusable_or_obsolete()  # which Django does where a request begins
-    return _set_lease(owned)
+    with own_transaction(owned.using, f"Operation {owned.operation.name!r}"):
+        return _set_lease(owned)
 
 
 @dataclass

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db.models import QuerySet
 
 from .. import sql
 from ..models import IdempotencyStep
 from ..scope import Scope
+from .changes import fenced_change
 from .faults import fault_point
 from .ownership import Ownership, on_behalf_of
-from .transactions import own_transaction, store_errors
+from .transactions import store_errors
 
 T = TypeVar("T")
 
@@ -88,29 +90,41 @@ def _begin(owned: Ownership, name: str) -> str | None:
     fence matches nothing and the step is not run. If it sleeps after it, only the derived key protects the call,
     because nothing here can stop it any more.
     """
-    with _owned_transaction(owned, name):
-        step = IdempotencyStep.objects.using(owned.using).filter(
-            account_id=owned.scope.account_id, record_id=owned.record_id, name=name
-        )
-        return step.values_list("result", flat=True).first()
+    kept = _kept(owned, name)
+    return _change_owned(owned, name, lambda: kept.values_list("result", flat=True).first())
 
 
 def _keep(owned: Ownership, name: str, text: str) -> None:
+    kept = _kept(owned, name)
+    tries = itertools.count()
+
+    def keep() -> None:
+        # The COMMIT of an earlier try may have been carried out, and its answer lost with the connection.
+        if next(tries) == 0 or not kept.exists():
+            IdempotencyStep.objects.using(owned.using).create(
+                account_id=owned.scope.account_id, record_id=owned.record_id, name=name, result=text
+            )
+
     # The fence's row lock is held until COMMIT, so a step is never stored under a record that was taken over: the
     # attempt that took over would run it, and one of two results would be lost.
-    with _owned_transaction(owned, name):
-        IdempotencyStep.objects.using(owned.using).create(
-            account_id=owned.scope.account_id, record_id=owned.record_id, name=name, result=text
-        )
+    _change_owned(owned, name, keep)
 
 
-@contextmanager
-def _owned_transaction(owned: Ownership, name: str) -> Iterator[None]:
-    """A transaction that begins with the proof that the attempt owns the record."""
-    what = f"Step {name!r} of operation {owned.operation.name!r}"
-    with on_behalf_of(owned), store_errors(owned.using), own_transaction(owned.using, what):
+def _kept(owned: Ownership, name: str) -> QuerySet[IdempotencyStep]:
+    return IdempotencyStep.objects.using(owned.using).filter(
+        account_id=owned.scope.account_id, record_id=owned.record_id, name=name
+    )
+
+
+def _change_owned(owned: Ownership, name: str, change: Callable[[], T]) -> T:
+    """Run ``change`` in a transaction that begins with the proof that the attempt owns the record."""
+
+    def proven() -> T:
         prove_ownership(owned)
-        yield
+        return change()
+
+    with on_behalf_of(owned), store_errors(owned.using):
+        return fenced_change(owned, proven, f"Step {name!r} of operation {owned.operation.name!r}")
 
 
 def prove_ownership(owned: Ownership) -> None:

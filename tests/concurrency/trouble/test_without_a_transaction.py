@@ -8,8 +8,9 @@ import pytest
 from django.db import OperationalError, connection
 from django.http import HttpResponse
 
-from idempotency import Completed
-from idempotency.protocol import claims
+from idempotency import Completed, require_claim
+from idempotency.models import IdempotencyStep
+from idempotency.protocol import changes, claims
 from tests.concurrency.conftest import Post
 from tests.concurrency.racing import abandon, effects, end_lease, race, record
 from tests.concurrency.trouble.failures import code_of, fail
@@ -156,6 +157,60 @@ def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_agai
 
 
 @pytest.mark.failure_mode(74)
+@pytest.mark.postgres
+@pytest.mark.parametrize("cut", ["in the step", "before the step", "before a renewal"])
+def test_a_connection_that_died_is_replaced_for_a_step_and_a_renewal(post: Post, cut: str) -> None:
+    calls: list[str] = []
+
+    def pay() -> int:
+        calls.append("paid")
+        if cut == "in the step":
+            cut_connection()
+        return 71
+
+    def phases(request: Any) -> None:
+        current = require_claim()
+        if cut != "in the step":
+            cut_connection()
+        if cut == "before a renewal":
+            current.renew()
+        assert current.step("pay", pay) == 71
+
+    handler.after = phases
+    answer = post("/park/")
+    assert answer.status_code == 201
+    assert post("/park/").content == answer.content
+    assert (calls, record().status) == (["paid"], "completed")
+    assert [step.result for step in IdempotencyStep.objects.all()] == ["71"]
+
+
+@pytest.mark.failure_mode(74)
+def test_a_step_whose_commit_was_carried_out_and_not_confirmed_is_kept_once(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "FIRST_PAUSE", 0)
+
+    def pay() -> int:
+        commit = connection._commit
+
+        def commit_and_break() -> None:
+            del connection._commit
+            commit()
+            monkeypatch.setattr(connection, "is_usable", lambda: False)
+            raise OperationalError("server closed the connection unexpectedly")
+
+        connection._commit = commit_and_break
+        return 71
+
+    def phases(request: Any) -> None:
+        require_claim().step("pay", pay)
+
+    handler.after = phases
+    assert post("/park/").status_code == 201
+    assert IdempotencyStep.objects.count() == 1
+
+
+@pytest.mark.failure_mode(74)
 def test_a_server_that_does_not_come_back_leaves_the_claim_to_recovery_after_bounded_tries(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,11 +221,11 @@ def test_a_server_that_does_not_come_back_leaves_the_claim_to_recovery_after_bou
         raise OperationalError("server closed the connection unexpectedly")
 
     monkeypatch.setattr(claims, "complete", gone)
-    monkeypatch.setattr(claims, "FIRST_PAUSE", 0)
+    monkeypatch.setattr(changes, "FIRST_PAUSE", 0)
     handler.after = lambda request: monkeypatch.setattr(connection, "is_usable", lambda: False)
     answer = post("/park/")
     assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
-    assert len(tries) == claims.MAX_TRIES
+    assert len(tries) == changes.MAX_TRIES
     assert (record().status, effects()) == ("in_progress", ["one"])
 
 
