@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from amqp.exceptions import AccessRefused, NotAllowed
 from celery.exceptions import Ignore
+from celery.signals import import_modules
 from django.db import transaction
 
 from idempotency import claim
@@ -29,7 +30,7 @@ from tests.records import HOUR, from_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-#: Seconds in which a broker that refuses connections is given up. It takes a fifth of one.
+#: Seconds after which a broker that refuses connections is called unavailable. It takes a fifth of one.
 SOON = 5.0
 
 
@@ -206,16 +207,49 @@ def test_a_message_that_is_relayed_twice_has_one_effect(inbox: Inbox) -> None:
     assert (len(answers), (("acknowledged", Ignore) in answers), effects()) == (3, False, {"a": 1})
 
 
-def test_where_tasks_are_eager_the_commit_is_followed_by_the_effect() -> None:
+@pytest.fixture
+def eager() -> Iterator[None]:
     app.set_current()
     app.conf.task_always_eager = True
+    yield
+    app.conf.task_always_eager = False
+
+
+@pytest.mark.usefixtures("eager")
+def test_where_tasks_are_eager_the_commit_is_followed_by_the_effect() -> None:
+    with transaction.atomic():
+        publish(send.name, ["a"])
+        assert not Receipt.objects.exists()
+    assert effects() == {"a": 1}
+
+
+@pytest.mark.usefixtures("eager")
+def test_an_eager_task_is_imported_as_a_worker_imports_it() -> None:
+    ran = []
+
+    def note(label: str) -> None:
+        ran.append(label)
+
+    def discover(**kwargs: object) -> None:
+        app.task(note, name="tests.discovered")
+
+    import_modules.connect(discover)
     try:
         with transaction.atomic():
-            publish(send.name, ["a"])
-            assert not Receipt.objects.exists()
+            publish("tests.discovered", ["a"])
     finally:
-        app.conf.task_always_eager = False
-    assert effects() == {"a": 1}
+        import_modules.disconnect(discover)
+        app.tasks.pop("tests.discovered", None)
+    assert ran == ["a"]
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_message_to_an_eager_task_that_nobody_declares_is_not_taken_for_sent() -> None:
+    with transaction.atomic():
+        written = publish("tests.undeclared", ["a"])
+    written.refresh_from_db()
+    assert written.status == MessageStatus.PENDING
+    assert "tests.undeclared" in written.error
 
 
 @pytest.mark.parametrize("refusal", [AccessRefused, NotAllowed])

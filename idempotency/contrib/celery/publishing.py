@@ -103,11 +103,16 @@ def publish(app: Any, name: str, args: Any = None, kwargs: Any = None, **options
 
     :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
     :raises TypeError: the arguments are not what the task takes.
+    :raises NotRegistered: tasks are eager, and no module that Celery discovers declares this one.
     """
-    task = app.tasks.get(name)
-    if task is not None and app.conf.task_always_eager:
-        task.apply_async(args, kwargs, **options)
+    if app.conf.task_always_eager:
+        if name not in app.tasks:
+            # Autodiscovery imports an app's tasks when a worker starts, and this process may be none. Without the task
+            # its message would go to a broker that nobody reads, and count as sent.
+            app.loader.import_default_modules()
+        app.tasks[name].apply_async(args, kwargs, **options)
         return
+    task = app.tasks.get(name)
     send = functools.partial(app.send_task, name) if task is None else task.apply_async
     with confirming_producer(app) as producer:
         send(args, kwargs, producer=producer, **BOUNDS, **options)
