@@ -125,8 +125,7 @@ def _problem_of_entry(name: Any, value: Any) -> Problem | None:
     problem = option.problem_of_setting(value)
     if problem is None:
         return None
-    shown = "" if option.is_secret else f", not {value!r}"
-    return Problem(f"IDEMPOTENCY[{name!r}] {problem}{shown}.", option.hint, option.check_id)
+    return Problem(option.complaint(f"{SETTING}[{name!r}]", problem, value), option.hint, option.check_id)
 
 
 class Defaults:

@@ -114,7 +114,7 @@ class Operation(Defaults):
         """
         found = [
             Problem(
-                f"Operation {self.name!r}: {name} {problem}, not {self.declared[name]!r}.",
+                option.complaint(f"Operation {self.name!r}: {name}", problem, self.declared[name]),
                 option.hint,
                 "idempotency.E018",
             )

@@ -135,8 +135,22 @@ class Option:
         if value is None and self.default is None:
             return None
         if isinstance(value, Attach):
-            return "can't be Attach(location), which is of one operation's job: declare it there"
+            return "belongs to the job of one operation: declare it there"
         return self.problem_of(value) or self.problem_of_path(value)
+
+    def complaint(self, subject: str, problem: str, value: Any) -> str:
+        """A sentence on a wrong value: what was expected and what is there, unless it is a secret.
+
+        :param subject: where the value stands.
+        :param problem: what ``problem_of_setting()`` or ``problem_of_path()`` found.
+        """
+        if self.is_secret:
+            return f"{subject} {problem}."
+        return (
+            f"{subject} {problem}, not {value!r}."
+            if problem.startswith("must ")
+            else f"{subject} is {value!r}, which {problem}."
+        )
 
     def problem_of_path(self, value: Any) -> str | None:
         """What is wrong with a value as a dotted path to a callable, if it is one."""

@@ -308,7 +308,9 @@ def answer(request):
 with httpx.Client(transport=IdempotentTransport(httpx.MockTransport(answer), sleep=lambda seconds: None)) as client:
     assert client.post("https://shop.test/").status_code == 201
 assert len(sent) == 2 and len(set(sent)) == 1
-assert "django" not in sys.modules, "a client needs no project"
+from django.conf import settings
+assert not settings.configured, "a client needs no project"
+assert "idempotency.models" not in sys.modules
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from idempotency import Operation, claim, idempotent
+from idempotency import Attach, Operation, claim, idempotent
 from idempotency.conf import Defaults, Settings, settings
 from idempotency.options import OPTIONS, SETTINGS, OperationPolicy
 from tests.operations import forgetting_operations
@@ -124,7 +124,11 @@ WRONG = [
     ({"METHODS": ["post"]}, "in capitals"),
     ({"MAX_BODY": 0}, "'MAX_BODY'"),
     ({"TLT": timedelta(days=1)}, "Did you mean 'TTL'"),
-    ({"RECORDABLE": "no.such.thing"}, "can't be imported"),
+    (
+        {"RECORDABLE": "no.such.thing"},
+        r"'RECORDABLE'\] is 'no.such.thing', which can't be imported \(No module named 'no'\)\.",
+    ),
+    ({"IN_PROGRESS": Attach(str)}, r"is Attach\(.*\), which belongs to the job of one operation: declare it there\."),
     ({"LEASE": timedelta(days=3)}, "shorter than"),
     ([], "must be a dictionary"),
 ]
