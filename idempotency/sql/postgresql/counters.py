@@ -25,6 +25,5 @@ class Counters(Store):
     def add_counts(self, counts: Mapping[tuple[str, str], int]) -> None:
         operations, events = [operation for operation, _ in counts], [event for _, event in counts]
         with self.connection.cursor() as cursor:
-            if not self.is_nested:
-                cursor.execute(_SETTINGS)
+            cursor.execute(_SETTINGS)
             cursor.execute(_ADD, [operations, events, list(counts.values())])
