@@ -33,6 +33,8 @@ STATEMENT_TIMEOUT = "5000ms"
 
 #: libpq's PQTRANS_IDLE: no transaction is open.
 TRANSACTION_IDLE = 0
+#: libpq's PQTRANS_INTRANS: a transaction is open, and no statement of it has failed.
+TRANSACTION_SOUND = 2
 
 # Settings ride in a statement that is sent anyway, because a SET LOCAL of its own would be one more round trip on every
 # request. set_config() returns the value that it has set, so the comparison is always true.
@@ -204,7 +206,7 @@ class Claims(Store):
 
     @contextmanager
     def watch_transaction(self) -> Iterator[TransactionWatch]:
-        watch = TransactionWatch(self._is_open)
+        watch = TransactionWatch(self._is_open, self._identity)
         with self.connection.execute_wrapper(watch):
             yield watch
 
@@ -235,6 +237,16 @@ class Claims(Store):
         """Whether the server knows of an open transaction. A connection that is closed has nothing to tell."""
         connection = self.connection.connection
         return connection is None or connection.pgconn.transaction_status != TRANSACTION_IDLE
+
+    def _identity(self) -> object:
+        """When the open transaction began, which is another moment for another one. None of a failed one can be asked.
+
+        The driver is asked, because Django's cursor would lead back here.
+        """
+        connection = self.connection.connection
+        if connection is None or connection.pgconn.transaction_status != TRANSACTION_SOUND:
+            return None
+        return connection.execute("SELECT now()").fetchone()
 
     def _change_one_bounded(self, statement: str, parameters: tuple[Any, ...]) -> bool:
         """Run an update in a transaction of ours, where a wait for the row's lock must end, and the update too."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import ProgrammingError, connection, connections
 
 from idempotency import claim, current_claim
 from idempotency.exceptions import OuterTransactionError
@@ -68,6 +68,48 @@ def test_a_handler_that_ends_its_transaction_itself_is_noticed_and_never_run_aga
     handler.after = lambda request: None
     assert code_of(post()) == "idempotency_outcome_unknown"
     assert (effects(), handler.attempts) == (there, [1])
+
+
+@pytest.mark.failure_mode(64)
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "COMMIT AND CHAIN",
+        "ROLLBACK AND CHAIN",
+        "COMMIT; BEGIN",
+        "ROLLBACK; BEGIN",
+        "SELECT 1; END; BEGIN",
+        "abort and chain",
+    ],
+)
+def test_a_transaction_that_is_replaced_by_another_in_one_statement_is_noticed(post: Post, statement: str) -> None:
+    handler.after = execute(statement)
+    answer = post()
+    assert (answer.status_code, code_of(answer)) == (500, "idempotency_transaction_broken")
+    assert record().status == "parked"
+
+
+def fail_and_chain(request: Any) -> None:
+    with pytest.raises(ProgrammingError):
+        execute("SELECT no_such_column")(request)
+    execute("ROLLBACK AND CHAIN")(request)
+
+
+@pytest.mark.failure_mode(64)
+@pytest.mark.postgres
+def test_a_transaction_that_failed_and_is_replaced_is_noticed(post: Post) -> None:
+    handler.after = fail_and_chain
+    assert code_of(post()) == "idempotency_transaction_broken"
+    assert (record().status, effects()) == ("parked", [])
+
+
+@pytest.mark.failure_mode(64)
+@pytest.mark.parametrize("statement", ["SELECT 'COMMIT'", "SELECT 1 AS rollback", "SELECT CASE WHEN 1 = 1 THEN 2 END"])
+def test_a_statement_that_only_mentions_an_end_is_none(post: Post, statement: str) -> None:
+    handler.after = execute(statement)
+    assert post().status_code == 201
+    assert (record().status, effects()) == ("completed", ["one"])
 
 
 @pytest.mark.failure_mode(64)
