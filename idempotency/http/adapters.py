@@ -117,9 +117,7 @@ def adapter_type_for(request: object) -> type[Adapter] | None:
     return next((adapter for adapter in known if adapter.speaks_for(request)), None)
 
 
-def adapter_for(request: object) -> Adapter:
-    """:raises TypeError: no framework that is known here made ``request``."""
+def adapter_for(request: object) -> Adapter | None:
+    """``request`` in the adapter that speaks for it, or None if it is not a request."""
     found = adapter_type_for(request)
-    if found is None:
-        raise TypeError(f"No adapter is registered for requests of type {type(request).__qualname__}.")
-    return found(request)
+    return None if found is None else found(request)

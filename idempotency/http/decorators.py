@@ -14,7 +14,7 @@ from django.views import View
 
 from ..operation import Operation, operation_for, registry
 from ..options import OperationPolicy
-from .adapters import adapter_for, adapter_type_for
+from .adapters import adapter_for
 from .api_view import docstring_of
 from .atomic_requests import EveryDatabase, Handler, exempted_by_project
 from .class_views import (
@@ -26,7 +26,7 @@ from .class_views import (
     refuse_handler,
     served_methods,
 )
-from .exchange import exchange_for, is_running
+from .exchange import Exchange, is_running
 from .route import route_of
 
 if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
@@ -98,8 +98,8 @@ class Protected:
         return self if instance is None else MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        request = next((argument for argument in args[:2] if adapter_type_for(argument) is not None), None)
-        if request is None:
+        adapter = next(filter(None, map(adapter_for, args[:2])), None)  # a function's first argument, a method's second
+        if adapter is None:
             raise TypeError(
                 f"@idempotent({self.operation.name!r}) expects a request as the first argument of "
                 f"{getattr(self.view, '__qualname__', self.view)!r}."
@@ -107,13 +107,13 @@ class Protected:
         if self._owes_name:  # a method under another decorator, which hides it from its class
             self._own_name([_home_of(self.view)])
         call = functools.partial(self.view, *args, **kwargs)
-        http = adapter_for(request).http
+        request, http = adapter.request, adapter.http
         if is_running(self.operation, http):
             return call()
         if not self._protects(args[0] if args[0] is not request else None, request):
             return Handler(call, http, self).pass_through()
         handler = Handler(async_to_sync(call) if self._is_async else call, http, self)
-        exchange = exchange_for(self.operation, request, handler, functools.partial(route_of, http, kwargs))
+        exchange = Exchange(self.operation, adapter, handler, functools.partial(route_of, http, kwargs))
         return _shielded(exchange.respond) if self._is_async else exchange.respond()
 
     def _own_name(self, homes: list[str]) -> None:

@@ -29,7 +29,7 @@ from ..protocol import claims
 from ..protocol.claim import Claim
 from ..protocol.execution import acquire_or_wait, run
 from ..scope import Scope, scope_of
-from .adapters import Adapter, adapter_for
+from .adapters import Adapter
 from .atomic_requests import Handler
 from .attempts import HandlerAttempt, attach_job, has_job, is_crash
 from .problems import accepted_response, report
@@ -155,12 +155,6 @@ class Exchange:
                 return accepted_response(error)
         custom = settings.error_response
         return self.adapter.answer_to_error(error) if custom is None else custom(self.adapter.request, error)
-
-
-def exchange_for(
-    operation: Operation, request: Any, handler: Handler, route: Callable[[], dict[str, object]]
-) -> Exchange:
-    return Exchange(operation, adapter_for(request), handler, route)
 
 
 def is_running(operation: Operation, http: HttpRequest) -> bool:
