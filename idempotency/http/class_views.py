@@ -22,6 +22,11 @@ from .atomic_requests import EveryDatabase, Handler, exempted_by_project
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
+#: What the frameworks call before the handler, and whose answer they throw away: a replay would not stop the handler.
+HOOKS = frozenset(
+    {"setup", "initial", "perform_authentication", "check_permissions", "check_object_permissions", "check_throttles"}
+)
+
 
 def protects_handler(operation: Operation, method: str, served: Collection[str]) -> bool:
     """Whether a request is protected whose handler was named explicitly.
@@ -102,6 +107,11 @@ def refuse_handler(operation: Operation, view_class: type, name: str) -> None:
         raise ImproperlyConfigured(
             f"Operation {operation.name!r} is declared for {where}, where it would run before authentication and "
             f"permissions: a replay would not ask for them. Protect the handler method, such as post()."
+        )
+    if name in HOOKS:
+        raise ImproperlyConfigured(
+            f"Operation {operation.name!r} is declared for {where}, which is no handler: its answer is thrown away, "
+            f"and the handler would run all the same. Protect the handler method, such as post()."
         )
     refuse_excluded(operation, served_methods(name, None), where)
 

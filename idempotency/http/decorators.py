@@ -18,6 +18,7 @@ from .adapters import adapter_for
 from .api_view import docstring_of
 from .atomic_requests import EveryDatabase, Handler, exempted_by_project
 from .class_views import (
+    HOOKS,
     guard,
     methods_of_class,
     protects_function,
@@ -126,7 +127,7 @@ class Protected:
             # method_decorator(idempotent(...)) makes a function of the bound method, at every call.
             instance = getattr(self.view.func, "__self__", None)
         if isinstance(instance, View):
-            if name == "dispatch":
+            if name == "dispatch" or name in HOOKS:  # hidden from its class by another decorator
                 refuse_handler(self.operation, type(instance), name)
             return protects_handler(
                 self.operation, request.method, served_methods(name, getattr(instance, "action_map", None))

@@ -635,3 +635,34 @@ def test_two_viewsets_that_inherit_one_handler_are_two_places(alice: Caller, set
         assert alice.post(f"/orders/{place}", key="k").status_code == 201
         assert problem_code(alice.post(f"/invoices/{place}", key="k")) == "idempotency_key_reused"
     assert effects() == 2
+
+
+@pytest.mark.parametrize("name", ["setup", "initial", "check_permissions"])
+@pytest.mark.parametrize("way", ["decorator", "mixin"])
+def test_a_hook_whose_answer_is_thrown_away_is_refused(name: str, way: str) -> None:
+    def hook(self: Any, request: Any) -> None:
+        """Stand where the framework expects a hook."""
+
+    operation = Operation("tests.hook")
+    declared: dict[str, dict[str, Any]] = {
+        "decorator": {name: idempotent(operation)(hook)},
+        "mixin": {name: hook, "idempotent_operations": {name: operation}},
+    }
+    with refused("its answer is thrown away"):
+        type("Shop", (IdempotentMixin, APIView), declared[way])
+
+
+@pytest.mark.parametrize("base", [View, APIView])
+def test_a_hook_that_a_method_decorator_hides_stops_the_request(alice: Caller, serve: Serve, base: Any) -> None:
+    class Shop(base):  # type: ignore[misc]
+        @method_decorator(idempotent("tests.hook"))
+        def setup(self, request: Any, *args: Any, **kwargs: Any) -> None:
+            super().setup(request, *args, **kwargs)
+
+        def post(self, request: Any) -> Any:
+            ran.append(request)
+
+    ran: list[Any] = []
+    serve(Shop.as_view())
+    assert alice.post(key="k").status_code == 500
+    assert ran == []
