@@ -45,10 +45,10 @@ EPILOG = f"""exit codes:
 REASONS = {
     "live": ("claim is", "claims are", "alive. Run this again when the lease is over."),
     "abandoned": ("claim is", "claims are", "abandoned. Run recover_idempotency first, or use --include-unresolved."),
-    "parked": ("record is", "records are", "parked. Resolve them first, or use --include-unresolved."),
+    "parked": ("record is", "records are", "parked. Resolve every parked record first, or use --include-unresolved."),
     "finished": ("record is", "records are", "in use, or wait for a message to be delivered. Run this again later."),
     "pending": ("message is", "messages are", "still to be sent. Run relay_outbox first."),
-    "dead": ("message is", "messages are", "dead. Requeue them first, or use --include-unresolved."),
+    "dead": ("message is", "messages are", "dead. Requeue every dead message first, or use --include-unresolved."),
     "sent": ("sent message is", "sent messages are", "in use. Run this again later."),
 }
 
