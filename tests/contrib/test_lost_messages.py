@@ -51,8 +51,8 @@ def _the_sample_app() -> None:
 def _short_retention() -> Iterator[None]:
     """A task that forgets a message sooner than the broker may deliver it again. System checks warn about it."""
     with forgetting_operations(SHORT):
-
-        @app.task(name=SHORT, acks_late=True, reject_on_worker_lost=True)
+        # Not shared: every app that another test makes would get it too, once for each of these tests.
+        @app.task(name=SHORT, shared=False, acks_late=True, reject_on_worker_lost=True)
         @idempotent_task(SHORT, ttl=HOUR)
         def short(to: str) -> str:
             return to

@@ -165,11 +165,14 @@ def test_a_sweep_reads_what_is_abandoned_and_nothing_else() -> None:
 
 SWEEP = """
 import os, signal, sys
+from datetime import timedelta
 import django
 django.setup()
 from idempotency import Operation
 from idempotency.protocol.faults import armed
+from idempotency.upkeep import sweep
 from idempotency.upkeep.sweep import recover_batches
+sweep.IDLE_TIMEOUT = timedelta(minutes=2)  # the other process may take as long as that to start
 Operation("tests.recover.reexecute")
 reached = 0
 def selected():
