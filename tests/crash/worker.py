@@ -301,7 +301,7 @@ class Worker:
         def watched(commit: Callable[[], None]) -> None:
             try:
                 commit()
-            except Exception:
+            except Exception:  # whatever kept the answer from coming; it is raised on
                 unconfirmed.append(self.spec["key"])
                 raise
 

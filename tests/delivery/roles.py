@@ -98,7 +98,7 @@ def relay(spec: Spec, channel: Channel) -> Told:
             sent += batch.sent
         if channel.has_something():
             return {"sent": sent}
-        time.sleep(PAUSE)  # between two looks
+        time.sleep(PAUSE)  # a relay looks again after a while; nothing tells it of a new message
 
 
 def produce(spec: Spec, channel: Channel) -> Told:

@@ -186,8 +186,7 @@ class Scene:
                 last, progress = time.monotonic(), seen
             if time.monotonic() > last + limit:
                 raise ImpossibleError(f"{what}: nothing has happened for {limit:g} s\n{self.log()[-6000:]}")
-            # Between two looks at other processes; what is waited for is looked at, not timed.
-            time.sleep(pause)
+            time.sleep(pause)  # between two looks at other processes, which have no event to wait for
         return found
 
     def log(self) -> str:

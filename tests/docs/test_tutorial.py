@@ -95,7 +95,7 @@ class Reader:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
                 return
             assert self.server.poll() is None, "the server did not start"
-            time.sleep(0.05)
+            time.sleep(0.05)  # between two tries to connect; a server that is not up yet has no event to wait for
         raise AssertionError("the server did not come up")
 
     def stop_server(self) -> None:
