@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 from django.core.cache import cache
 from django.db import connection
+from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
-from rest_framework.decorators import api_view
+from rest_framework.decorators import api_view, parser_classes
+from rest_framework.parsers import FormParser, JSONParser, MultiPartParser
+from rest_framework.request import Request
+from rest_framework.response import Response
 
 from idempotency import idempotent
 from testproject.authentication import token_required
 from tests.factories import UserFactory
 from tests.http.callers import Caller, Serve
-from tests.http.views import drf_answer, plain_answer
+from tests.http.sameness import Same
+from tests.http.views import drf_answer, plain_answer, work
 from tests.operations import forgetting_operations
 
 
@@ -100,3 +105,26 @@ def _serve_drf(serve: Serve, **policy: Any) -> None:
 def serve_operation(request: pytest.FixtureRequest, serve: Serve) -> Callable[..., None]:
     """Serve one operation at ``/``, under the policy given: as a plain view, and as a DRF view."""
     return lambda **policy: request.param(serve, **policy)
+
+
+@pytest.fixture(params=["plain", "drf"])
+def serve_parsing(request: pytest.FixtureRequest, serve: Serve) -> Callable[..., None]:
+    """Serve an operation that takes JSON, forms and uploads: as a plain view, and as a DRF view."""
+
+    @idempotent("tests.plain_payload")
+    def plain(request: HttpRequest) -> HttpResponse:
+        return plain_answer(request)
+
+    @api_view(["POST", "PATCH"])
+    @parser_classes([JSONParser, FormParser, MultiPartParser])
+    @idempotent("tests.drf_payload")
+    def drf(request: Request) -> Response:
+        answer, status = work(request)
+        return Response(answer, status=status)
+
+    return lambda: serve(plain if request.param == "plain" else drf)
+
+
+@pytest.fixture
+def same(alice: Caller) -> Same:
+    return Same(alice)
