@@ -3,8 +3,8 @@
 The names below are the public interface. Two of them are resolved at first use, because they need the models, and an
 app's package is imported before Django's models can be.
 
-Imports run one way, from the bottom up: ``conf``, ``exceptions``, ``lifecycle``; then ``operation`` and the rest of the
-vocabulary; ``models``; ``sql``, where a database is added; ``protocol``; ``http`` and ``upkeep``; ``outbox``;
+Imports run one way, from the bottom up: ``conf``, ``exceptions``, ``lifecycle``, ``options``; ``identity`` and
+``operation``; ``models``; ``sql``, where a database is added; ``protocol``; ``http`` and ``upkeep``; ``outbox``;
 ``contrib``, where a framework is added, ``admin`` and ``management``; ``tasks`` and ``apps``.
 """
 
@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .operation import Operation
-from .policy import (
+from .options.values import (
     ACCEPTED,
     CONFLICT,
     PARK,

@@ -19,8 +19,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db.models import Model
 
-from .options import SETTINGS, resolve
-from .policy import InProgressAnswer
+from .options.table import SETTINGS, resolve
+from .options.values import InProgressAnswer
 
 #: Never recorded, whatever the allow-list says: credentials belong to one exchange, not to an outcome.
 NEVER_RECORDED_HEADERS = frozenset({"set-cookie", "authorization", "proxy-authorization", "www-authenticate", "cookie"})

@@ -9,8 +9,8 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from .identity.scope import Scope
 from .lifecycle import Status
-from .scope import Scope
 
 
 class BytewiseCharField(models.CharField):  # type: ignore[type-arg]

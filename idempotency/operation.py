@@ -16,8 +16,8 @@ from django.core.signals import setting_changed
 
 from .conf import SETTING, Defaults, Problem, settings
 from .lifecycle import Recovery
-from .options import OPTIONS, OperationPolicy, resolve
-from .policy import REEXECUTE, Attach, Reconcile
+from .options.table import OPTIONS, OperationPolicy, resolve
+from .options.values import REEXECUTE, Attach, Reconcile
 
 if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
     from typing_extensions import Unpack

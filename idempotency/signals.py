@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 from django.dispatch import Signal
 
 if TYPE_CHECKING:
+    from .identity.scope import Scope
     from .operation import Operation
-    from .scope import Scope
 
 # Their receivers are looked up once for each operation, not for each request.
 claimed = Signal(use_caching=True)

@@ -17,8 +17,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import reverse
 
 from idempotency import current_claim
+from idempotency.identity.scope import Scope
 from idempotency.outbox import publish
-from idempotency.scope import Scope
 
 from .models import Charge, Export
 

@@ -20,7 +20,7 @@ from django.http import HttpResponse, JsonResponse
 
 from idempotency import Completed, NotExecuted, current_claim
 from idempotency.models import IdempotencyRecord
-from idempotency.policy import Finding
+from idempotency.options.values import Finding
 
 from .models import BasePayout, Payout, UnprotectedPayout
 from .provider.client import PayoutRefusedError, ProviderFailedError, find, pay

@@ -16,8 +16,8 @@ from django.db.models import F
 from django.test import Client
 from rest_framework.authtoken.models import Token
 
+from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
-from idempotency.scope import Scope
 from idempotency.upkeep.sweep import recover_once
 from testproject import payouts
 from testproject.models import Payout, UnprotectedPayout

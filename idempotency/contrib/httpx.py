@@ -20,7 +20,7 @@ except ImportError as error:
         "    python -m pip install 'django-idempotency[httpx]'"
     ) from error
 
-from ..keys import HEADER
+from ..identity.keys import HEADER
 from .retrying import RetryPolicy, Tries, bounded, new_key
 
 __all__ = ["AsyncIdempotentTransport", "IdempotentTransport", "RetryPolicy", "UnresolvedRequestError", "new_key"]

@@ -23,7 +23,7 @@ except ImportError as error:
         "    python -m pip install 'django-idempotency[requests]'"
     ) from error
 
-from ..keys import HEADER
+from ..identity.keys import HEADER
 from .retrying import RetryPolicy, Tries, bounded, new_key
 
 __all__ = ["NAME_HEADER", "IdempotentAdapter", "RetryPolicy", "UnresolvedRequestError", "new_key"]

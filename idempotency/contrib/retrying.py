@@ -28,7 +28,7 @@ except ImportError as error:
         "    python -m pip install 'django-idempotency[requests]'"
     ) from error
 
-from ..keys import HEADER, shorten
+from ..identity.keys import HEADER, shorten
 from ..protocol.context import current_claim
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import Any
 from django.http.response import HttpResponseBase
 
 from ..exceptions import IdempotencyError, UnrecordableResponseError
+from ..identity.scope import Scope
 from ..operation import Operation
+from ..options.values import Attach
 from ..outcome import Outcome, outcome_of
-from ..policy import Attach
 from ..protocol.claim import Claim
 from ..protocol.faults import fault_point
 from ..protocol.ownership import on_behalf_of
-from ..scope import Scope
 from .adapters import Adapter
 from .atomic_requests import Handler
 

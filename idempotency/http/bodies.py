@@ -17,9 +17,9 @@ from django.http import HttpRequest, RawPostDataException
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils.datastructures import MultiValueDict
 
-from ..fingerprint import DigestedUpload
+from ..identity.fingerprint import DigestedUpload
+from ..identity.parsing import form_pairs, parse_json
 from ..outcome import is_json
-from ..parsing import form_pairs, parse_json
 
 #: How much of a body is copied at a time.
 CHUNK = 64 * 1024

@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.views import View
 
-from .. import keys
+from ..identity import keys
 from ..operation import Operation
 from .atomic_requests import EveryDatabase, Handler, exempted_by_project
 

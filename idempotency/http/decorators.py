@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.views import View
 
 from ..operation import Operation, operation_for, registry
-from ..options import OperationPolicy
+from ..options.table import OperationPolicy
 from .adapters import adapter_for
 from .api_view import docstring_of
 from .atomic_requests import EveryDatabase, Handler, exempted_by_project

@@ -11,7 +11,6 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from .. import keys
 from ..conf import settings
 from ..exceptions import (
     IdempotencyError,
@@ -21,14 +20,15 @@ from ..exceptions import (
     OutcomeUnreadableError,
     PayloadInvalidError,
 )
-from ..fingerprint import Payload
+from ..identity import keys
+from ..identity.fingerprint import Payload
+from ..identity.scope import Scope, scope_of
 from ..operation import Operation
+from ..options.values import ACCEPTED, Attach
 from ..outcome import REPLAYED_HEADER, Outcome
-from ..policy import ACCEPTED, Attach
 from ..protocol import claims
 from ..protocol.claim import Claim
 from ..protocol.execution import acquire_or_wait, run
-from ..scope import Scope, scope_of
 from .adapters import Adapter
 from .atomic_requests import Handler
 from .attempts import HandlerAttempt, attach_job, has_job, is_crash

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings as django_settings
 from django.http import HttpResponse
 
-from .. import keys
 from ..conf import settings
 from ..exceptions import InProgressError, OperationError, UnavailableError
+from ..identity import keys
 
 if TYPE_CHECKING:
     from ..exceptions import IdempotencyError

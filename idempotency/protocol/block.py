@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .. import keys
 from ..exceptions import OutcomeUnreadableError
-from ..fingerprint import Payload
+from ..identity import keys
+from ..identity.fingerprint import Payload
+from ..identity.scope import scope_of
 from ..operation import Operation, operation_for
-from ..options import OperationPolicy
+from ..options.table import OperationPolicy
 from ..outcome import Outcome, outcome_of_result
-from ..scope import scope_of
 from .claim import Claim
 from .execution import acquire_or_wait, running
 

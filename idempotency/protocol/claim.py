@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TypeVar
 from uuid import UUID
 
+from ..identity.scope import Scope
 from ..operation import Operation
-from ..scope import Scope
 from .ownership import Ownership
 from .renewal import renew
 from .steps import StepLog, run_step

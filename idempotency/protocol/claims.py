@@ -25,12 +25,12 @@ from django.dispatch import Signal
 from .. import signals, sql
 from ..conf import settings
 from ..exceptions import InProgressError, KeyReusedError, LeaseLostError, OutcomeUnknownError
-from ..fingerprint import Payload
+from ..identity.fingerprint import Payload
+from ..identity.scope import Scope
 from ..lifecycle import Decision, Recovery, Status, decide
 from ..models import IdempotencyRecord
 from ..operation import Operation
 from ..outcome import Outcome
-from ..scope import Scope
 from ..sql import Row, Store
 from . import steps
 from .changes import fenced_change

@@ -15,12 +15,12 @@ from django.dispatch import Signal
 
 from .. import signals, sql
 from ..exceptions import IdempotencyError, InProgressError, LeaseLostError, TransactionBrokenError, UnavailableError
-from ..fingerprint import Payload
+from ..identity.fingerprint import Payload
+from ..identity.scope import Scope
 from ..lifecycle import Recovery
 from ..operation import Operation
+from ..options.values import Wait
 from ..outcome import Outcome
-from ..policy import Wait
-from ..scope import Scope
 from . import claims
 from .claim import Claim
 from .context import claim_in_context, current_claim

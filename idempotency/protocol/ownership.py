@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..exceptions import IdempotencyError, LeaseLostError
+from ..identity.scope import Scope
 from ..operation import Operation
-from ..scope import Scope
 from ..sql import Fence
 
 

@@ -17,8 +17,8 @@ from ..conf import settings
 from ..exceptions import IdempotencyError, InProgressError, LeaseLostError, OutcomeUnknownError
 from ..lifecycle import Status
 from ..models import IdempotencyRecord
+from ..options.values import Completed, NotExecuted, Unknown
 from ..outcome import Outcome, outcome_of, outcome_of_result
-from ..policy import Completed, NotExecuted, Unknown
 from . import claims
 from .faults import fault_point
 from .ownership import Ownership

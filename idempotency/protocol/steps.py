@@ -13,8 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models import QuerySet
 
 from .. import sql
+from ..identity.scope import Scope
 from ..models import IdempotencyStep
-from ..scope import Scope
 from .changes import fenced_change
 from .faults import fault_point
 from .ownership import Ownership, on_behalf_of

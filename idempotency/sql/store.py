@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..identity.scope import Scope
 from ..lifecycle import Status
 from ..outcome import Outcome
-from ..scope import Scope
 from .watch import TransactionWatch
 
 if TYPE_CHECKING:

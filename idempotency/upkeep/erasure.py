@@ -25,10 +25,10 @@ from django.db.models import Max, Min, Q, QuerySet
 from django.db.models.functions import Now
 
 from .. import sql
+from ..identity.scope import Scope
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, IdempotencyStep, MessageStatus, OutboxMessage
 from ..protocol.transactions import alias
-from ..scope import Scope
 from . import audit
 from .batches import BatchResult, check_batch_size
 

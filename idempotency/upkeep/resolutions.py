@@ -21,7 +21,7 @@ from django.http.response import HttpResponseBase
 
 from .. import signals
 from ..exceptions import IdempotencyError
-from ..keys import shorten
+from ..identity.keys import shorten
 from ..lifecycle import Recovery, Status
 from ..models import IdempotencyRecord
 from ..operation import Operation, registry

@@ -19,7 +19,7 @@ from rest_framework.views import APIView
 
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.operation import Operation
-from idempotency.policy import PARK
+from idempotency.options.values import PARK
 from testproject.models import Transfer
 
 #: The same columns, constraint, indexes and collations as the package's own table.

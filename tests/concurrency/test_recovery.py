@@ -16,7 +16,7 @@ from idempotency.exceptions import InProgressError
 from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import registry
-from idempotency.policy import MAX_WAIT
+from idempotency.options.values import MAX_WAIT
 from idempotency.protocol import claims
 from idempotency.upkeep.sweep import RecoveryResult, abandoned, recover_once
 from tests.concurrency.racing import PATIENCE, Gate, abandon, effects, end_lease, in_background, race, record

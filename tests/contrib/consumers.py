@@ -13,10 +13,10 @@ from celery.exceptions import Ignore, Reject
 from idempotency import PARK, REEXECUTE, current_claim
 from idempotency.contrib.celery import idempotent_task
 from idempotency.contrib.celery.policy import policy_of
-from idempotency.fingerprint import Payload
+from idempotency.identity.fingerprint import Payload
+from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol.claims import acquire
-from idempotency.scope import Scope
 from testproject.models import Receipt
 from tests.contrib.deliveries import DEAD, Killed
 from tests.records import HOUR, from_now

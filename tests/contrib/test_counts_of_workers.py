@@ -9,9 +9,9 @@ from celery.signals import task_postrun, worker_process_shutdown
 
 import idempotency.contrib.celery  # noqa: F401 - connects its handlers
 from idempotency import signals
+from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyCounter
 from idempotency.operation import Operation, registry
-from idempotency.scope import Scope
 from idempotency.upkeep import counters as counters_module
 from idempotency.upkeep.counters import counters
 

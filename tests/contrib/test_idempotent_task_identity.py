@@ -10,8 +10,8 @@ from django.db import transaction
 
 from idempotency import claim
 from idempotency.exceptions import OuterTransactionError
+from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
-from idempotency.scope import Scope
 from tests.contrib.consumers import (
     FailureError,
     act,

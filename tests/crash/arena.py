@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from idempotency.scope import Scope
+from idempotency.identity.scope import Scope
 from testproject.provider import Effect
 from tests.harness.world import LONG_AGO, Database, Provider, World, world
 from tests.harness.zygote import wait_until

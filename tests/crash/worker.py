@@ -26,9 +26,9 @@ from django.test import Client
 from django.urls import get_resolver
 
 from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, current_claim, idempotent
+from idempotency.identity.scope import Scope
 from idempotency.operation import registry
 from idempotency.protocol import faults
-from idempotency.scope import Scope
 from idempotency.upkeep import retention
 from idempotency.upkeep.sweep import recover_once
 from testproject.models import Transfer

@@ -14,11 +14,11 @@ from django.core.management import CommandError
 from django.db import DatabaseError, connection
 
 from idempotency import claim
+from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.management import running
 from idempotency.models import IdempotencyRecord, IdempotencyStep, MessageStatus, OutboxMessage
 from idempotency.outbox import publish
-from idempotency.scope import Scope
 from idempotency.upkeep import erasure, resolutions
 from idempotency.upkeep.erasure import ErasureResult, erase_account, find_traces
 from tests.commands import run_command

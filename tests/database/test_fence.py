@@ -11,14 +11,14 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from idempotency import Operation
 from idempotency.exceptions import InProgressError, LeaseLostError
-from idempotency.fingerprint import Payload
+from idempotency.identity.fingerprint import Payload
+from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outcome import Outcome
 from idempotency.protocol import claims
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
-from idempotency.scope import Scope
 from idempotency.upkeep.retention import purge_once
 from idempotency.upkeep.stats import stats
 from idempotency.upkeep.sweep import recover_once

@@ -10,14 +10,14 @@ from django.db.models import DateTimeField, ExpressionWrapper
 from django.db.models.functions import Now
 
 from idempotency import PARK, Completed, Operation, Reconcile
-from idempotency.fingerprint import Payload
+from idempotency.identity.fingerprint import Payload
+from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from idempotency.outcome import Outcome
 from idempotency.protocol import claims
 from idempotency.protocol.execution import acquire_or_wait
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
-from idempotency.scope import Scope
 from idempotency.upkeep.resolutions import record_outcome
 from idempotency.upkeep.retention import purge_once
 from tests.records import HOUR, MINUTE, from_now

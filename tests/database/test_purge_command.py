@@ -14,7 +14,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
-from idempotency.fingerprint import Payload
+from idempotency.identity.fingerprint import Payload
+from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.management import running
 from idempotency.models import IdempotencyRecord
@@ -22,7 +23,6 @@ from idempotency.operation import Operation
 from idempotency.outcome import Outcome
 from idempotency.protocol import claims
 from idempotency.protocol.ownership import Ownership
-from idempotency.scope import Scope
 from idempotency.signals import purged
 from tests.commands import run_command
 from tests.records import HOUR, make_records, remaining

@@ -15,7 +15,7 @@ from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown
 from idempotency.lifecycle import Status
 from idempotency.management.commands import recover_idempotency
 from idempotency.models import IdempotencyRecord
-from idempotency.policy import PARK
+from idempotency.options.values import PARK
 from idempotency.protocol.faults import armed
 from idempotency.upkeep.sweep import abandoned, recover_batches, recover_once
 from tests.commands import run_command

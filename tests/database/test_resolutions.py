@@ -17,15 +17,15 @@ from django.template.response import SimpleTemplateResponse
 
 from idempotency import Operation, Reconcile
 from idempotency.exceptions import LeaseLostError, OutcomeUnknownError, UnrecordableResponseError
-from idempotency.fingerprint import Payload
+from idempotency.identity.fingerprint import Payload
+from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
+from idempotency.options.values import PARK, REEXECUTE, Unknown
 from idempotency.outcome import Outcome, response_of
-from idempotency.policy import PARK, REEXECUTE, Unknown
 from idempotency.protocol import claims
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
-from idempotency.scope import Scope
 from idempotency.upkeep import resolutions
 from idempotency.upkeep.resolutions import ResolutionRefusedError, mark_not_executed, record_outcome, release
 from tests.concurrency.racing import race

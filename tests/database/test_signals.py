@@ -13,17 +13,17 @@ from django.dispatch import Signal
 
 from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown, claim, signals
 from idempotency.exceptions import InProgressError, KeyReusedError, LeaseLostError, OutcomeUnknownError
-from idempotency.fingerprint import Payload
+from idempotency.identity.fingerprint import Payload
+from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import registry
+from idempotency.options.values import PARK
 from idempotency.outcome import Outcome
-from idempotency.policy import PARK
 from idempotency.protocol import claims
 from idempotency.protocol.claim import Claim
 from idempotency.protocol.execution import acquire_or_wait, running
 from idempotency.protocol.ownership import Ownership
-from idempotency.scope import Scope
 from idempotency.upkeep import resolutions
 from idempotency.upkeep.retention import purge_once
 from idempotency.upkeep.sweep import recover_once

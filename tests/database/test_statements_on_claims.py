@@ -8,7 +8,8 @@ import pytest
 from django.db import connection
 
 from idempotency import PARK, Operation, claim, current_claim
-from idempotency.fingerprint import Payload
+from idempotency.identity.fingerprint import Payload
+from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox.backlog import purge_sent_once
@@ -17,7 +18,6 @@ from idempotency.outcome import Outcome
 from idempotency.protocol import claims
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
-from idempotency.scope import Scope
 from idempotency.upkeep.counters import counters
 from idempotency.upkeep.retention import purge_once
 from idempotency.upkeep.sweep import recover_once

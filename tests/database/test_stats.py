@@ -13,10 +13,10 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection
 
 from idempotency import Operation, signals
+from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.management.commands import idempotency_stats
 from idempotency.models import IdempotencyCounter
-from idempotency.scope import Scope
 from idempotency.upkeep import stats
 from idempotency.upkeep.counters import Counters, counters
 from idempotency.upkeep.stats import Number, Precision

@@ -21,8 +21,8 @@ import idempotency
 from idempotency import exceptions, signals
 from idempotency.http.problems import problem
 from idempotency.models import IdempotencyRecord
-from idempotency.options import OPTIONS, SETTINGS
-from idempotency.policy import DEFAULT_MAX_ATTEMPTS
+from idempotency.options.table import OPTIONS, SETTINGS
+from idempotency.options.values import DEFAULT_MAX_ATTEMPTS
 from idempotency.protocol.recovery import LONGEST_BACKOFF
 from idempotency.upkeep.stats import Precision, Stats
 from testproject.demo.acts import ORDERS, PAYOUTS, Act

@@ -12,9 +12,9 @@ from rest_framework.decorators import api_view
 from rest_framework.response import Response
 
 from idempotency import PARK, Attach, Operation, idempotent
+from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.scope import Scope
 from tests.http.callers import Caller, Gate, Serve, claim_anew, effects, problem_code
 from tests.http.views import work
 

@@ -16,10 +16,10 @@ from django.views.debug import ExceptionReporter
 from django.views.decorators.debug import sensitive_post_parameters
 
 from idempotency import PARK, Operation, claim, current_claim, idempotent
-from idempotency.fingerprint import Payload
+from idempotency.identity.fingerprint import Payload
+from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from idempotency.outcome import Outcome
-from idempotency.scope import Scope
 from tests.http.views import CrashError
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(70)]

@@ -11,7 +11,8 @@ from rest_framework.parsers import JSONParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from idempotency import fingerprint, idempotent
+from idempotency import idempotent
+from idempotency.identity import fingerprint
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import Caller, Serve, effects, problem_code
 from tests.http.sameness import Same

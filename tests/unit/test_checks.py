@@ -17,7 +17,7 @@ from django.test import override_settings
 from idempotency import Attach, Operation
 from idempotency.checks import check_databases
 from idempotency.operation import registry
-from idempotency.options import SETTINGS
+from idempotency.options.table import SETTINGS
 
 pytestmark = pytest.mark.django_db  # Django's own checks of a SQLite database ask it what it can do
 

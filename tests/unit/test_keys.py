@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idempotency.exceptions import KeyInvalidError
-from idempotency.keys import HEADER, MAX_LENGTH, META_NAME, parse_header, shorten, validate_key
+from idempotency.identity.keys import HEADER, MAX_LENGTH, META_NAME, parse_header, shorten, validate_key
 
 VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 

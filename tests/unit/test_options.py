@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from idempotency import Attach, Operation, claim, idempotent
 from idempotency.conf import Defaults, Settings, settings
-from idempotency.options import OPTIONS, SETTINGS, OperationPolicy
+from idempotency.options.table import OPTIONS, SETTINGS, OperationPolicy
 from tests.operations import forgetting_operations
 
 

@@ -12,10 +12,10 @@ from django.db import OperationalError
 
 from idempotency import Operation
 from idempotency.exceptions import UnavailableError
+from idempotency.identity.scope import Scope
 from idempotency.protocol import renewal
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import Beat, Renewer
-from idempotency.scope import Scope
 from tests.operations import forgetting_operations
 
 Arrange = Callable[[Callable[[Ownership], bool]], None]

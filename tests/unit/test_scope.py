@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idempotency.exceptions import AccountRequiredError
-from idempotency.scope import Scope, scope_of
+from idempotency.identity.scope import Scope, scope_of
 
 SCOPE = Scope("7", "charges.create", "client-key")
 TEXT = st.text(max_size=8)

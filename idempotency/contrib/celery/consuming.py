@@ -24,16 +24,16 @@ from ...exceptions import (
     RequestError,
     UnavailableError,
 )
-from ...fingerprint import Payload
+from ...identity.fingerprint import Payload
+from ...identity.scope import scope_of
 from ...operation import Operation, operation_for
-from ...options import OperationPolicy
+from ...options.table import OperationPolicy
 from ...outcome import Outcome, outcome_of_result
 from ...protocol import claims
 from ...protocol.block import result_of
 from ...protocol.claim import Claim
 from ...protocol.execution import acquire_or_wait, running
 from ...protocol.ownership import Ownership
-from ...scope import scope_of
 from .deliveries import Delivery
 from .policy import ATTRIBUTE, TaskPolicy, policy_of
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from celery import current_task
 
-from ... import keys
+from ...identity import keys
+from ...identity.scope import Scope, scope_of
 from ...protocol.context import current_claim
-from ...scope import Scope, scope_of
 
 #: The key under which a consumer claims the message. Without it the message's id is the key.
 KEY_HEADER = "idempotency_key"

@@ -15,9 +15,9 @@ from celery import current_app
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
+from ...identity.scope import Scope
 from ...models import IdempotencyRecord, MessageStatus, OutboxMessage
 from ...outbox import CELERY, alias
-from ...scope import Scope
 from .identity import ACCOUNT_HEADER, DEFAULT_ACCOUNT, KEY_HEADER
 from .policy import TaskPolicy, idempotent_tasks
 

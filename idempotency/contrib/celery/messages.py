@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ... import keys
 from ...exceptions import RequestError
-from ...scope import Scope
+from ...identity import keys
+from ...identity.scope import Scope
 from .identity import count_of, headers_of, scope_of_message
 from .policy import TaskPolicy
 

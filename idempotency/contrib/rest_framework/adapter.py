@@ -19,11 +19,11 @@ from rest_framework.parsers import MultiPartParser
 from rest_framework.renderers import BrowsableAPIRenderer
 from rest_framework.response import Response
 
-from ... import keys
 from ...exceptions import IdempotencyError
 from ...http import bodies
 from ...http.adapters import Adapter, register
 from ...http.problems import CONTENT_TYPE, problem
+from ...identity import keys
 from ...operation import Operation
 from ...outcome import Outcome, is_json
 from ...protocol.transactions import alias

@@ -12,8 +12,8 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.fields import Field, SkipField, empty
 from rest_framework.relations import ManyRelatedField, RelatedField
 
+from ...identity.parsing import parse_json
 from ...outcome import is_json
-from ...parsing import parse_json
 
 
 def as_sent(data: object, http: HttpRequest) -> object:

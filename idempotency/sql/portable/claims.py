@@ -15,10 +15,10 @@ from django.db import IntegrityError, ProgrammingError
 from django.db.models import DateTimeField, ExpressionWrapper, F, Q, QuerySet, Value
 from django.db.models.functions import Greatest, Now
 
+from ...identity.scope import Scope
 from ...lifecycle import Status
 from ...models import IdempotencyRecord
 from ...outcome import Outcome
-from ...scope import Scope
 from ..store import Fence, Row, Store
 from ..watch import TransactionWatch
 

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from ...identity.scope import Scope
 from ...lifecycle import Status
 from ...outcome import Outcome
-from ...scope import Scope
 from ..store import UNDECIDED_CLASSES, Fence, Row, Store
 from ..watch import TransactionWatch
 

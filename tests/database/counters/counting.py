@@ -9,8 +9,8 @@ from typing import Any
 from django.db import OperationalError, connection
 
 from idempotency import Operation, signals
+from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyCounter
-from idempotency.scope import Scope
 
 operation = Operation("tests.counters")
 SCOPE = Scope("1", operation.name, "k")

@@ -91,7 +91,7 @@ import os, sys, django
 django.setup()
 from idempotency import Operation, signals
 from idempotency.upkeep.counters import counters
-from idempotency.scope import Scope
+from idempotency.identity.scope import Scope
 
 operation = Operation("tests.counters")
 scope = Scope("1", operation.name, "k")

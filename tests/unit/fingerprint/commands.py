@@ -7,7 +7,7 @@ from enum import Enum
 
 from hypothesis import strategies as st
 
-from idempotency.fingerprint import Payload
+from idempotency.identity.fingerprint import Payload
 
 scalars = (
     st.none()

@@ -15,7 +15,7 @@ import pytest
 from django.utils.datastructures import MultiValueDict
 
 from idempotency.exceptions import PayloadInvalidError
-from idempotency.parsing import MAX_DEPTH
+from idempotency.identity.parsing import MAX_DEPTH
 from tests.unit.fingerprint.commands import Charge, Colour, of
 
 

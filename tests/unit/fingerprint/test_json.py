@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idempotency.exceptions import PayloadInvalidError
-from idempotency.fingerprint import Payload
-from idempotency.parsing import MAX_CONTAINERS, MAX_DEPTH, CanonicalJSON, parse_json
+from idempotency.identity.fingerprint import Payload
+from idempotency.identity.parsing import MAX_CONTAINERS, MAX_DEPTH, CanonicalJSON, parse_json
 from tests.unit.fingerprint.commands import near, nested, of, scalars, typed
 
 

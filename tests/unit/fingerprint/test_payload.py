@@ -17,9 +17,9 @@ from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idempotency import fingerprint
-from idempotency.fingerprint import Payload
-from idempotency.parsing import parse_json
+from idempotency.identity import fingerprint
+from idempotency.identity.fingerprint import Payload
+from idempotency.identity.parsing import parse_json
 from tests.unit.fingerprint.commands import Charge, Colour
 
 

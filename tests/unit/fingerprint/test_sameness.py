@@ -20,8 +20,8 @@ from django.utils.safestring import SafeString
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idempotency.fingerprint import Payload
-from idempotency.parsing import parse_json
+from idempotency.identity.fingerprint import Payload
+from idempotency.identity.parsing import parse_json
 from tests.unit.fingerprint.commands import Charge, Colour, near, nested, of, scalars, typed
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from .exceptions import KeyInvalidError
+from ..exceptions import KeyInvalidError
 
 HEADER: Final = "Idempotency-Key"
 META_NAME: Final = "HTTP_IDEMPOTENCY_KEY"

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from uuid import UUID
 
-from .exceptions import AccountRequiredError
+from ..exceptions import AccountRequiredError
 from .keys import shorten
 
 MAX_ACCOUNT_LENGTH = 255

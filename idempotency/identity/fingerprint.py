@@ -30,8 +30,8 @@ from django.core.files.uploadedfile import UploadedFile
 from django.utils.crypto import salted_hmac
 from django.utils.datastructures import MultiValueDict
 
-from .conf import settings
-from .exceptions import PayloadInvalidError
+from ..conf import settings
+from ..exceptions import PayloadInvalidError
 from .parsing import CSRF_FIELD, MAX_DEPTH, NOT_FINITE, TOO_DEEP, CanonicalJSON, decimal_text, sorted_pairs
 
 CURRENT_VERSION: Final = "v1"

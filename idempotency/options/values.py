@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .lifecycle import Recovery
+from ..lifecycle import Recovery
 
 REEXECUTE = Recovery.REEXECUTE
 PARK = Recovery.PARK

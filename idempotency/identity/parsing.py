@@ -18,7 +18,7 @@ from urllib.parse import unquote_to_bytes
 from django.conf import settings as django_settings
 from django.core.exceptions import TooManyFieldsSent
 
-from .exceptions import PayloadInvalidError
+from ..exceptions import PayloadInvalidError
 
 # How deep a payload may nest. Payloads written by hand stay below 20. One level takes one frame of the interpreter's
 # 1000 (by default), of which a request through a stack of middleware has used about a hundred when it comes here.

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, TypedDict, get_type_hints
 
 from django.utils.module_loading import import_string
 
-from .lifecycle import Recovery
-from .policy import CONFLICT, PARK, REEXECUTE, Attach, InProgress, InProgressAnswer, Reconcile, Wait
+from ..lifecycle import Recovery
+from .values import CONFLICT, PARK, REEXECUTE, Attach, InProgress, InProgressAnswer, Reconcile, Wait
 
 #: Headers that belong to the outcome. Everything else is made anew for each response. Vary is among them because
 #: Cache-Control is: a cache that is told how long it may keep a response must be told for whom.

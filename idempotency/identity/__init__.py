@@ -1,0 +1,1 @@
+"""What makes two requests the same operation: key, scope, and fingerprint of the payload. No models, no I/O."""

@@ -1,0 +1,1 @@
+"""The options of an operation: declared once in ``table``; ``values`` holds what some of them take."""
