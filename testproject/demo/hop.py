@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from idempotency.contrib.celery import resend_lost_messages
 from testproject.celery import app
-from testproject.harness.processes import Daemon, Keeper
+from testproject.harness.processes import Daemon, Keeper, start_again
 from testproject.harness.redis import Redis
 from testproject.harness.strikes import Marks, held, written
 
@@ -47,14 +47,20 @@ class Hop:
 
     def __init__(self, redis: Redis, marks: Marks, daemons: Sequence[Daemon], run: str) -> None:
         self.resent = 0
-        self.keeper = Keeper(*(partial(start_again, daemon) for daemon in daemons))
         self._redis = redis
         self._marks = marks
-        self._daemons = daemons
         self._run = run
+        self.keepers = {daemon: self._keeper_of(daemon) for daemon in daemons}
         self._quiet = 0
         self._seen = -1
         self._seen_at = 0.0
+
+    def _keeper_of(self, daemon: Daemon) -> Keeper[Daemon]:
+        return Keeper(
+            partial(start_again, daemon),
+            killed=lambda: self.kills()[f"{daemon.name}s"],
+            outages=lambda: self.kills()["brokers"],
+        )
 
     def kills(self) -> dict[str, int]:
         """How often each kind of process was killed."""
@@ -64,6 +70,11 @@ class Hop:
             "workers": self._marks.count("group.*"),
             "brokers": self._marks.count("go.*"),
         }
+
+    @property
+    def ended(self) -> int:
+        """How often relay or worker ended by itself, and was started again."""
+        return sum(keeper.ended for keeper in self.keepers.values())
 
     def is_over(self) -> bool:
         """Whether all that was published has been consumed, and acknowledged. To be asked a few times a second."""
@@ -95,16 +106,16 @@ class Hop:
 
     def what_stopped(self) -> list[str]:
         """Why it must end before its time, or nothing."""
-        kills = self.kills()
-        if self.keeper.error is None and self.keeper.restarts <= kills["relays"] + kills["workers"]:
-            return []
-        ends = [f"{daemon.name}'s log ends with:\n{daemon.log_tail()}" for daemon in self._daemons]
-        return [f"Relay or worker ended by itself. {self.keeper.error or ''}", *ends]
+        return [
+            f"The {daemon.name} {complaint}. Its log ends with:\n{daemon.log_tail()}"
+            for daemon, keeper in self.keepers.items()
+            if (complaint := keeper.complaint())
+        ]
 
-
-def start_again(daemon: Daemon) -> Daemon:
-    daemon.start()
-    return daemon
+    def stop(self) -> None:
+        """Start nothing any more."""
+        for keeper in self.keepers.values():
+            keeper.stop()
 
 
 @contextmanager
@@ -130,5 +141,5 @@ def running_hop(
             daemons.append(Daemon(role, command, redis.directory, environment=environment))
             stack.callback(daemons[-1].stop)
         hop = Hop(redis, marks, daemons, run)
-        stack.callback(hop.keeper.stop)
+        stack.callback(hop.stop)
         yield hop

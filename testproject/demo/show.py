@@ -178,6 +178,7 @@ class Show:
             "deliveries": len(deliveries),
             "replays": sum(of_side in note for note in self._marks.notes("replays")),
             "resent": self._hop.resent,
+            "ended": self._hop.ended,
             **self._hop.kills(),
         }
 

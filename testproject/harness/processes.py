@@ -209,6 +209,12 @@ class Daemon:
         self.stop()
 
 
+def start_again(daemon: D) -> D:
+    """For a ``Keeper``."""
+    daemon.start()
+    return daemon
+
+
 class Kept(Protocol):
     """What a keeper looks after."""
 
@@ -220,16 +226,26 @@ K = TypeVar("K", bound=Kept)
 
 
 class Keeper(Generic[K]):
-    """Starts processes again that have died, as a process manager does, until it is told to stop."""
+    """Starts processes again that have died, as a process manager does, until it is told to stop.
 
-    def __init__(self, *starts: Callable[[], K]) -> None:
+    Who died may have been killed on purpose, or may have ended by itself. Celery's workers do the latter now and then
+    when their broker dies, because of faults in their clients' reconnecting. That is what a process manager is for, so
+    each outage of a broker excuses one such end of each process. Any more is a fault, which ``complaint`` reports.
+    """
+
+    def __init__(
+        self, *starts: Callable[[], K], killed: Callable[[], int] = lambda: 0, outages: Callable[[], int] = lambda: 0
+    ) -> None:
         """
         :param starts: each starts a process and returns it.
+        :param killed: how many of the processes have been killed on purpose so far.
+        :param outages: how often their broker has been taken from them so far.
         """
         self.restarts = 0
         #: All that were ever started, dead or alive.
         self.started = [start() for start in starts]
         self.error: Exception | None = None
+        self._killed, self._outages = killed, outages
         self._running = dict(zip(starts, self.started, strict=True))
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
@@ -247,6 +263,18 @@ class Keeper(Generic[K]):
                     return
                 self.started.append(self._running[start])
                 self.restarts += 1
+
+    @property
+    def ended(self) -> int:
+        """How many processes have ended by themselves."""
+        return max(0, self.restarts - self._killed())
+
+    def complaint(self) -> str:
+        """Why these processes can't be relied on, or nothing."""
+        if self.error is not None:
+            return f"could not be started again: {self.error}"
+        excused = self._outages() * len(self._running)
+        return "" if self.ended <= excused else f"ended by itself {self.ended} times, {excused} times with its broker"
 
     def stop(self) -> None:
         """Start nothing any more. What runs goes on."""

@@ -39,6 +39,7 @@ def run(stage: Stage, name: str, messages: int, **defaults: Any) -> Verdict:
     started = time.monotonic()
     with stage.scene(name, messages, deduplicate=fault.deduplicate, **defaults) as scene:
         fault.script(scene, verdict)
+        verdict.expect(not scene.complaint(), scene.complaint())
     verdict.seconds = time.monotonic() - started
     if fault.control:
         verdict.expect(
@@ -96,7 +97,12 @@ def redelivered_while_it_runs(scene: Scene, verdict: Verdict) -> None:
             scene.start_workers(fault, broker=proxy.url)
             relay = scene.start_relay()
             scene.publish()
-            verdict.struck = _release_each(scene, lambda label: proxy.cut())
+
+            def cut(label: str) -> int:
+                scene.outages += 1
+                return proxy.cut()
+
+            verdict.struck = _release_each(scene, cut)
     scene.finish(relay)
     judge(scene, verdict)
 
@@ -233,6 +239,7 @@ def broker_restarted(scene: Scene, verdict: Verdict) -> None:
 
     def restart(label: str) -> bool:
         failures = scene.log().count("Cannot connect to")
+        scene.outages += 1
         broker.kill()
         scene.marks.leave(f"go.{label}")
         scene.until(lambda: label in scene.rows(label.split("-")[-2]), f"{label} is committed")

@@ -67,6 +67,8 @@ class Scene:
         self.marks = marks
         self._provider = provider
         self._defaults = defaults
+        #: How often the broker, or the connection to it, was taken from the workers.
+        self.outages = 0
         self._processes: list[Fork] = []
         self._keepers: list[Keeper[Fork]] = []
         self._log_offset = stage.log.stat().st_size
@@ -120,7 +122,11 @@ class Scene:
     def start_workers(self, *strikes: Strike, count: int = 2, **more: Any) -> Keeper[Fork]:
         """Workers that are started again when they have died."""
         spec = self.spec("worker", *strikes, **more)
-        keeper = Keeper(*(partial(self.stage.zygote.fork, **spec) for _ in range(count)))
+        keeper = Keeper(
+            *(partial(self.stage.zygote.fork, **spec) for _ in range(count)),
+            killed=lambda: self.marks.count("main.*") + self.marks.count("group.*"),
+            outages=lambda: self.outages,
+        )
         self._keepers.append(keeper)
         return keeper
 
@@ -178,16 +184,25 @@ class Scene:
         limit: float = 60.0,
         pause: float = 0.02,
     ) -> Any:
-        """Wait until it holds, for as long as messages still take effect and ``limit`` seconds longer."""
+        """Wait until it holds, for as long as messages still take effect and ``limit`` seconds longer.
+
+        :raises ImpossibleError: nothing happens any more, or a worker keeps ending by itself.
+        """
         last, progress = time.monotonic(), None
         while not (found := condition()):
             meanwhile()
+            if complaint := self.complaint():
+                raise ImpossibleError(f"{complaint}\n{self.log()[-6000:]}")
             if (seen := (self.deliveries(), self.unsent(), self.marks.count("*"))) != progress:
                 last, progress = time.monotonic(), seen
             if time.monotonic() > last + limit:
                 raise ImpossibleError(f"{what}: nothing has happened for {limit:g} s\n{self.log()[-6000:]}")
             time.sleep(pause)  # between two looks at other processes, which have no event to wait for
         return found
+
+    def complaint(self) -> str:
+        """Why the workers can't be relied on, or nothing."""
+        return "; ".join(f"A worker {words}" for keeper in self._keepers if (words := keeper.complaint()))
 
     def log(self) -> str:
         """What the script's processes have written."""

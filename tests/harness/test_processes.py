@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from django.conf import settings
 
-from testproject.harness.processes import Daemon, Keeper, ProcessError, short_directory
+from testproject.harness.processes import Daemon, Keeper, ProcessError, short_directory, start_again
 from tests.providers import PATIENCE, eventually
 
 #: Owns two processes, kills one of them, and dies.
@@ -61,36 +63,49 @@ def test_a_daemon_that_does_not_start_is_reported_with_its_log(tmp_path: Path, i
         pass
 
 
-def test_what_ends_by_itself_is_started_again(tmp_path: Path) -> None:
-    def start() -> Daemon:
-        daemon = Daemon("test", ["sleep", "1000"], tmp_path)
-        daemon.start()
-        return daemon
-
-    keeper = Keeper(start)
-    try:
-        os.kill(keeper.started[0].pid, signal.SIGKILL)
-        assert eventually(lambda: len(keeper.started) == 2)
-        assert (keeper.restarts, keeper.error) == (1, None)
-    finally:
-        keeper.stop()
-        for daemon in keeper.started:
-            daemon.kill()
-
-
-def test_what_does_not_start_again_is_reported(tmp_path: Path) -> None:
-    daemon = Daemon("test", ["sleep", "1000"], tmp_path)
-
-    def start() -> Daemon:
-        if daemon.log.exists():
-            raise ProcessError("no luck")
-        daemon.start()
-        return daemon
-
-    keeper = Keeper(start)
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon("worker", ["sleep", "1000"], tmp_path)
+    yield daemon
     daemon.kill()
+
+
+def test_what_ends_by_itself_is_started_again(sleeper: Daemon) -> None:
+    keeper = Keeper(partial(start_again, sleeper))
+    os.kill(sleeper.pid, signal.SIGKILL)
+    assert eventually(lambda: len(keeper.started) == 2)
+    keeper.stop()
+    assert (keeper.restarts, keeper.error) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("killed", "outages", "complaint"),
+    [(2, 0, ""), (1, 1, ""), (0, 2, ""), (0, 0, "2 times, 0 times"), (1, 0, "1 times, 0"), (0, 1, "2 times, 1 times")],
+)
+def test_an_end_is_excused_by_a_killing_or_by_an_outage(
+    sleeper: Daemon, killed: int, outages: int, complaint: str
+) -> None:
+    keeper = Keeper(partial(start_again, sleeper), killed=lambda: killed, outages=lambda: outages)
+    for restarts in (1, 2):
+        os.kill(sleeper.pid, signal.SIGKILL)
+        assert eventually(lambda restarts=restarts: keeper.restarts == restarts)
+    keeper.stop()
+    assert keeper.ended == 2 - killed
+    assert complaint in keeper.complaint()
+    assert bool(keeper.complaint()) == bool(complaint)
+
+
+def test_what_does_not_start_again_is_reported(sleeper: Daemon) -> None:
+    def start() -> Daemon:
+        if sleeper.log.exists():
+            raise ProcessError("no luck")
+        return start_again(sleeper)
+
+    keeper = Keeper(start, outages=lambda: 1)
+    sleeper.kill()
     assert eventually(lambda: str(keeper.error) == "no luck")
     keeper.stop()
+    assert keeper.complaint() == "could not be started again: no luck"
 
 
 def test_nothing_outlives_an_owner_that_was_killed(tmp_path: Path) -> None:
