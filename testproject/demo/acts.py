@@ -251,7 +251,7 @@ ORDERS = Act(
         Row("SIGKILL: worker children, of both sides", "children", SOME),
         Row("SIGKILL: whole workers, of both sides", "workers", SOME),
         Row("SIGKILL: brokers, of both sides", "brokers", SOME),
-        Row("relays and workers that ended with their broker", "ended"),
+        Row("ended with their broker, and started again", "ended"),
     ),
 )
 ACTS = (CHARGES, PAYOUTS, ORDERS)
