@@ -1,6 +1,6 @@
-"""The admin's pages, which Django finds here: records, messages, and the decisions that people take on them.
+"""The admin's pages for records and messages, and the decisions that people make about them. Django finds them here.
 
-Pages are thin: what they do is a function of ``upkeep`` or ``outbox``, which a command can call too.
+A page contains no logic of its own: it calls a function of ``upkeep`` or ``outbox``, which a command can call too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The actions that a person may take on records and messages, and what each of them means."""
+"""The actions that a person may take on records and messages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MARK_NOT_EXECUTED = Action(
     name="mark_not_executed",
     title=_("Mark as not executed"),
     consequence=_(
-        "You know that these operations did not take effect, and that no late call will still arrive. The next retry "
-        "of each runs it. If you are wrong, it takes effect twice."
+        "You know that these operations did not take effect, and that no late call can still arrive. The next retry of "
+        "each operation runs it. If you are wrong, the operation takes effect twice."
     ),
     permission="resolve",
     form=ReasonForm,
@@ -29,8 +29,8 @@ RECORD_OUTCOME = Action(
     name="record_outcome",
     title=_("Record an outcome"),
     consequence=_(
-        "You know that this operation took effect, and how it ended. Every retry is answered with what you enter here, "
-        "as if the operation had answered so. It never runs again."
+        "You know that this operation took effect, and how it ended. Every retry gets the response that you enter "
+        "here, as if the operation had sent it. The operation does not run again under this key."
     ),
     permission="resolve",
     form=OutcomeForm,
@@ -44,8 +44,8 @@ RELEASE = Action(
     name="release",
     title=_("Release"),
     consequence=_(
-        "The next retry of each of these operations runs it at once, whatever it declares about recovery. If one has "
-        "taken effect or still will, and is not safe to run again, it takes effect twice."
+        "The next retry of each of these operations runs it at once, whatever recovery it declares. If an operation "
+        "has taken effect or still will, and is not safe to run again, it takes effect twice."
     ),
     permission="release",
     form=ReleaseForm,
@@ -58,8 +58,8 @@ REQUEUE = Action(
     name="requeue",
     title=_("Requeue"),
     consequence=_(
-        "These messages are tried again, as often as new ones. Repair first what is wrong: the error says what it was. "
-        "A broker may have one of them already, if its confirmation was lost. It comes with the same id then, and a "
+        "These messages are tried again, as often as new ones. First correct what the error names. A broker may "
+        "already have a message whose confirmation was lost. That message is then sent twice with the same id, and a "
         "consumer that claims it takes effect once."
     ),
     permission="requeue",

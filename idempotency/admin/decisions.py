@@ -1,7 +1,7 @@
-"""What a person may decide in the admin: an action, the page that asks before it, and the buttons that lead there.
+"""Decisions in the admin: an action, the page that asks for confirmation, and the buttons that lead to that page.
 
-The page shows what each row was when the person was asked. The decision is made on that state: what a row has become
-since is said, and left alone.
+The page shows the state of each row at the time of the question, and the decision applies to that state only. If a row
+has changed since, the person is told so, and the row is left alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..exceptions import IdempotencyError
 from .display import ReadOnlyAdmin
 from .forms import ReasonForm
 
-#: As many as a person can look at on one page. For more there are the functions that the actions call.
+#: A person can check this many rows on one page. For more rows, call the functions behind the actions from a script.
 MAX_DECIDED = 100
 
 
@@ -35,18 +35,18 @@ class Action:
     """Something that a person may decide about a row."""
 
     name: str
-    #: Of the action, its button and its page.
+    #: The name of the action, its button and its page.
     title: Any
-    #: What it means, in front of the form.
+    #: What the action does. The page shows it above the form.
     consequence: Any
-    #: ``resolve`` stands for the admin's method ``has_resolve_permission``.
+    #: A permission as Django's admin names it: ``resolve`` stands for the method ``has_resolve_permission``.
     permission: str
     form: type[ReasonForm]
     #: Called with the row as it was seen, the form and the user. Raises what is shown to the person.
     decide: Callable[[Any, Any, Any], None]
-    #: Whether there is anything to decide about a row that is in this status.
+    #: The action is offered for rows in these statuses.
     statuses: frozenset[str]
-    #: One row at a time: what is said of it can't be true of two.
+    #: Whether the action takes one row at a time, because what the person enters can't be true of two rows.
     single: bool = False
 
     def as_admin_action(self) -> Callable[..., HttpResponse | None]:
@@ -60,19 +60,19 @@ class Action:
 
 
 class DecisionAdmin(ReadOnlyAdmin):
-    """An admin whose rows are not edited, but decided about."""
+    """An admin whose rows can't be edited. People make decisions about them instead."""
 
     change_form_template = "admin/idempotency/change_form.html"
 
     decisions: ClassVar[tuple[Action, ...]]
-    #: What the page that asks shows of a row, as in ``list_display``.
+    #: The columns of the confirmation page, as in ``list_display``.
     decision_columns: ClassVar[tuple[str, ...]]
-    #: The column that counts how often the row was tried.
+    #: The field that counts the attempts.
     attempt_column: ClassVar[str]
 
     @abstractmethod
     def explain(self, row: Any) -> list[Any]:
-        """What is known of the row's state, and what to do next: sentences, each a paragraph."""
+        """What the row's state means and what to do next: a list of paragraphs."""
 
     @abstractmethod
     def badge(self, row: Any) -> Any:
@@ -99,7 +99,7 @@ class DecisionAdmin(ReadOnlyAdmin):
 
 @dataclass(frozen=True)
 class Seen:
-    """What a row was when a person was asked about it. They decided on that, and on nothing it became since."""
+    """The state of a row when the person was asked. The decision applies to this state and to no later one."""
 
     pk: int
     attempt: int
@@ -114,12 +114,12 @@ class Seen:
         pk, _, rest = token.partition(":")
         attempt, _, status = rest.partition(":")
         if not pk.isdecimal() or not attempt.isdecimal() or status not in statuses:
-            raise BadRequest(f"{token!r} names no row and its state.")
+            raise BadRequest(f"{token!r} does not name a row and its state.")
         return cls(int(pk), int(attempt), status)
 
 
 class DecisionPage:
-    """One request of an action: the page that asks, or the decision itself."""
+    """One request of an action: it shows the confirmation page, or carries out the decision."""
 
     def __init__(self, shown: DecisionAdmin, request: HttpRequest, action: Action) -> None:
         self.shown = shown
@@ -128,11 +128,11 @@ class DecisionPage:
         self.action = action
 
     def respond(self, selected: QuerySet[Any]) -> HttpResponse | None:
-        """None sends the person back to the list."""
+        """:returns: a response, or None to show the list again."""
         if "decided" not in self.request.POST:
             return self._ask_first(selected)
-        # Not from the selection, which is filtered anew: a row that was resolved meanwhile may not be in it any more,
-        # and that has to be said.
+        # The rows come from the page's own fields and not from the selection. Django filters the selection again, so a
+        # row that somebody else resolved meanwhile may be missing from it, and the person has to be told about it.
         statuses = frozenset(value for value, _ in self.opts.get_field("status").choices)  # type: ignore[union-attr]
         seen = [Seen.parse(token, statuses) for token in self.request.POST.getlist("seen")][:MAX_DECIDED]
         found = self._find(seen)
@@ -155,7 +155,7 @@ class DecisionPage:
         return self._ask(found, self.action.form())
 
     def _find(self, seen: list[Seen]) -> dict[int, Any]:
-        """The rows as they are, but in the state that they were seen in."""
+        """Read the rows as they are now, but set attempt and status to what the person saw."""
         found: dict[int, Any] = self.shown.get_queryset(self.request).in_bulk([one.pk for one in seen])
         for one in seen:
             if one.pk in found:
@@ -201,7 +201,7 @@ class DecisionPage:
 
     @property
     def _came_from_page(self) -> bool:
-        """Whether a button on a row's own page led here, and not an action of the list."""
+        """Whether the person pressed a button on a row's own page. Otherwise they chose an action in the list."""
         return self.request.POST.get("came_from") == "page"
 
     def _origin(self, pks: list[int]) -> str:

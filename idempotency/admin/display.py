@@ -23,17 +23,17 @@ else:
     AnyModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
 
-#: Counting stops here, and so do the pages. Nobody turns a hundred of them; a search or a filter finds the row.
+#: Counting stops here, and the list ends here. Nobody turns a hundred pages; a search or a filter finds the row.
 MAX_LISTED = 10_000
 
-#: Of a recorded body or a payload, as much is shown as a person reads.
+#: A page shows this much of a recorded body or a payload. Nobody reads more there.
 MAX_SHOWN = 20_000  # characters
 
 NONE = "–"
 
 
 class BoundedPaginator(AnyPaginator):
-    """Counts no further than ``MAX_LISTED``: an exact count of a filtered table reads all of it."""
+    """Stops counting at ``MAX_LISTED``, because an exact count of a filtered table reads the whole table."""
 
     @cached_property
     def count(self) -> int:
@@ -41,11 +41,11 @@ class BoundedPaginator(AnyPaginator):
 
 
 class ReadOnlyAdmin(AnyModelAdmin):
-    """Of a table that may be huge and in which nothing is edited."""
+    """The admin of a table that may be huge and whose rows can't be edited."""
 
     list_per_page = 100
     show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER  # each would be a count of the whole table
+    show_facets = admin.ShowFacets.NEVER  # each facet counts the whole table
     paginator = BoundedPaginator
 
     class Media:
@@ -66,11 +66,11 @@ class ReadOnlyAdmin(AnyModelAdmin):
 
 
 class StateFilter(admin.SimpleListFilter):
-    """By a state that is not a column alone."""
+    """Filters by a state that depends on more than one column."""
 
     title = _("state")
     parameter_name = "state"
-    #: By name in the URL: the label of a state, and how its rows are found.
+    #: The name of a state in the URL, its label, and the function that selects its rows.
     states: ClassVar[Mapping[str, tuple[Any, Callable[[Any], Any]]]]
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
@@ -82,20 +82,20 @@ class StateFilter(admin.SimpleListFilter):
 
 
 def time_left(row: Any, until: datetime | None) -> timedelta:
-    """From now until then, by the clock of the database, which set it. An unset time is over."""
+    """The time from now until ``until``, by the database's clock, which also set it. Zero if no time is set."""
     return timedelta(0) if until is None else until - row.database_time
 
 
 def show_badge(kind: str, label: Any) -> SafeString:
-    """A state at a glance. Its words say all that its colour says.
+    """Show a state as a coloured badge. The label alone is enough to understand it, for readers who can't see colours.
 
-    :param kind: ``done``, ``waiting``, ``stuck`` or empty, which decides the colour.
+    :param kind: ``done``, ``waiting``, ``stuck`` or empty. It decides the colour.
     """
     return format_html('<span class="idempotency-state idempotency-{}">{}</span>', kind or "plain", label)
 
 
 def show_with_detail(shown: Any, *details: Any) -> SafeString:
-    """Something, and below it in small letters what else is known."""
+    """Show a value, with details below it in small letters."""
     below = ", ".join(str(detail) for detail in details if detail)
     return format_html('{} <span class="idempotency-detail">{}</span>', shown, below) if below else shown
 

@@ -1,4 +1,4 @@
-"""What is known of the state of a record or a message, and what to do next: a few sentences on its page."""
+"""Explains on the page of a record or a message what its state means and what to do next."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ..models import IdempotencyRecord, MessageStatus, OutboxMessage
 from ..operation import registry
 from .display import NONE, time_left
 
-#: What happens to an abandoned claim, by what its operation declares.
+#: What happens to an abandoned claim, by the recovery that its operation declares.
 _ON_ABANDONED = {
     Recovery.REEXECUTE: _(
         "The operation declares REEXECUTE: the next retry runs it again, and a sweep makes the record recoverable."
     ),
-    Recovery.RECONCILE: _("The operation declares a reconciler: the next retry or sweep asks it what has happened."),
+    Recovery.RECONCILE: _("The operation declares a reconciler: the next retry or sweep asks it what happened."),
     Recovery.PARK: _("The operation declares PARK: the next retry or sweep parks the record."),
 }
 
-#: Why a record is parked, by what its operation declares.
+#: Why a record is parked, by the recovery that its operation declares.
 _WHY_PARKED = {
-    Recovery.REEXECUTE: _("The operation declares REEXECUTE by now, but a parked record stays parked."),
-    Recovery.RECONCILE: _("The operation declares a reconciler, and none of its answers could settle the record."),
-    Recovery.PARK: _("The operation declares PARK, so it is never run again by itself."),
+    Recovery.REEXECUTE: _("The operation declares REEXECUTE now, but a record that was parked before stays parked."),
+    Recovery.RECONCILE: _("The operation declares a reconciler, but none of its answers settled the record."),
+    Recovery.PARK: _("The operation declares PARK, so it never runs again automatically."),
 }
 
 _UNKNOWN_OPERATION = _(
-    "No operation of this name is declared in this process, so it is not known here what it declares. A sweep that "
-    "does not know it either leaves an abandoned claim alone: declare it in an app's operations.py."
+    "No operation of this name is declared in this process, so its recovery is not known here. A sweep that does not "
+    "know the operation leaves its abandoned claims alone. Declare the operation in an app's operations.py."
 )
 
 
@@ -46,13 +46,13 @@ def explain_record(record: IdempotencyRecord) -> list[Any]:
         "retention": display_for_value(record.expires_at, NONE),
     }
     if time_left(record, record.expires_at) <= timedelta(0) and record.status != Status.IN_PROGRESS:
-        retention = [gettext("Its retention ended at %(retention)s: the same key is a new request.") % told]
+        retention = [gettext("Its retention ended at %(retention)s. The same key now makes a new request.") % told]
     else:
         retention = []
     if record.status == Status.COMPLETED:
         if retention:
             return retention
-        return [gettext("Every retry is answered with the recorded outcome, until %(retention)s.") % told]
+        return [gettext("Every retry gets the recorded outcome until %(retention)s.") % told]
     if record.status == Status.RECOVERABLE:
         return retention or [
             gettext("Attempt %(attempt)d is known to have had no effect. The next retry runs the operation.") % told
@@ -60,15 +60,16 @@ def explain_record(record: IdempotencyRecord) -> list[Any]:
     if record.status == Status.PARKED:
         return [
             gettext(
-                "Attempt %(attempt)d ended without a recorded outcome: its process was cut off, or raised an error "
-                "after which nobody could say whether the operation took effect. Nothing else is kept of it; look for "
-                "the error in the log of that time."
+                "Attempt %(attempt)d ended without a recorded outcome. Either its process was cut off, or it raised "
+                "an error that leaves open whether the operation took effect. The record does not keep the error; "
+                "look for it in the log of that time."
             )
             % told,
             _UNKNOWN_OPERATION if recovery is None else _WHY_PARKED[recovery],
             gettext(
-                "Every retry is answered 409. Find out whether the operation took effect, where it takes effect. If it "
-                "did, record its outcome. If it did not, and can not any more, mark it as not executed."
+                "Every retry gets status 409. Find out whether the operation took effect, for example from the "
+                "provider that it calls. If it took effect, record its outcome. If it did not and no longer can, mark "
+                "it as not executed."
             ),
             *retention,
         ]
@@ -76,32 +77,32 @@ def explain_record(record: IdempotencyRecord) -> list[Any]:
         return [gettext("Attempt %(attempt)d is presumed to be running until its lease ends at %(lease)s.") % told]
     return [
         gettext(
-            "The lease of attempt %(attempt)d ended at %(lease)s, and no outcome was recorded: its process was cut "
-            "off, or is slower than its lease."
+            "The lease of attempt %(attempt)d ended at %(lease)s, and no outcome was recorded. Its process was cut "
+            "off, or it needs more time than its lease allows."
         )
         % told,
         _UNKNOWN_OPERATION if recovery is None else _ON_ABANDONED[recovery],
-        gettext("If this stays so for longer than the interval of the sweeps, no sweep runs."),
+        gettext("If the record stays in this state for longer than the interval between sweeps, no sweep is running."),
     ]
 
 
 def explain_message(message: OutboxMessage) -> list[Any]:
     """:param message: annotated with ``database_time``."""
     if message.status == MessageStatus.SENT:
-        return [gettext("Its broker has confirmed it.")]
+        return [gettext("Its broker has confirmed the message.")]
     if message.status == MessageStatus.DEAD:
         tried = ngettext(
-            "It was tried %(count)d time, and is not tried again by itself. The last error says why.",
-            "It was tried %(count)d times, and is not tried again by itself. The last error says why.",
+            "It was tried %(count)d time and is not tried again automatically. The last error says why.",
+            "It was tried %(count)d times and is not tried again automatically. The last error says why.",
             message.attempts,
         )
         return [
             tried % {"count": message.attempts},
-            gettext("Messages of the same ordering key wait for it. Repair what is wrong, then requeue it."),
+            gettext("Later messages of the same ordering key wait for it. Correct the cause, then requeue it."),
         ]
     return [
         gettext(
-            "It waits for a relay, or for a message before it in its order. If it is due for longer than a minute, no "
-            "relay runs or its broker can't be reached."
+            "It waits for a relay, or for an earlier message of the same ordering key. If it has been due for more "
+            "than a minute, no relay is running or its broker can't be reached."
         )
     ]

@@ -14,7 +14,7 @@ class ReasonForm(forms.Form):
     reason = forms.CharField(
         label=_("Reason"),
         max_length=500,
-        help_text=_("How you know. It is kept in the history and in the log."),
+        help_text=_("How you know. The reason is kept in the history and in the log."),
         widget=forms.TextInput(attrs={"class": "vTextField"}),
     )
 
@@ -24,8 +24,8 @@ class ReleaseForm(ReasonForm):
         required=False,
         label=_("Live claims too"),
         help_text=_(
-            "Only of operations that declare REEXECUTE: their owner loses its lease, and what it wrote is rolled back "
-            "or carries the same derived keys as the retry."
+            "Only for operations that declare REEXECUTE. The owner loses its lease. What it wrote is rolled back, or "
+            "carries the same derived keys as the retry."
         ),
     )
 
@@ -42,7 +42,7 @@ class OutcomeForm(ReasonForm):
         label=_("Body"),
         required=False,
         strip=False,
-        help_text=_("Every retry is answered with this text, as it is."),
+        help_text=_("Every retry gets exactly this text."),
         widget=forms.Textarea(attrs={"class": "vLargeTextField", "rows": 10}),
     )
     field_order = ("status", "content_type", "body", "reason")
@@ -50,11 +50,11 @@ class OutcomeForm(ReasonForm):
     def clean_content_type(self) -> str:
         content_type: str = self.cleaned_data["content_type"]
         if not content_type.isprintable() or not content_type.isascii():
-            raise forms.ValidationError(gettext("A header's value is made of visible ASCII characters."))
+            raise forms.ValidationError(gettext("A content type may contain printable ASCII characters only."))
         return content_type
 
     def clean_body(self) -> str:
-        body: str = self.cleaned_data["body"].replace("\r\n", "\n")  # as a browser sends each line's end
+        body: str = self.cleaned_data["body"].replace("\r\n", "\n")  # browsers send \r\n at the end of a line
         if "json" in self.cleaned_data.get("content_type", ""):
             try:
                 json.loads(body)

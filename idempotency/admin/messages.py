@@ -1,10 +1,11 @@
-"""The outbox in the admin: which messages wait and for how long, why one is dead, and having it tried again.
+"""The outbox in the admin: which messages wait and for how long, why a message is dead, and a way to requeue it.
 
-Nothing is edited. Requeueing goes through ``outbox.backlog.requeue``, after a page that says what it means, and with
-the permission ``idempotency.requeue_outboxmessage``. Payloads and headers may hold secrets: they are loaded for, and
-shown to, nobody without the permission ``idempotency.view_payload``.
+Nothing can be edited. Requeueing calls ``outbox.backlog.requeue``. A page explains it first, and it needs the
+permission ``idempotency.requeue_outboxmessage``. Payloads and headers may hold secrets, so they are loaded and shown
+only for people who have the permission ``idempotency.view_payload``.
 
-The table holds all that was sent within ``TTL``, so nothing here counts it whole or sorts it by a column without index.
+The table holds every message that was sent within ``TTL`` and a day. So no page here counts the whole table or sorts it
+by a column that has no index.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _STATES: dict[str, tuple[Any, Callable[[QuerySet[OutboxMessage]], QuerySet[Outbo
     "sent": (_("sent"), lambda found: found.filter(status=MessageStatus.SENT)),
 }
 
-#: How the badge of a state is coloured.
+#: The kind of badge, and so its colour, of each state.
 _BADGES = {"waiting": "", "due": "waiting", "dead": "stuck", "sent": "done"}
 
 
@@ -52,8 +53,8 @@ class MessageStatusFilter(StateFilter):
 class OutboxMessageAdmin(DecisionAdmin):
     list_display = ("message_id", "state_and_tries", "what", "age")
     list_filter = (MessageStatusFilter,)
-    search_fields = ("message_id",)  # how they are searched: get_search_results()
-    search_help_text = _("A message's id, or the key that its consumer claims, which ends in it.")
+    search_fields = ("message_id",)  # shows the search box; get_search_results() does the search
+    search_help_text = _("A message's id, or its consumer's key, which ends with the id.")
     ordering = ("-id",)
     sortable_by = ()
     decisions = (REQUEUE,)
@@ -71,19 +72,22 @@ class OutboxMessageAdmin(DecisionAdmin):
         return request.user.has_perm("idempotency.requeue_outboxmessage")
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
-        # By default any column can be filtered on in the URL, and payload__contains would tell, one letter at a time,
-        # what may not be shown.
+        # By default a URL can filter on any column. With payload__contains, somebody without the permission could
+        # guess a hidden payload letter by letter.
         return lookup in {"message_id", "state"}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[OutboxMessage]:
-        # From the database that is written to: a replica may show as waiting what was sent.
+        # Read from the database that messages are written to: a replica may show a sent message as waiting.
         found: QuerySet[OutboxMessage] = super().get_queryset(request).using(alias())
         return found.annotate(database_time=Now()).defer(*_SECRET_FIELDS)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """By the id, which is the one column that an index finds: alone, or at the end of the consumer's key."""
+        """Search by the message's id only, because no other column has an index for it.
+
+        The id may be given alone or at the end of the consumer's key.
+        """
         term = search_term.strip()
         if not term:
             return queryset, False
@@ -116,7 +120,7 @@ class OutboxMessageAdmin(DecisionAdmin):
 
     @admin.display(description=_("state"))
     def state_and_tries(self, message: OutboxMessage) -> str:
-        """What the list shows in one column, because a screen has room for few."""
+        """State, tries and next try in one column, because a screen has room for few columns."""
         next_try, tries = self.next_try(message), ""
         if message.attempts:
             tries = ngettext("%(count)d try", "%(count)d tries", message.attempts) % {"count": message.attempts}

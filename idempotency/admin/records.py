@@ -1,13 +1,13 @@
-"""The admin: find a record by key or account, see at a glance what has become of it, and resolve one that is stuck.
+"""Records in the admin: find a record by key or account, see its state, and resolve a record that is stuck.
 
-Nothing is edited. What a person decides about a record goes through ``upkeep.resolutions``, after a page that shows
-what it means, and with a permission of its own: ``idempotency.resolve_idempotencyrecord`` or
-``idempotency.release_idempotencyrecord``.
+Nothing can be edited. A decision about a record calls ``upkeep.resolutions``. A page explains it first, and it needs a
+permission of its own: ``idempotency.resolve_idempotencyrecord`` or ``idempotency.release_idempotencyrecord``.
 
-Recorded responses may hold secrets. They are shown, and can be filtered on, by nobody without the permission
-``idempotency.view_response_body``; of everything else ``idempotency.view_idempotencyrecord`` decides, as usual.
+Recorded responses may hold secrets, so only people with the permission ``idempotency.view_response_body`` see them, and
+nobody can filter on them. Everything else needs ``idempotency.view_idempotencyrecord``, as usual.
 
-The table may be huge, so nothing here counts it whole, sorts it by a column without an index or lists its operations.
+The table may be huge. So no page here counts the whole table, sorts it by a column that has no index, or searches it
+for the names of operations.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .explanations import explain_record
 
 _RESPONSE_FIELDS = ("response_headers", "response_body", "response_reference")
 
-#: More operations than this are not offered as a filter. Nobody reads a longer list.
+#: The filter takes this many operations from the table of counters. Nobody reads a longer list.
 MAX_OPERATIONS = 500
 
 _STATES: dict[str, tuple[Any, Callable[[RecordQuerySet], RecordQuerySet]]] = {
@@ -55,7 +55,7 @@ _STATES: dict[str, tuple[Any, Callable[[RecordQuerySet], RecordQuerySet]]] = {
     "past_retention": (_("past retention"), RecordQuerySet.past_retention),
 }
 
-#: How the badge of a state is coloured. A claim that is alive needs nobody's attention.
+#: The kind of badge, and so its colour, of each state. A live claim has no colour, because it needs no attention.
 _BADGES = {"abandoned": "waiting", "completed": "done", "recoverable": "waiting", "parked": "stuck"}
 
 
@@ -64,9 +64,9 @@ class RecordStateFilter(StateFilter):
 
 
 class OperationFilter(admin.SimpleListFilter):
-    """By the operations that are declared in this process, and by those that any process has counted something of.
+    """Filters by an operation that is declared in this process or that any process has counted an event of.
 
-    The names in the table itself would take a scan of it to find. The table of counters has a few rows an operation.
+    Finding the names in the table of records would read all of it. The table of counters has a few rows per operation.
     """
 
     title = _("operation")
@@ -88,9 +88,9 @@ class OperationFilter(admin.SimpleListFilter):
 class IdempotencyRecordAdmin(DecisionAdmin):
     list_display = ("idempotency_key", "state_and_lease", "who", "age", "retention")
     list_filter = (RecordStateFilter, OperationFilter)
-    search_fields = ("idempotency_key", "account_id")  # how they are searched: get_search_results()
+    search_fields = ("idempotency_key", "account_id")  # shows the search box; get_search_results() does the search
     search_help_text = _(
-        'A key, an account, or "account key", which is the fastest. If there is none like it: the beginning of a key.'
+        'A key, an account, or "account key", which is the fastest. If nothing matches, the beginning of a key.'
     )
     ordering = ("-id",)
     sortable_by = ("retention",)
@@ -112,29 +112,30 @@ class IdempotencyRecordAdmin(DecisionAdmin):
         return request.user.has_perm("idempotency.release_idempotencyrecord")
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
-        # By default any column can be filtered on in the URL, and response_body__startswith would tell, one letter at
-        # a time, what may not be shown.
+        # By default a URL can filter on any column. With response_body__startswith, somebody without the permission
+        # could guess a hidden body letter by letter.
         return lookup in {"account_id", "idempotency_key", "operation", "state"}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyRecord]:
-        # From the database that is written to: a replica may show a lease that was renewed as over. Responses, up to a
-        # megabyte each, are only loaded where they are shown.
+        # Read from the database that records are written to: a replica may show a renewed lease as over. A response
+        # may have a megabyte, so responses are loaded only where they are shown.
         records: QuerySet[IdempotencyRecord] = super().get_queryset(request).using(alias())
         return records.annotate(database_time=Now()).defer(*_RESPONSE_FIELDS)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Whole values first, so that an index can answer; only then the beginning of a key, as logs show it.
+        """Search for whole values first, because an index finds them. If there is none, search for the beginning of a
+        key, which is what logs show.
 
-        The unique index leads with account_id. A key alone is found by walking that index, not the table.
+        The unique index begins with account_id. To find a key alone, the database reads that index and not the table.
         """
         term = search_term.strip()
         if not term:
             return queryset, False
         whole = Q(account_id=term)
         account, *key = term.rsplit(maxsplit=1)
-        # A key has no white space in it. An account may.
+        # A key never contains white space. An account may.
         whole |= Q(account_id=account, idempotency_key=key[0]) if key else Q(idempotency_key=term)
         found = queryset.filter(whole)
         if not found.exists():
@@ -164,7 +165,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
 
     @admin.display(description=_("state"))
     def state_and_lease(self, record: IdempotencyRecord) -> str:
-        """What the list shows in one column, because a screen has room for few."""
+        """State, attempt and lease in one column, because a screen has room for few columns."""
         lease, attempt = self.lease(record), ""
         if record.attempt > 1:
             attempt = gettext("attempt %(attempt)d") % {"attempt": record.attempt}

@@ -1,5 +1,5 @@
-"""What runs on a schedule, is read, or is decided by people: purge, sweep, counts, and the resolution of records.
+"""Operating the records: scheduled purge and sweep, statistics, erasure, and decisions that people make.
 
-Plain functions belong here. A command (``management``), a task (``tasks.py``) or an admin page calls them. Work in
-batches is built on ``batches.py``.
+Plain functions belong here. A command (``management``), a task (``tasks.py``) or an admin page calls them. Work that is
+done in batches is built on ``batches.py``.
 """

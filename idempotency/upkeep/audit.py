@@ -1,4 +1,4 @@
-"""Who has decided what: the log ``idempotency.audit``, and an entry in the admin's own log where there is one."""
+"""Records who decided what: in the log ``idempotency.audit``, and in the admin's own log if the admin is installed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ logger = logging.getLogger("idempotency.audit")
 def require_name(by: Any) -> None:
     """:raises TypeError: ``by`` does not say who decides."""
     if not isinstance(by, Model) and not (isinstance(by, str) and by):
-        raise TypeError(f"by= names who decides: a user, or a str that is not empty, not {by!r}.")
+        raise TypeError(f"by= must name who decides: a user, or a str that is not empty, not {by!r}.")
 
 
 def note(subject: str, decision: str, by: Any, reason: str) -> None:
-    """Leave a line in the log.
+    """Write a line to the log ``idempotency.audit``.
 
-    :param subject: what was decided on, made of text that can't hold a control character or a line break.
+    :param subject: what was decided on. The caller makes sure that it has no control characters and no line breaks.
     """
-    # A user may choose the own name, and a person the reason: as literals, neither can break the line or forge a part.
+    # People choose the name and the reason freely. repr() escapes them, so they can't break the line or forge a part.
     logger.info("%s: %s by %r, reason: %r", subject, decision, str(by), reason)
 
 
 def enter(row: Model, title: str, decision: str, by: Any, reason: str) -> None:
-    """Leave an entry in the admin's log, which the row's history shows, if a user decided and there is such a log."""
+    """Add an entry to the admin's log, which the row's history shows.
+
+    Does nothing if the admin is not installed or if ``by`` is not a user of ``AUTH_USER_MODEL``.
+    """
     if not apps.is_installed("django.contrib.admin") or not isinstance(by, get_user_model()):
         return
     from django.contrib.admin.models import CHANGE, LogEntry

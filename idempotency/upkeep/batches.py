@@ -1,4 +1,4 @@
-"""The shape of all work that is done in bounded batches: what one batch came to, and batch after batch."""
+"""What all work in bounded batches has in common: the result of a batch, and a loop over batches."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _Result = TypeVar("_Result", bound="BatchResult")
 
 @dataclass
 class BatchResult:
-    """What one batch came to, as counts of rows. The sum of several is what all of them came to."""
+    """The result of one batch, as counts of rows. Results can be added: the sum is the result of all the batches."""
 
-    #: Whether the batch found fewer rows than it may take: nothing more is due, or others are at it.
+    #: Whether the batch found fewer rows than it may take. Then nothing more is due, or other processes hold the rest.
     exhausted: bool = field(default=True, kw_only=True)
 
     @property
     def touched(self) -> int:
-        """How many rows it has changed."""
+        """How many rows the batch has changed."""
         raise NotImplementedError
 
-    def __add__(self: _Result, later: _Result) -> _Result:  # noqa: PYI019 - Self is of Python 3.11
-        """This batch and a later one of the same run, as one.
+    def __add__(self: _Result, later: _Result) -> _Result:  # noqa: PYI019 - Self needs Python 3.11
+        """Add a later batch of the same run.
 
-        Counts are added and mappings are merged. Everything else is what the later batch says.
+        Counts are added and mappings are merged. Every other value is taken from the later batch.
         """
         sums: dict[str, Any] = {}
         for one in fields(self):
@@ -38,7 +38,7 @@ class BatchResult:
         return type(self)(**sums)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for a task's result."""
+        """The result as plain data, which a task can return."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
 
@@ -46,7 +46,7 @@ class BatchResult:
 def in_batches(take: Callable[[_Result | None], _Result]) -> Iterator[_Result]:
     """Take batch after batch until nothing more is due. The caller may stop between any two.
 
-    :param take: takes one batch. It is given the batch before, or None if there was none.
+    :param take: takes one batch. Its argument is the result of the batch before, or None for the first batch.
     """
     batch = None
     while batch is None or not batch.exhausted:

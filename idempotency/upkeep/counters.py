@@ -1,13 +1,15 @@
-"""What happens to records, counted: in this process's memory first, and now and then added to a table for all of them.
+"""Counts what happens to records: first in this process's memory, then in a table that all processes share.
 
-A request only ever counts in memory. After its response was sent, and at most every ``FLUSH_EVERY`` seconds, a process
-adds what it has counted since to ``IdempotencyCounter``, where all processes add up. The same is done after a sweep and
-when the interpreter ends, so that commands count too.
+A request only counts in memory. After a response was sent, and at most every ``FLUSH_EVERY`` seconds, the process adds
+its new counts to ``IdempotencyCounter``, which holds the sums of all processes. This is called a flush. A process also
+flushes after a sweep and when its interpreter ends, so that commands are counted too.
 
-What may go wrong costs a number and nothing else. A process that is killed takes with it what it had not written: at
-most what it counted in ten seconds, and what it counted since in requests that have not ended. If the database refuses,
-the counts stay in memory until it doesn't. If it commits and the connection breaks before it can say so, they are added
-twice.
+A failure here makes a number inexact and has no other effect:
+
+- If a process is killed, the counts since its last flush are lost: those of at most ten seconds, and those of requests
+  that had not ended.
+- If the database refuses the counts, they stay in memory until it accepts them.
+- If the database commits and the connection breaks before its answer arrives, the counts are added twice.
 """
 
 from __future__ import annotations
@@ -34,26 +36,26 @@ from ..protocol.transactions import alias
 
 logger = logging.getLogger("idempotency")
 
-#: Seconds. Each flush is one short transaction; at this pace a hundred processes cost the database ten a second.
+#: Seconds. Each flush is one short transaction, so a hundred processes cost the database ten transactions a second.
 FLUSH_EVERY = 10.0
 
-#: Under REPEATABLE READ each flush of another process, and under InnoDB each new counter, can refuse this one. It
-#: happens a few times at most; then the counts are kept for the next time.
+#: The database may refuse a flush: under REPEATABLE READ because another process flushes too, under InnoDB because
+#: another process inserts a new counter. The flush is tried this often, and then the counts are kept for the next one.
 MAX_ROUNDS = 5
 
-#: How long, in seconds, a reader waits for a flush in another thread. Without it, what is being written may be missing
-#: or counted twice in one look.
+#: How long, in seconds, a reader waits for a flush in another thread. A reader that doesn't wait may miss the counts
+#: that are being written, or count them twice.
 READ_PATIENCE = 1.0
 
-#: (operation, event) → how often. The operation is empty where an operator settled a record of one that the process
+#: (operation, event) → how often. The operation is "" if somebody resolved a record of an operation that this process
 #: doesn't know.
 Counts = dict[tuple[str, str], int]
 
 
 class Counters:
-    """What this process has counted and not written yet, and how it is written. A forked child starts from nothing."""
+    """The counts that this process has not written yet, and how they are written. A forked child starts at zero."""
 
-    #: What is counted, by the name that it has in the table.
+    #: The name of each event in the table, and the signal that reports it.
     WATCHED: ClassVar[dict[str, Signal]] = {
         "claimed": signals.claimed,
         "taken_over": signals.taken_over,
@@ -71,8 +73,8 @@ class Counters:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was counted here. What is in the table stays."""
-        # New locks: at a fork, a thread that is not there any more may hold the old ones.
+        """Forget the counts in memory. The table is not changed."""
+        # Make new locks, because after a fork the old ones may be held by a thread that the child doesn't have.
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._pending: Counts = {}
@@ -99,30 +101,30 @@ class Counters:
         return count
 
     def _request_finished(self, sender: object, **arguments: Any) -> None:
-        # Django's test clients are no handlers and name none. What they ask for is looked at by somebody who may count
-        # statements, and whose database may be gone or another one ten seconds later.
+        # The sender is None for a request of Django's test client. Don't flush after those: the test may count
+        # statements, and ten seconds later its database may be gone or replaced by another one.
         if sender is not None:
             self.flush_if_due()
 
     def flush_if_due(self) -> None:
-        """``flush``, unless the last one was less than ``FLUSH_EVERY`` seconds ago. For what is called often."""
+        """Flush, unless the last flush was less than ``FLUSH_EVERY`` seconds ago. May be called often."""
         if self._pending and time.monotonic() >= self._due:
             self.flush()
 
     def flush(self) -> None:
-        """Add to the table what this process has counted since the last time. Never raises.
+        """Add to the table what this process has counted since the last flush. Never raises.
 
-        Does nothing where it would be in the way: if a transaction is open, in which the counters' rows would stay
-        locked until somebody else ends it (in a TestCase one always is); in the thread of an event loop, which it
-        would block; and while another thread is at it.
+        Does nothing in three cases: in an open transaction, because the counters' rows would stay locked until that
+        transaction ends (in a TestCase one is always open); in the thread of an event loop, because it would block the
+        loop; and while another thread flushes.
         """
         if not self._pending or _runs_event_loop() or not self._flushing.acquire(blocking=False):
             return
         try:
             self._flush()
-        except Exception:  # of no use to who calls this: a server after its response, an interpreter at its end
+        except Exception:  # no caller could do anything about it: the response is sent, or the interpreter is ending
             if not self._failing:
-                logger.warning("What was counted could not be written yet", exc_info=True)
+                logger.warning("The counters could not be written; they are kept for the next time", exc_info=True)
             self._failing = True
         finally:
             self._flushing.release()
@@ -137,15 +139,16 @@ class Counters:
             self._writing, database, self._database = counts, self._database, None
         kept = counts
         try:
-            # Tests count in a database that is gone, or isn't the configured one any more, when the interpreter ends.
-            # What they counted must not end up in another one.
+            # When the interpreter ends, the test database in which a test counted may be gone, and the alias may stand
+            # for another database again. The counts must not be added to that one.
             if database in {None, _database(using)}:
                 with _as_it_was(using):
                     _add(using, counts)
             kept = {}
         finally:
-            # Killed before the COMMIT: nothing was added, and what was counted is lost. Killed after it: it was added
-            # once. Interrupted, by an exception that a signal's handler raised, say: kept for the next time.
+            # If the process is killed before the COMMIT, nothing was added and the counts are lost. If it is killed
+            # after the COMMIT, they were added once. If an exception interrupts the flush, for example one that the
+            # handler of an operating system signal raises, the counts are kept for the next flush.
             with self._lock:
                 self._writing = {}
                 for key, count in kept.items():
@@ -154,9 +157,10 @@ class Counters:
         self._failing = False
 
     def read(self, using: str) -> dict[str, Counter[str]]:
-        """What all processes have written, and what this one hasn't written yet: events by operation.
+        """Read what all processes have written, plus what this process has not written yet.
 
-        :raises DatabaseError: as the database does.
+        :returns: for each operation, how often each event happened.
+        :raises DatabaseError: the database refuses.
         """
         waited = self._flushing.acquire(timeout=READ_PATIENCE)
         try:
@@ -175,12 +179,12 @@ class Counters:
 
 
 def _database(using: str) -> object:
-    """Which database an alias stands for at the moment: test runners put another one in its place for a while."""
+    """The database that an alias stands for at the moment. Test runners replace it for a while."""
     return connections[using].settings_dict["NAME"]
 
 
 def _in_transaction(using: str) -> bool:
-    """Whether one is open in this thread: inside of ``atomic`` too, autocommit is off."""
+    """Whether a transaction is open in this thread. Inside of ``atomic``, too, autocommit is off."""
     connection = connections[using]
     return connection.connection is not None and not connection.get_autocommit()
 
@@ -195,10 +199,10 @@ def _runs_event_loop() -> bool:
 
 @contextmanager
 def _as_it_was(using: str) -> Iterator[None]:
-    """Leave the thread's connection open if it was open, and closed if it wasn't.
+    """Close the thread's connection at the end if it was not open at the beginning.
 
-    Django closes what has to be closed before it gets here, and under ASGI the thread ends with the request: a
-    connection that was opened now would belong to nobody.
+    Django has already closed old connections when this runs, and under ASGI the thread ends with the request. So nobody
+    would ever close a connection that was opened here.
     """
     connection = connections[using]
     was_open = connection.connection is not None

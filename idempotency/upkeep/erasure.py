@@ -1,14 +1,17 @@
-"""Erasure: delete what an account has left in this app's tables, as when a person asks for it.
+"""Erasure: delete an account's traces from this app's tables, for example when a person asks for it.
 
-That is its records with their steps, its messages in the outbox, and what consumers have recorded and published under a
-name of their own because of it. What is finished is erased. What is still under way is not, because without its row it
-could take effect twice or not at all: a live claim, and a message that is still to be sent. Abandoned claims, parked
-records and dead messages wait for somebody, and are erased only if the caller says so.
+The traces are the account's records with their steps, its messages in the outbox, and what consumers recorded and
+published under a name of their own when they consumed those messages.
 
-An erased record protects nothing any more: a retry or a delivery that comes later runs. So the account is closed first.
+- Finished records and sent messages are erased.
+- Live claims and messages that are still to be sent are never erased, because without its row such an operation could
+  take effect twice or not at all.
+- Abandoned claims, parked records and dead messages wait for somebody. They are erased only if the caller says so.
 
-The entries of the admin's log name no account, and neither do the counters. Everything here may be killed anywhere and
-simply run again: what shows where else to look, the account's own records, is erased last.
+An erased record protects nothing any more: a retry or a delivery that comes later runs. So close the account first.
+
+The entries of the admin's log and the counters do not contain the account. An erasure may be killed at any point and
+run again: the account's own records lead to all other traces, so they are erased last.
 """
 
 from __future__ import annotations
@@ -33,20 +36,23 @@ from . import audit
 from .batches import BatchResult, check_batch_size
 
 DEFAULT_BATCH_SIZE: Final = 500
-#: A statement names every row of a batch, and SQLite may take no more than 999 parameters.
+#: A statement has one parameter for each row of a batch, and SQLite may accept no more than 999 parameters.
 MAX_BATCH_SIZE: Final = 500
 
-#: The outbox has no index on accounts, which every message would pay for. It is read once, so many ids at a time.
+#: The outbox has no index on accounts, because every message would have to pay for it. An erasure reads the whole
+#: outbox once, in windows of this many ids.
 WINDOW: Final = 10_000
-#: Prefixes of keys that one statement looks for.
+#: The number of key prefixes that one statement searches for.
 PREFIXES: Final = 50
 
-#: An erasure that freezes before its COMMIT holds its rows for no longer than this, and no statement takes longer.
+#: If the process freezes before a COMMIT, the database ends the transaction after this time and frees its rows.
 IDLE_TIMEOUT: Final = timedelta(seconds=5)
+#: The database cancels a statement that runs for longer.
 STATEMENT_TIMEOUT: Final = timedelta(seconds=60)
 _MAX_ROUNDS = 5
 
-#: Callables that say under which names consumers record: pairs of an account and an operation. An integration adds one.
+#: Each callable returns the names under which consumers record, as pairs of an account and an operation. An integration
+#: adds a callable of its own.
 consumer_finders: list[Callable[[], Iterable[tuple[str, str]]]] = []
 
 _LIVE = Q(status=Status.IN_PROGRESS, lease_expires_at__gt=Now())
@@ -56,8 +62,9 @@ _RECORDS: Final = {
     "parked": Q(status=Status.PARKED),
     "finished": Q(status__in=[Status.COMPLETED, Status.RECOVERABLE]),
 }
-#: What is erased, and what besides if the caller says so: of the names in ``AccountTraces.count``.
+#: What is always erased, in the names of ``AccountTraces.count``.
 ERASED: Final = frozenset({"finished", "sent"})
+#: What is erased as well with ``include_unresolved``.
 UNRESOLVED: Final = frozenset({"abandoned", "parked", "dead"})
 _MESSAGES: Final = {
     "pending": Q(status=MessageStatus.PENDING),
@@ -70,7 +77,7 @@ _MESSAGES: Final = {
 class ErasureResult(BatchResult):
     """What one batch has erased, as counts of rows."""
 
-    #: Records, each with its steps.
+    #: The steps of a record are erased with it and are not counted.
     records: int = 0
     messages: int = 0
 
@@ -81,19 +88,22 @@ class ErasureResult(BatchResult):
 
 @dataclass
 class AccountTraces:
-    """What an account has left: the ids of rows, found once. What is written later is not among them."""
+    """The traces of an account, as ids of rows. They are searched for once: rows that are written later are missing."""
 
     account_id: str
     records_db: str
     messages_db: str
-    #: Ids of records, by the account that they stand under: this one, or a consumer's name.
+    #: The ids of records for each ``account_id`` that the records have: the account's own, or the name of a consumer.
     records: dict[str, list[int]] = field(default_factory=dict)
-    #: Ids of messages.
+    #: The ids of messages.
     messages: list[int] = field(default_factory=list)
 
     def count(self) -> dict[str, int]:
-        """How much of it there is now, by what has become of it: ``live``, ``abandoned``, ``parked`` and ``finished``
-        records, ``pending``, ``dead`` and ``sent`` messages. Without those of which there is none."""
+        """Count the traces that exist now, by their state.
+
+        :returns: the number of ``live``, ``abandoned``, ``parked`` and ``finished`` records and of ``pending``,
+            ``dead`` and ``sent`` messages. Names whose count is 0 are left out.
+        """
         counts = dict.fromkeys([*_RECORDS, *_MESSAGES], 0)
         for account_id, ids in self.records.items():
             for chunk in _chunks(ids):
@@ -108,10 +118,12 @@ class AccountTraces:
 
 
 def find_traces(account_id: str, *, using: str | None = None) -> AccountTraces:
-    """Find what an account has left. Reads the outbox once, and of the records those of the account.
+    """Find the traces of an account. Reads the whole outbox once, and the account's own records.
 
-    :param using: a database; by default those that records and messages are written to.
-    :raises ValueError: the account is no text, or empty.
+    :param using: a database alias; by default those that records and messages are written to.
+    :returns: the ids of the rows.
+    :raises ValueError: the account is not a str, or is empty.
+    :raises DatabaseError: the database refuses.
     """
     if not isinstance(account_id, str) or not account_id:
         raise ValueError(f"account_id must be a str that is not empty, not {account_id!r}.")
@@ -120,8 +132,8 @@ def find_traces(account_id: str, *, using: str | None = None) -> AccountTraces:
     own = IdempotencyRecord.objects.using(found.records_db).filter(account_id=account_id)
     scopes = {pk: Scope(account_id, *key) for pk, *key in own.values_list("pk", "operation", "idempotency_key")}
     found.records[account_id] = list(scopes)
-    # Only traces that begin here. A client that sends a key of a message's form can name any trace, and what another
-    # account has led to is not this one's to erase.
+    # Follow only the traces that begin with one of the account's own records. A client can send a key that has the form
+    # of a message's key and so name the trace of another account. Those rows must not be erased.
     traces = {scope.derive_text("trace") for scope in scopes.values() if scope.trace == scope.derive_text("trace")}
     keys = _find_messages(found, {name for name, _ in consumers}, traces)
     for name, operation in consumers:
@@ -139,9 +151,9 @@ def find_traces(account_id: str, *, using: str | None = None) -> AccountTraces:
 
 
 def _find_messages(found: AccountTraces, names: set[str], traces: set[str]) -> list[str]:
-    """Find the account's messages, and those that consumers have published because of it.
+    """Add to ``found`` the account's messages, and the messages that consumers published in the account's traces.
 
-    :returns: the keys under which they are consumed.
+    :returns: the keys under which the messages are consumed.
     """
     messages = OutboxMessage.objects.using(found.messages_db)
     ends = messages.aggregate(first=Min("pk"), last=Max("pk"))
@@ -164,15 +176,17 @@ def erase_account(
     batch_size: int = DEFAULT_BATCH_SIZE,
     using: str | None = None,
 ) -> tuple[ErasureResult, dict[str, int]]:
-    """Erase what an account has left. Leaves a line in the log ``idempotency.audit`` that does not name the account.
+    """Erase the traces of an account. Writes a line to the log ``idempotency.audit`` that does not name the account.
 
     :param by: who decides, for the audit: a user, or a name (str).
-    :param include_unresolved: erase abandoned claims, parked records and dead messages, too.
-    :param using: a database; by default those that records and messages are written to.
-    :returns: what was erased; and what is left of it, as ``AccountTraces.count`` says it.
-    :raises ValueError: the account is no text, or empty; or the batch size is not between 1 and 500.
+    :param reason: why, for the audit.
+    :param include_unresolved: also erase abandoned claims, parked records and dead messages.
+    :param batch_size: how many rows one transaction deletes at most, 1 to 500.
+    :param using: a database alias; by default those that records and messages are written to.
+    :returns: what was erased, and what is left, in the form of ``AccountTraces.count``.
+    :raises ValueError: the account is not a str, or is empty; or the batch size is not between 1 and 500.
     :raises TypeError: ``by`` does not say who decides.
-    :raises DatabaseError: as the database does. What earlier batches erased stays erased.
+    :raises DatabaseError: the database refuses. What earlier batches erased stays erased.
     """
     found = find_traces(account_id, using=using)
     total = ErasureResult()
@@ -184,7 +198,7 @@ def erase_account(
 
 
 def record_erasure(total: ErasureResult, left: dict[str, int], *, by: Any, reason: str = "") -> None:
-    """Leave the audit's line.
+    """Write the line about an erasure to the log ``idempotency.audit``.
 
     :raises TypeError: ``by`` does not say who decides.
     """
@@ -204,21 +218,24 @@ def erase_batches(
 ) -> Iterator[ErasureResult]:
     """Erase batch after batch, each in a transaction of its own. The caller may stop between any two.
 
-    What another transaction holds locked is passed over.
+    Rows that another transaction has locked are skipped.
 
     :raises ValueError: the batch size is not between 1 and 500.
+    :raises DatabaseError: the database refuses. What earlier batches erased stays erased.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
     names = ERASED | UNRESOLVED if include_unresolved else ERASED
     finished, gone = _any_of(_RECORDS, names), _any_of(_MESSAGES, names)
-    # Messages first: one that was sent and has no record with its consumer would be taken for lost, and sent again.
+    # Erase messages before records. A sent message whose consumer has no record looks like a lost message, and the
+    # search for lost messages would have it sent again.
     for chunk in _chunks(found.messages, batch_size):
         messages = OutboxMessage.objects.using(found.messages_db).filter(gone, pk__in=chunk)
         yield ErasureResult(messages=_delete(messages))
     waiting = _keys_of_waiting(found)
     for account_id in sorted(found.records, key=lambda name: name == found.account_id):  # its own records last
         for chunk in _chunks(found.records[account_id], batch_size):
-            # A message that is still in the outbox will be delivered, once more if it was before.
+            # Keep the record of a message that is still in the outbox. The message will be delivered, perhaps for the
+            # second time, and without the record the second delivery would run.
             records = _records(found.records_db, account_id, chunk).filter(finished)
             busy = [pk for pk, key in records.values_list("pk", "idempotency_key") if key in waiting]
             yield ErasureResult(records=_delete(records.exclude(pk__in=busy), account_id))
@@ -237,7 +254,7 @@ def _keys_of_waiting(found: AccountTraces) -> set[str]:
 
 
 def _delete(rows: QuerySet[Any], account_id: str | None = None) -> int:
-    """Delete rows in one transaction, and the steps of those that are records of ``account_id``."""
+    """Delete rows in one transaction. If ``account_id`` is given, they are its records, and their steps go too."""
     using = rows.db
 
     def transact() -> int:
@@ -249,7 +266,8 @@ def _delete(rows: QuerySet[Any], account_id: str | None = None) -> int:
             if account_id is not None:
                 steps = IdempotencyStep.objects.using(using)
                 steps.filter(account_id=account_id, record_id__in=ids).delete()
-            # What makes them erasable is named again: without the locks a record may have been claimed meanwhile.
+            # The DELETE repeats the conditions, because on a database that locks no rows here a record may have been
+            # claimed since it was selected.
             return (rows.filter(pk__in=ids) if skips else rows).delete()[0]
 
     return sql.retry_lost_races(_MAX_ROUNDS, using, transact)

@@ -1,12 +1,12 @@
-"""What a person may decide about a record, as functions: the admin's actions call them, and a script may.
+"""The decisions that a person may make about a record. The admin's actions call these functions, and a script may too.
 
-Each is one compare-and-set on the state that the person looked at: the whole scope, the row, the attempt, the status.
-Of two people who decide at once one wins, and the other is told what the record has become. Each leaves a line in the
-log ``idempotency.audit``, and an entry in the admin's own log where there is one and a user decided; the entry and the
-decision are committed together.
+Each decision is one compare-and-set on the state that the person looked at: the scope, the row, the attempt and the
+status. If two people decide at once, one wins and the other is told what the record has become. Each decision writes a
+line to the log ``idempotency.audit``. If a user decided and the admin is installed, it also adds an entry to the
+admin's log, in the same transaction as the decision.
 
-What nobody can decide is whether a call that is still under way will arrive. "It did not happen" has to mean that it
-will not happen any more either: a worker that was frozen may wake, and no fence can hold its call to the outside world.
+A person who says "it did not happen" must also know that it can't happen later. A worker that was frozen may wake, and
+no fence can stop its call to the outside world.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from . import audit
 
 
 class ResolutionRefusedError(IdempotencyError):
-    """The record is not, or not any more, in a state in which this can be decided. Nothing was changed."""
+    """This decision is not possible in the record's state, or the record has changed since. Nothing was changed."""
 
     status_code = 409
     code = "idempotency_resolution_refused"
@@ -39,36 +39,40 @@ class ResolutionRefusedError(IdempotencyError):
 
 
 def mark_not_executed(record: IdempotencyRecord, *, by: Any, reason: str = "") -> None:
-    """Say of a parked record that the operation did not take effect: it is recoverable, and a retry runs it.
+    """Decide that the operation of a parked record did not take effect: the next retry runs it.
 
-    If that is wrong, or a late call still arrives, the retry's effect is a second one. Results of steps that were
-    stored stay, and the retry skips those steps.
+    If that is wrong, or if a late call still arrives, the retry takes effect a second time. Stored results of steps are
+    kept, and the retry skips those steps.
 
-    :param record: as the decision was made on it. It is not changed; read it again.
+    :param record: the record as the person saw it. The instance is not changed; read it again.
     :param by: who decides, for the audit: a user, or a name (str).
+    :param reason: why, for the audit.
     :raises ResolutionRefusedError: the record is not parked, or has changed since it was read.
+    :raises TypeError: ``by`` does not say who decides.
     """
     _resolve(record, Status.RECOVERABLE, "marked not executed", by, reason, allowed={Status.PARKED})
 
 
 def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: Any, reason: str = "") -> None:
-    """Say of a parked record that the operation took effect, and how: every retry is answered with that.
+    """Decide that the operation of a parked record took effect, and record its outcome: every retry gets it.
 
-    :param response_or_result: the ``HttpResponse`` that retries get, of a status that the operation records; or, for a
-        ``claim()`` block, its JSON result.
+    :param record: the record as the person saw it. The instance is not changed; read it again.
+    :param response_or_result: the ``HttpResponse`` that retries get, with a status that the operation records; or, for
+        a ``claim()`` block, its JSON result.
     :param by: who decides, for the audit: a user, or a name (str).
+    :param reason: why, for the audit.
     :raises ResolutionRefusedError: the record is not parked, or has changed since it was read.
-    :raises ImproperlyConfigured: no operation of the record's name is declared in this process, so it can't be said
-        what may be recorded for it.
-    :raises ValueError: a response of this status is not an outcome of the operation.
+    :raises ImproperlyConfigured: no operation of the record's name is declared in this process, so it is not known what
+        it may record.
+    :raises ValueError: the operation does not record a response of this status.
     :raises UnrecordableResponseError: the response is a stream, or larger than the operation's ``max_body``.
-    :raises TypeError: the result is not JSON.
+    :raises TypeError: the result is not JSON, or ``by`` does not say who decides.
     """
     operation = registry.get(record.operation)
     if operation is None:
         raise ImproperlyConfigured(
-            f"No operation {record.operation!r} is declared in this process, so it is not known what may be recorded "
-            f"as its outcome. Declare it in an app's operations.py."
+            f"No operation {record.operation!r} is declared in this process, so it is not known what it may record as "
+            f"an outcome. Declare it in an app's operations.py."
         )
     outcome = _outcome(response_or_result, operation)
     _resolve(
@@ -79,7 +83,7 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
         reason,
         allowed={Status.PARKED},
         completed_at=Now(),
-        # Retries have the whole retention from now, however long the record was parked.
+        # The retention begins now, because the record may have been parked for longer than its retention.
         expires_at=Greatest(F("expires_at"), ExpressionWrapper(Now() + Value(operation.ttl), DateTimeField())),
         response_status=outcome.status,
         response_headers=outcome.headers,
@@ -89,21 +93,26 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
 
 
 def release(record: IdempotencyRecord, *, by: Any, reason: str = "", force: bool = False) -> None:
-    """Free an abandoned claim or a parked record, so that a retry runs the operation at once.
+    """Release an abandoned claim or a parked record, so that a retry runs the operation at once.
 
-    A claim that is freed gets the next attempt number, so its owner, should it live after all, has lost its lease: its
-    renewals and its outcome match nothing.
+    A released claim gets the next attempt number. If its owner is alive after all, it has lost its lease: its renewals
+    and its outcome match no row.
 
-    ``force=True`` frees a live claim too, but only of an operation that declares REEXECUTE. There running again is
-    safe: with ``transaction=True`` the owner's writes roll back with its outcome, and an owner whose completing update
-    has run already is left to commit; with ``transaction=False`` every effect carries a derived key, by the operation's
-    declaration. Of any other operation nobody can say that a live owner will not have its effect later, so its lease
-    has to end first. Then releasing it says what ``mark_not_executed`` says, in place of what the operation declares.
+    With ``force=True`` a live claim is released too, but only if the operation declares REEXECUTE. For such an
+    operation it is safe to run again. With ``transaction=True`` the owner's writes roll back together with its outcome;
+    if the owner's completing update has already run, this function refuses and the owner may commit. With
+    ``transaction=False`` the operation has declared that every effect carries a derived key.
 
-    :param record: as the decision was made on it. It is not changed; read it again.
+    A live owner of any other operation may still take effect later, so its lease has to end first. After that,
+    releasing the claim means the same as ``mark_not_executed``, whatever recovery the operation declares.
+
+    :param record: the record as the person saw it. The instance is not changed; read it again.
     :param by: who decides, for the audit: a user, or a name (str).
+    :param reason: why, for the audit.
+    :param force: release a live claim, too.
     :raises ResolutionRefusedError: the record is neither claimed nor parked, or has changed since it was read; or its
-        claim is alive and may not be forced.
+        claim is live and may not be released by force.
+    :raises TypeError: ``by`` does not say who decides.
     """
     operation = registry.get(record.operation)
     forced = force and operation is not None and operation.recovery is Recovery.REEXECUTE
@@ -127,8 +136,9 @@ def _outcome(response_or_result: Any, operation: Operation) -> Outcome:
         response = response.render()
     if not operation.recordable(response.status_code):
         raise ValueError(
-            f"A response of status {response.status_code} is not an outcome of operation {operation.name!r}: a retry "
-            f"of such a response runs again. Mark the record as not executed, if that is so."
+            f"A response of status {response.status_code} is not an outcome of operation {operation.name!r}: after "
+            f"such a response a retry runs again. If the operation did not take effect, mark the record as not "
+            f"executed instead."
         )
     return outcome_of(response, operation)
 
@@ -146,7 +156,9 @@ def _resolve(
 ) -> None:
     audit.require_name(by)
     if Status(record.status) not in allowed:
-        raise ResolutionRefusedError(f"{_describe(record)} is {_state(record)}, which leaves nothing to decide.")
+        raise ResolutionRefusedError(
+            f"{_describe(record)} is {_state(record)}. This decision is not possible in that state."
+        )
     using = alias()
     seen = IdempotencyRecord.objects.using(using).filter(
         free or Q(),
@@ -158,18 +170,18 @@ def _resolve(
         request_hash=record.request_hash,
         status=record.status,
     )
-    # In a transaction of the caller's, if there is one, such as an admin's under ATOMIC_REQUESTS: unlike a claim, a
-    # decision is not waited for by anybody.
+    # This may run inside a transaction of the caller, such as the admin's under ATOMIC_REQUESTS. A claim may not,
+    # because other requests have to see it at once. Nobody waits for a decision.
     with transaction.atomic(using=using):
         changeable = seen
         if connections[using].features.has_select_for_update_skip_locked:
-            # Who holds the row's lock is settling it right now, or is frozen in the act. Either way it is no time for
-            # a decision, and a person is told so at once.
+            # If another transaction has locked the row, it is settling the record now, or it is frozen while doing so.
+            # In both cases the decision is refused at once, so that the person doesn't wait for the lock.
             free_rows = seen.select_for_update(skip_locked=True)
             changeable = seen.filter(pk__in=list(free_rows.values_list("pk", flat=True)))
         if changeable.update(status=status, lease_expires_at=None, **changes) != 1:
             raise _refusal(record, using, may_be_alive=free is None)
-        # Without the account: the entry stays when the account's records are erased.
+        # The entry does not name the account, because it stays when the account's records are erased.
         audit.enter(record, f"{record.operation}, attempt {record.attempt}", verb, by, reason)
         transaction.on_commit(lambda: _announce(record, status, verb, by, reason), using=using, robust=True)
 
@@ -181,23 +193,25 @@ def _announce(record: IdempotencyRecord, status: Status, verb: str, by: Any, rea
 
 
 def _refusal(record: IdempotencyRecord, using: str, *, may_be_alive: bool) -> ResolutionRefusedError:
-    """Why the compare-and-set matched nothing, as far as another look can tell."""
+    """Read the record again to say why the compare-and-set matched no row."""
     found = IdempotencyRecord.objects.using(using).filter(account_id=record.account_id, pk=record.pk)
     now = found.first()
     if now is None:
         return ResolutionRefusedError(f"{_describe(record)} is gone: it was purged.")
     if (now.attempt, now.status) != (record.attempt, record.status):
         return ResolutionRefusedError(
-            f"{_describe(record)} is {_state(now)} by now; it was {_state(record)} when it was decided on. Nothing was "
-            f"changed."
+            f"{_describe(record)} is {_state(now)} by now; it was {_state(record)} when you looked at it. Nothing was "
+            f"changed. Decide again if its state still asks for it."
         )
     if not may_be_alive and found.filter(status=Status.IN_PROGRESS, lease_expires_at__gt=Now()).exists():
         return ResolutionRefusedError(
-            f"{_describe(record)} is {_state(now)} and its lease is running: its owner may be alive and have its "
-            f"effect yet. Wait until {now.lease_expires_at:%Y-%m-%d %H:%M:%S %Z}. Only an operation that declares "
+            f"{_describe(record)} is {_state(now)} and its lease is running: its owner may be alive and may still take "
+            f"effect. Wait until {now.lease_expires_at:%Y-%m-%d %H:%M:%S %Z}. Only an operation that declares "
             f"REEXECUTE can be released before that, by force."
         )
-    return ResolutionRefusedError(f"{_describe(record)} is being settled by somebody else this moment. Look again.")
+    return ResolutionRefusedError(
+        f"{_describe(record)} is being settled by another process at this moment. Look at it again."
+    )
 
 
 def _describe(record: IdempotencyRecord) -> str:

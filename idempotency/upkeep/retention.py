@@ -1,10 +1,11 @@
-"""The purge: forget records whose retention is over, one bounded batch at a time.
+"""The purge: delete records whose retention is over, one bounded batch at a time.
 
-A record is past retention by the database's clock. Never purged is a claim, live or abandoned: an abandoned one is
-recovered first, because its row is all that is known of it. A parked one waits for somebody to resolve it, unless the
-caller says otherwise.
+The database's clock decides whether a record is past retention. A claim is never purged, live or abandoned: an
+abandoned claim has to be recovered first, because its row is all that is known about it. A parked record waits for
+somebody to resolve it, unless the caller says otherwise.
 
-A batch that dies before its COMMIT deleted nothing; one that dies after it is done. Several purges may run at once.
+If the process dies before the COMMIT of a batch, nothing was deleted. If it dies after the COMMIT, the batch is done.
+Several purges may run at once.
 """
 
 from __future__ import annotations
@@ -24,31 +25,33 @@ from ..protocol.transactions import alias
 from ..signals import purged
 from .batches import BatchResult, check_batch_size, in_batches
 
-# A batch is one transaction, and so the most that a claim can come to wait for, that a standby has to replay at once,
-# and that is lost when the process is killed. A thousand rows take PostgreSQL 5 to 10 ms.
+# A batch is one transaction. Claims of its keys wait for it, a standby replays it in one piece, and its work is lost if
+# the process is killed. So it is small: a thousand rows take PostgreSQL 5 to 10 ms.
 DEFAULT_BATCH_SIZE: Final = 1000
-# Above this a batch gains nothing and holds its row locks for longer than a claim waits for one.
+# A larger batch would be no faster, and would hold its row locks for longer than a claim waits for a lock.
 MAX_BATCH_SIZE: Final = 10_000
 
 PURGED: Final = frozenset({Status.COMPLETED, Status.RECOVERABLE})
 
-# A batch is repeated when the database refused it because of another transaction, which under REPEATABLE READ each
-# record that was claimed anew since the batch's snapshot can cause. It happens a few times at most, then it is trouble.
+# If the database refuses a batch because of another transaction, the batch is tried again, this often at most. Under
+# REPEATABLE READ, one record that was claimed again after the batch's snapshot is enough for a refusal.
 _MAX_ROUNDS = 5
 
-# A purge that freezes before its COMMIT holds its rows, and so its clients' keys, for no longer than this.
+# If the process freezes before a COMMIT, the database ends the transaction after this time and frees the rows. Until
+# then these keys can't be claimed again.
 _IDLE_TIMEOUT = timedelta(seconds=5)
-# Nor does its statement run for longer, whatever the planner made of it. The largest batch needs a second.
+# The database cancels a statement that runs for longer, for example because of a bad plan. The largest batch takes a
+# second.
 _STATEMENT_TIMEOUT = timedelta(seconds=60)
 
 
 @dataclass
 class PurgeResult(BatchResult):
-    """One batch of a purge."""
+    """The result of one batch of a purge."""
 
-    #: How many rows are gone.
+    #: How many rows were deleted.
     deleted: int = 0
-    #: When the last row of the batch fell due; None if the batch found none. The next batch starts there.
+    #: When the last row of the batch became due, or None if the batch found no row. The next batch starts there.
     reached: datetime | None = None
 
     @property
@@ -71,11 +74,12 @@ def purge_once(
 ) -> PurgeResult:
     """Delete up to ``batch_size`` records past retention, oldest first, in a transaction of its own.
 
-    ``after`` skips what ended before it; see ``purge_batches``. ``using`` is a database alias, by default the one
-    that records are written to.
-
-    Raises ValueError unless 1 <= batch_size <= MAX_BATCH_SIZE, and django.db.DatabaseError as the database does;
-    nothing of the batch is deleted then.
+    :param batch_size: 1 to 10,000.
+    :param include_parked: also delete parked records.
+    :param after: skip records whose retention ended before this time; see ``purge_batches``.
+    :param using: a database alias; by default the one that records are written to.
+    :raises ValueError: the batch size is not between 1 and 10,000.
+    :raises DatabaseError: the database refuses. Nothing of the batch is deleted then.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
     using = using or alias()
@@ -100,9 +104,11 @@ def purge_batches(
 ) -> Iterator[PurgeResult]:
     """Purge batch after batch until nothing more is due. The caller may stop between any two.
 
-    Each batch starts where the one before it ended. From the beginning it would walk again over the index entries of
-    all that was deleted, which stay until a vacuum, and of all that is kept, so the last batch would cost the most.
-    What another transaction held locked is passed over, and is the next run's.
+    Each batch starts where the one before it ended. If it started at the beginning, it would read again the index
+    entries of all deleted records, which stay until a vacuum, and of all records that are kept, so each batch would
+    cost more than the one before. Rows that another transaction has locked are skipped; the next run deletes them.
+
+    Takes the arguments of ``purge_once`` and raises the same errors.
     """
 
     def take(before: PurgeResult | None) -> PurgeResult:

@@ -1,7 +1,7 @@
-"""Numbers to watch: what the table holds, and what has happened. Each says how far it can be trusted.
+"""Statistics: what the table of records holds, and what has happened. Each number says how exact it is.
 
-Nothing here reads a huge table: what is not completed is found through its own index and counted up to a bound, and the
-size of the rest is the database's estimate. What has happened is counted by ``counters.py``.
+Nothing here reads a huge table. Records that are not completed have an index of their own and are counted up to a
+bound. The number of the other records is the database's estimate. The events come from ``counters.py``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from ..models import IdempotencyRecord, RecordQuerySet
 from ..protocol.transactions import alias
 from .counters import counters
 
-#: Counting stops here. Ten thousand index entries take milliseconds, and more parked records say nothing more.
+#: Counting stops here. It takes milliseconds to count ten thousand index entries, and a higher count would not tell
+#: the reader anything new.
 MAX_COUNTED = 10_000
 
-#: What has happened, by its name here, and the event that is counted for it.
+#: The name of each number here, and the event of ``counters.py`` that it counts.
 EVENTS = {
     "claims": "claimed",
     "take_overs": "taken_over",
@@ -41,20 +42,20 @@ EVENTS = {
 
 
 class Precision(str, Enum):
-    """How far a number can be trusted."""
+    """How exact a number is."""
 
     EXACT = "exact"
     AT_LEAST = "at least"  # counting stopped at a bound
-    ESTIMATE = "estimate"  # the database's own, from its last analysis
-    RECENT = "recent"  # of all processes, each up to ten seconds late; what a killed one had not written is missing
-    UNKNOWN = "unknown"  # the database can't say
+    ESTIMATE = "estimate"  # the database's estimate, from its last ANALYZE
+    RECENT = "recent"  # each process reports up to ten seconds late, and a killed one does not report its last counts
+    UNKNOWN = "unknown"  # the database can't tell
 
     __str__ = str.__str__
 
 
 @dataclass(frozen=True)
 class Number:
-    """A value and how far it can be trusted. The value is None when there is nothing to measure."""
+    """A value and how exact it is. The value is None when there is nothing to measure."""
 
     value: int | float | None
     kind: Precision
@@ -62,39 +63,39 @@ class Number:
 
 @dataclass(frozen=True)
 class Stats:
-    """See each field. Ages are seconds by the database's clock, sizes are bytes, everything else counts.
+    """The statistics. Ages are in seconds by the database's clock, sizes are in bytes, and all other fields are counts.
 
-    From ``claims`` on the counts are of what has happened since the table of counters was made, and only grow.
+    The fields from ``claims`` on count events since the table of counters was created, so they only grow.
     """
 
-    #: The table with its indexes and its over-long values, in bytes.
+    #: The size of the table with its indexes and its TOAST table, in bytes.
     table_bytes: Number
     records: Number
     in_progress: Number
     recoverable: Number
     completed: Number
-    #: Nobody knows how they ended, and they wait for somebody to find out.
+    #: Records whose outcome nobody knows. They wait for somebody to find out.
     parked: Number
-    #: In progress with their lease over.
+    #: Records in progress whose lease is over.
     abandoned: Number
-    #: How long ago the first of the leases in progress ended, in seconds; 0 if it runs. When it exceeds the interval of
-    #: the sweeps, recovery isn't running or doesn't know the operation.
+    #: How long ago the oldest lease of a record in progress ended, in seconds; 0 if it still runs. If this is more than
+    #: the interval between sweeps, no sweep is running, or the sweep doesn't know the operation.
     overdue: Number
-    #: How long ago the oldest record that is in progress was created, in seconds.
+    #: How long ago the oldest record in progress was created, in seconds.
     oldest_in_progress: Number
-    #: The most attempts that a record which is in progress has had.
+    #: The highest attempt number of the records in progress.
     most_attempts: Number
     claims: Number
     take_overs: Number
     completions: Number
     replays: Number
-    #: Replays among all requests that named a key and met no trouble: replays / (replays + claims + take-overs).
+    #: The share of replays: replays / (replays + claims + take-overs). Refused requests don't count.
     replay_rate: Number
     conflicts: Number
     reused_keys: Number
     releases: Number
     lease_losses: Number
-    #: Abandoned claims settled by a sweep, a reconciler or an operator, to whatever end.
+    #: Claims that a sweep, a reconciler or a person settled, whatever state they got.
     recoveries: Number
     parkings: Number
 
@@ -102,15 +103,16 @@ class Stats:
         return ((field.name, getattr(self, field.name)) for field in fields(self))
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Plain data: ``{"parked": {"value": 3, "kind": "exact"}, ...}``."""
+        """The statistics as plain data: ``{"parked": {"value": 3, "kind": "exact"}, ...}``."""
         return {name: {"value": number.value, "kind": str(number.kind)} for name, number in self}
 
 
 def stats(using: str | None = None) -> Stats:
-    """Look at the table of records, and at what all processes have counted.
+    """Read the statistics.
 
-    :param using: a database alias, by default the one that records are written to.
-    :raises DatabaseError: as the database does.
+    :param using: a database alias; by default the one that records are written to.
+    :returns: the numbers, each with its precision.
+    :raises DatabaseError: the database refuses.
     """
     using = using or alias()
     records = RecordQuerySet(IdempotencyRecord, using=using)
@@ -137,13 +139,13 @@ def stats(using: str | None = None) -> Stats:
 
 
 def by_operation(using: str | None = None) -> dict[str, dict[str, int]]:
-    """What has happened to each operation's records: ``{"charges.create": {"claims": 3, "replays": 1, ...}, ...}``.
+    """Read the counts of events for each operation.
 
-    Counts as in ``Stats``, all ``RECENT``. Operations to which nothing has happened are not there. Under the
-    empty name is what operators settled of operations that their process didn't know.
-
-    :param using: a database alias, by default the one that records are written to.
-    :raises DatabaseError: as the database does.
+    :param using: a database alias; by default the one that records are written to.
+    :returns: ``{"charges.create": {"claims": 3, "replays": 1, ...}, ...}``. The names are those of ``Stats``, and every
+        count is ``RECENT``. Operations without events are left out. The empty name stands for operations that were not
+        declared in the process in which somebody resolved one of their records.
+    :raises DatabaseError: the database refuses.
     """
     counted = counters.read(using or alias())
     return {operation: _name_events(events) for operation, events in sorted(counted.items())}
@@ -159,7 +161,7 @@ def _whole(number: Number) -> int:
 
 
 def _in_progress(records: RecordQuerySet, kind: Precision) -> dict[str, Number]:
-    # In the index's order, so of more claims than are looked at these are the ones that have been abandoned longest.
+    # In the order of the index. If there are more claims than the bound, this reads those that were abandoned longest.
     listed = records.in_progress().order_by("lease_expires_at")
     first = listed.annotate(now=Now()).values_list("now", "lease_expires_at").first()
     now, lease = first or (None, None)
@@ -172,7 +174,7 @@ def _in_progress(records: RecordQuerySet, kind: Precision) -> dict[str, Number]:
 
 
 def _age(now: datetime | None, since: datetime | None) -> float | None:
-    """Seconds; None where there is nothing, 0 for what lies ahead."""
+    """:returns: seconds, 0 if ``since`` lies ahead, or None if there is nothing to measure."""
     return None if now is None or since is None else max(0.0, round((now - since).total_seconds(), 3))
 
 

@@ -1,7 +1,6 @@
-"""The sweep: settle the abandoned claims that nobody retries, one bounded batch at a time, as their operations declare.
+"""The sweep: settle abandoned claims that nobody retries, as their operations declare, one bounded batch at a time.
 
-Everything here may be killed anywhere and simply run again: what it has changed is fenced, and what it has not is
-found again.
+A sweep may be killed at any point and run again: what it changed is fenced, and what it did not change is found again.
 """
 
 from __future__ import annotations
@@ -27,15 +26,17 @@ from .batches import BatchResult, check_batch_size, in_batches
 
 logger = logging.getLogger("idempotency")
 
-#: Reconcilers ask one after the other, so a batch of them takes its time; where nobody has to be asked, a batch of a
-#: hundred takes milliseconds.
+#: Small, because the reconcilers of a batch run one after the other and each may call a provider. Without reconcilers,
+#: a batch of a hundred takes milliseconds.
 DEFAULT_BATCH_SIZE = 100
 MAX_BATCH_SIZE = 10_000
-#: How many abandoned claims of unknown operations are counted; more of them say nothing more.
+#: Counting abandoned claims stops here. A higher count would not tell the reader anything new.
 MAX_LISTED = 10_000
-#: A sweep that freezes before its COMMIT holds its rows for no longer than this. It needs milliseconds.
+#: If the process freezes before a COMMIT, the database ends the transaction after this time and frees its rows. A sweep
+#: that runs well is idle for milliseconds.
 IDLE_TIMEOUT = timedelta(seconds=5)
-#: Nor does any of its statements run for longer, whatever the planner made of it. The largest batch needs a second.
+#: The database cancels a statement that runs for longer, for example because of a bad plan. The largest batch takes a
+#: second.
 STATEMENT_TIMEOUT = timedelta(seconds=60)
 
 _SETTLED_AS = {Recovery.REEXECUTE: Status.RECOVERABLE, Recovery.PARK: Status.PARKED}
@@ -43,18 +44,18 @@ _SETTLED_AS = {Recovery.REEXECUTE: Status.RECOVERABLE, Recovery.PARK: Status.PAR
 
 @dataclass
 class RecoveryResult(BatchResult):
-    """One batch of a sweep, as counts of records."""
+    """The result of one batch of a sweep, as counts of records."""
 
-    #: Now recoverable: the next retry runs.
+    #: Became recoverable: the next retry runs the operation.
     recoverable: int = 0
     #: Completed by a reconciler.
     completed: int = 0
-    #: Parked: nobody can say.
+    #: Parked, because nobody knows whether the operation took effect.
     parked: int = 0
-    #: Still unknown, asked for again after a while.
+    #: The reconciler does not know yet. It is asked again after a while.
     postponed: int = 0
-    #: Left alone, because no operation of that name is declared in this process. Looked for when nothing else is left
-    #: to do, among the ``MAX_LISTED`` claims that have been abandoned longest.
+    #: Left alone, because no operation of that name is declared in this process. The sweep counts them in its last
+    #: batch, among the ``MAX_LISTED`` claims that were abandoned longest.
     unknown_operations: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -67,19 +68,22 @@ class RecoveryResult(BatchResult):
 
 
 def abandoned(using: str | None = None) -> RecordQuerySet:
-    """Claims whose lease is over, the longest first. Asked of an index that holds unfinished records only."""
+    """Claims whose lease is over, oldest lease first. An index that holds only unfinished records finds them."""
     records = RecordQuerySet(IdempotencyRecord, using=using or alias())
     return records.abandoned().order_by("lease_expires_at")
 
 
 def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> RecoveryResult:
-    """Settle up to ``batch_size`` abandoned claims, those first that have been abandoned longest.
+    """Settle up to ``batch_size`` abandoned claims, beginning with those that were abandoned longest.
 
-    Safe to run many at once, and to kill: rows that another sweep holds are skipped, each change names the attempt
-    or the lease that it was decided on, and nothing is held while a reconciler asks.
+    Many sweeps may run at once, and a sweep may be killed. Rows that another sweep has locked are skipped. Each change
+    names the attempt or the lease on which it was decided. No lock and no transaction is held while a reconciler runs.
 
+    :param batch_size: 1 to 10,000.
+    :param using: a database alias; by default the one that records are written to.
+    :returns: what became of the claims.
     :raises ValueError: the batch size is not between 1 and 10,000.
-    :raises DatabaseError: as the database does; what was settled before stays settled.
+    :raises DatabaseError: the database refuses. What was settled before stays settled.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
     using = using or alias()
@@ -106,10 +110,12 @@ def recover_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None =
 def _settle_at_once(
     using: str, operations: Mapping[str, Operation], limit: int, result: RecoveryResult
 ) -> list[IdempotencyRecord]:
-    """Find a batch, and give those their new state about whom nobody has to be asked.
+    """Find a batch, and settle the claims of it that need no reconciler.
 
-    Dies before the COMMIT: nothing was changed. Freezes before it: the rows are locked until the database ends the
-    session, which is soon, and other sweeps pass them over meanwhile.
+    If the process dies before the COMMIT, nothing was changed. If it freezes before the COMMIT, the rows stay locked
+    until the database ends the session after ``IDLE_TIMEOUT``. Other sweeps skip the rows meanwhile.
+
+    :returns: the whole batch.
     """
     settled: list[tuple[IdempotencyRecord, Status]] = []
     with transaction.atomic(using=using, durable=True):
@@ -121,7 +127,8 @@ def _settle_at_once(
         fault_point("sweep.selected")
         for recovery, status in _SETTLED_AS.items():
             rows = [row for row in found if operations[row.operation].recovery is recovery]
-            # The predicate again: where nothing was locked, a claim may have been taken over since the select.
+            # The update repeats the conditions, because on a database that locks no rows here a claim may have been
+            # taken over since it was selected.
             again = abandoned(using).filter(account_id__in={row.account_id for row in rows})
             changed = again.filter(pk__in=[row.pk for row in rows]).update(status=status, lease_expires_at=None)
             settled += [(row, status) for row in rows]
@@ -153,7 +160,7 @@ def _reconcile(using: str, operation: Operation, row: IdempotencyRecord, result:
     except InProgressError:
         result.postponed += 1
     except IdempotencyError:
-        logger.exception("Operation %r: a finding could not be recorded", operation.name)
+        logger.exception("Operation %r: the answer of its reconciler could not be recorded", operation.name)
         result.postponed += 1
 
 

@@ -221,7 +221,7 @@ DECISIONS: dict[str, Callable[[IdempotencyRecord], None]] = {
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.RECOVERABLE])
 def test_what_is_settled_is_not_decided_again(decision: str, status: Status) -> None:
     seen = record(status=status)
-    with pytest.raises(ResolutionRefusedError, match=f"is {status}, attempt 1, which leaves nothing to decide"):
+    with pytest.raises(ResolutionRefusedError, match=f"is {status}, attempt 1. This decision is not possible"):
         DECISIONS[decision](seen)
     assert state(seen) == (status, 1)
 

@@ -160,4 +160,4 @@ def test_a_process_that_ends_without_its_database_says_so_once_and_ends_well() -
     process = processes.start(PROCESS + "count(2)", env={"DATABASE_URL": database})
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert errors.count("What was counted could not be written yet") == 1
+    assert errors.count("The counters could not be written") == 1

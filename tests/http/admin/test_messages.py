@@ -196,7 +196,7 @@ def test_who_may_only_look_requeues_nothing(viewer: Client) -> None:
 def test_a_dead_message_is_requeued_after_a_page_that_asks(operator: Client) -> None:
     first, second = make_messages(2, DEAD, attempts=16, error="no such queue <b>")
     page = ask(operator, first, second)
-    assert "Repair first what is wrong" in text(page)
+    assert "First correct what the error names" in text(page)
     assert "no such queue <b>" in text(page)
     assert page.content.decode().count('name="seen"') == 2
     assert statuses() == [("dead", 16)] * 2
@@ -235,7 +235,7 @@ def test_the_page_of_a_dead_message_offers_to_requeue_it_and_comes_back(operator
 def test_a_message_that_was_sent_has_nothing_to_decide(operator: Client) -> None:
     (pk,) = make_messages(1, SENT, sent=-HOUR)
     page = operator.get(detail(pk))
-    assert "Its broker has confirmed it" in text(page)
+    assert "Its broker has confirmed the message" in text(page)
     assert 'name="action"' not in page.content.decode()
 
 

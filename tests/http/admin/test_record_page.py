@@ -43,10 +43,10 @@ def offered(page: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("fields", "told", "actions"),
     [
-        ({"status": Status.COMPLETED}, "Every retry is answered with the recorded outcome, until ", []),
+        ({"status": Status.COMPLETED}, "Every retry gets the recorded outcome until ", []),
         ({"status": Status.COMPLETED, "expires": -HOUR}, "Its retention ended at ", []),
         ({"status": Status.RECOVERABLE, "attempt": 3}, "Attempt 3 is known to have had no effect.", []),
-        ({"status": Status.RECOVERABLE, "expires": -HOUR}, "the same key is a new request", []),
+        ({"status": Status.RECOVERABLE, "expires": -HOUR}, "The same key now makes a new request", []),
         (
             {"status": Status.IN_PROGRESS, "lease": HOUR, "attempt": 2},
             "Attempt 2 is presumed to be running until its lease ends at ",
@@ -58,7 +58,7 @@ def offered(page: Any) -> list[str]:
             ["release"],
         ),
         ({"status": Status.PARKED, "attempt": 4}, "Attempt 4 ended without a recorded outcome", EVERY_ACTION),
-        ({"status": Status.PARKED}, "If it did, record its outcome.", EVERY_ACTION),
+        ({"status": Status.PARKED}, "If it took effect, record its outcome.", EVERY_ACTION),
         ({"status": Status.PARKED, "expires": -HOUR}, "Its retention ended at ", EVERY_ACTION),
     ],
 )
@@ -73,9 +73,9 @@ def test_the_page_says_what_is_known_and_offers_what_can_be_decided(
 @pytest.mark.parametrize(
     ("operation", "abandoned", "parked"),
     [
-        (charges.name, "the next retry runs it again", "declares REEXECUTE by now"),
-        (asks.name, "declares a reconciler: the next retry or sweep asks it", "none of its answers could settle"),
-        (parks.name, "declares PARK: the next retry or sweep parks", "declares PARK, so it is never run again"),
+        (charges.name, "the next retry runs it again", "declares REEXECUTE now"),
+        (asks.name, "declares a reconciler: the next retry or sweep asks it", "none of its answers settled"),
+        (parks.name, "declares PARK: the next retry or sweep parks", "declares PARK, so it never runs again"),
         ("tests.admin.elsewhere", "No operation of this name is declared", "No operation of this name is declared"),
     ],
 )
