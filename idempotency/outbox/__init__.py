@@ -1,8 +1,8 @@
 """The outbox: a message is published if and only if the transaction that published it committed.
 
-``publishing`` writes messages, ``relay`` hands them to a broker, and ``backlog`` is for people: what is dead, and the
-purge of what was sent. To send through another broker, write a sender: any callable that takes a message and returns
-when it is confirmed, named by its dotted path in ``publish(sender=...)``.
+``publishing`` writes messages. ``relay`` hands them to a broker. ``backlog`` counts waiting messages, requeues dead
+ones and purges sent ones. To send through another broker, write a sender: a callable that takes a message and returns
+when the broker has confirmed it. Name it by its dotted path in ``publish(sender=...)``.
 """
 
 from __future__ import annotations

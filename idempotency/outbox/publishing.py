@@ -1,8 +1,8 @@
 """The outbox: a message is published if and only if the transaction that published it committed.
 
-``publish`` writes the message in the caller's transaction. A relay (``relay.py``) hands it to a broker once that has
-committed: at least once, and always with the same id, so that a consumer can tell a second delivery from a second
-message.
+``publish`` writes the message in the caller's transaction. After that has committed, a relay (``relay.py``) hands the
+message to a broker, at least once and always with the same id. By the id a consumer can tell a second delivery from a
+second message.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ MAX_LENGTH = 255  # of a topic, an ordering key and a sender's path, in characte
 
 NOW = timedelta(0)
 
-#: The senders that wait for a nudge, of each connection whose transaction published something.
+#: For each connection whose transaction published something: the senders to nudge after its COMMIT.
 _to_nudge: WeakKeyDictionary[BaseDatabaseWrapper, set[str]] = WeakKeyDictionary()
 
 
 def alias() -> str:
-    """The database that messages are written to, unless the caller names another."""
+    """The alias of the database that messages are written to, unless the caller names another one."""
     return router.db_for_write(OutboxMessage)
 
 
@@ -56,25 +56,27 @@ def publish(
 ) -> OutboxMessage:
     """Publish a message if, and only if, the open transaction commits. Costs one statement on a first attempt.
 
-    Under a claim the message's id is derived from it, so an attempt that runs again publishes the same message and not
-    a second one: in this order of calls, or by ``name``.
+    Under a claim the message's id is derived from the claim, so that an attempt that runs again publishes the same
+    message and not a second one. Messages of one topic are told apart by ``name``, or else by the order of the calls.
 
-    :param topic: what it is about; for the Celery sender the task's name. 1 to 255 printable characters.
-    :param payload: anything that JSON can hold. For the Celery sender an object is the task's keyword arguments, an
-        array its arguments.
-    :param name: tells this message from others of the operation on the same topic, however often and in whatever order
-        they are published. Ignored outside of a claim.
-    :param headers: go with the message.
-    :param ordering_key: messages of one key are sent in the order in which they were written, each after the one before
-        it is confirmed. A dead one holds up those behind it. Empty asks for no order.
-    :param delay: how long to keep it back, at least.
-    :param sender: dotted path of the callable that hands it to a broker.
-    :param using: the database whose transaction is meant; by default the claim's, or that of the outbox.
-    :returns: the message; the earlier one where an attempt before this one has published it.
+    :param topic: what the message is about; for the Celery sender, the name of the task. 1 to 255 printable characters.
+    :param payload: anything that JSON can hold. For the Celery sender, an object holds the keyword arguments of the
+        task, and an array its positional arguments.
+    :param name: tells this message apart from the operation's other messages on the same topic, so that neither their
+        number nor their order matters. Ignored outside of a claim.
+    :param headers: text that is sent with the message.
+    :param ordering_key: messages of one key are sent in the order in which they were written, and each waits until the
+        one before it is confirmed. A dead message holds up those behind it. Empty means no order.
+    :param delay: the message is sent no earlier than after this time.
+    :param sender: the dotted path of the callable that hands the message to a broker.
+    :param using: the alias of the database whose transaction is meant; by default the claim's database, or outside of a
+        claim that of the outbox.
+    :returns: the message; if an earlier attempt has published it, the message of that attempt.
     :raises NoTransactionError: there is no open transaction.
-    :raises MessageReusedError: an attempt before this one has published another message in its place.
-    :raises TypeError: the payload is not JSON, or a header is not text.
-    :raises ValueError: a text is too long or has control characters, or the delay is negative.
+    :raises MessageReusedError: an earlier attempt has published another message in its place.
+    :raises LeaseLostError: the claim's lease is known to be lost.
+    :raises TypeError: the payload is not JSON, or a text is not a str.
+    :raises ValueError: a text is empty, too long or not printable, or the delay is negative.
     :raises ImportError: there is no such sender.
     """
     claim = current_claim()
@@ -82,7 +84,7 @@ def publish(
     with nullcontext() if claim is None else on_behalf_of(claim.ownership):
         _require_transaction(using, topic)
     if delay is not None and delay < NOW:
-        raise ValueError(f"delay must not be negative, and is {delay}.")
+        raise ValueError(f"delay must not be negative, not {delay}.")
     send: Callable[[OutboxMessage], None] = import_string(_text("sender", sender))
     message = OutboxMessage(
         topic=_text("topic", topic),
@@ -91,15 +93,16 @@ def publish(
         ordering_key=_text("ordering_key", ordering_key) if ordering_key else "",
         sender=sender,
     )
-    # If the process dies before the caller's COMMIT, nothing was published. If it dies after it, a relay finds the
-    # message. If it sleeps before it until another attempt has taken the claim over, its completing update fails, and
-    # the message is rolled back with it.
+    # If the process dies before the caller's COMMIT, nothing was published. If it dies after the COMMIT, a relay finds
+    # the message. If it sleeps before the COMMIT until another attempt has taken over, its completing update matches no
+    # row, and the message is rolled back.
     if claim is None:
         message.message_id = uuid4()
         message.idempotency_key = str(message.message_id)
         sql.store(using).insert_message(message, delay or NOW)
     else:
-        # The topic's length keeps a topic that ends like a count, or a name, from being taken for one.
+        # The topic's length says where the topic ends, so that a topic that ends like a count or a name is not taken
+        # for a shorter topic with that count or name.
         kind = f"outbox:{len(topic)}:{topic}"
         place = _Place(using, claim, claim.name_call(kind) if name is None else f"{kind}:{name}")
         with on_behalf_of(claim.ownership):
@@ -111,12 +114,12 @@ def publish(
 
 @dataclass(frozen=True)
 class _Place:
-    """One of the messages that an operation publishes, whichever attempt does: ``call`` says which.
+    """The place of one message among those that an operation publishes. ``call`` names it, the same in every attempt.
 
-    Its id is derived from the scope alone, so that it is the same even after a crash has lost the record. After the
-    retention the same key makes a new request, and its message must have an id of its own, or a consumer that still
-    remembers the old one would not run. The old message, which the outbox keeps for longer than consumers remember,
-    tells that its id is taken; then the id is derived from the beginning of the new request, too.
+    The message's id is derived from the scope alone, so that it is the same even if a crash has lost the record. After
+    the retention the same key makes a new request. Its message needs an id of its own, because a consumer that
+    remembers the old id would not run. The outbox keeps the old message for longer than consumers remember it. If the
+    old message has the id, the new id is also derived from the time at which the new request began.
     """
 
     using: str
@@ -124,10 +127,11 @@ class _Place:
     call: str
 
     def publish(self, message: OutboxMessage, delay: timedelta) -> OutboxMessage:
-        """Insert the message, or return the one that this request has here already."""
+        """Insert the message, or return the one that this request has already published in this place."""
         first = self.claim.derive_key(self.call)
         if self.claim.attempt > 1:
-            # An attempt before this one may have found the first id taken, and the old message may be purged since.
+            # An earlier attempt of this request may have found the first id taken, and the old message may have been
+            # purged since. So look for the second id first.
             began = self._began()
             known = None if began is None else self._find(self._id_since(began))
             if known is not None:
@@ -143,15 +147,18 @@ class _Place:
         return _same(OutboxMessage.objects.using(self.using).get(message_id=new), message)
 
     def _began(self) -> datetime | None:
-        """When the record's request began. A take-over leaves that as it is. None: the record is in another database,
-        where a crash may lose it and not the message, so no time that it holds may decide about the message."""
+        """When the request began, according to the record. A take-over does not change that time.
+
+        :returns: None if the record is in another database. There a crash may lose the record and not the message, so
+            the record's times must not decide about the message.
+        """
         if self.using != self.claim.using:
             return None
         records = RecordQuerySet(IdempotencyRecord, using=self.using).in_scope(*astuple(self.claim.scope))
         return records.values_list("created_at", flat=True).first()
 
     def _id_since(self, began: datetime) -> UUID:
-        # Without a time zone (USE_TZ = False) it is the same text on every server as it is.
+        # Every server must derive the same text. A naive time (USE_TZ = False) is the same on every server already.
         moment = make_naive(began, timezone.utc) if is_aware(began) else began
         return self.claim.derive_key(f"since {moment.isoformat()}: {self.call}")
 
@@ -169,12 +176,13 @@ def _require_transaction(using: str, topic: str) -> None:
     if connections[using].in_atomic_block:
         try:
             with transaction.atomic(using=using, durable=True):
-                pass  # only allowed directly inside the transaction that TestCase wraps a test in
+                pass  # raises nothing if the only open transaction is the one that TestCase wraps a test in
         except RuntimeError:
             return
     raise NoTransactionError(
-        f"A message on {topic!r} was published outside of a transaction of database {using!r}, so nothing would tie it "
-        f"to what it tells of. Publish it inside transaction.atomic(using={using!r}), together with the writes."
+        f"A message on {topic!r} was published outside of a transaction of database {using!r}, so it could be sent "
+        f"although the writes that it reports were not committed. Publish it inside "
+        f"transaction.atomic(using={using!r}), together with the writes."
     )
 
 
@@ -196,22 +204,22 @@ def _json(payload: object, topic: str) -> str:
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"A message's headers are text, not {name!r}: {value!r}.")
+            raise TypeError(f"The names and values of a message's headers must be str, not {name!r}: {value!r}.")
         if not name.isprintable() or not value.isprintable():
-            raise ValueError(f"A message's headers are printable, unlike {name!r}: {value!r}.")
+            raise ValueError(f"The headers of a message must be printable, not {name!r}: {value!r}.")
     return dict(headers)
 
 
 def _same(before: OutboxMessage, message: OutboxMessage) -> OutboxMessage:
-    """The message that the request has published before.
+    """Check that the message that the request published before is the one that it publishes now, and return it.
 
-    :raises MessageReusedError: it is another one than it publishes now.
+    :raises MessageReusedError: it is another message.
     """
     if (before.topic, _canonical(before.payload)) != (message.topic, _canonical(message.payload)):
         raise MessageReusedError(
-            f"The operation has published message {before.message_id} before, with another payload or topic: it was "
-            f"on {before.topic!r} and is on {message.topic!r}. Each attempt has to publish the same messages in the "
-            f"same order, or give each a name= that says which it is."
+            f"An earlier attempt published message {before.message_id} in this place with another payload or topic: it "
+            f"was on {before.topic!r}, and this one is on {message.topic!r}. Each attempt must publish the same "
+            f"messages in the same order, or give each message a name= of its own."
         )
     return before
 
@@ -221,7 +229,10 @@ def _canonical(payload: str) -> str:
 
 
 def _nudge_on_commit(using: str, path: str, send: Any) -> None:
-    """Tell the sender after COMMIT, once a transaction, that there is something to relay. Nothing depends on it."""
+    """Tell the sender after the COMMIT, once per transaction, that there is a message to relay.
+
+    A lost nudge only costs time, because the relay finds the message by itself.
+    """
     nudge: Callable[[], None] | None = getattr(send, "nudge", None)
     if nudge is None:
         return
@@ -229,8 +240,9 @@ def _nudge_on_commit(using: str, path: str, send: Any) -> None:
     waiting.add(path)
 
     def nudge_once() -> None:
-        # Registered for each message, because a savepoint that rolls back takes its callbacks along; the first one that
-        # is left acts for all. What a transaction that rolled back has left in the set is used up by the next one.
+        # A callback is registered for each message, because a savepoint that rolls back discards its callbacks. The
+        # first remaining callback nudges for all. If a whole transaction rolls back, its entry stays in the set, and
+        # the next transaction that publishes uses it.
         if path in waiting:
             waiting.discard(path)
             nudge()

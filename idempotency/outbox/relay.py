@@ -1,11 +1,12 @@
 """The relay: hand messages of the outbox to their brokers, one bounded batch at a time.
 
-A batch is leased in a transaction of its own, then published outside of any, then marked. A relay that dies or freezes
-anywhere leaves messages whose lease runs out, and the next one sends them, some for a second time: a broker's
-confirmation and a commit can't be made one. So a message may be sent more than once, and always carries the same id.
+A relay leases a batch in a transaction of its own, sends its messages outside of any transaction, and then marks them
+as sent. If it dies or freezes at any point, the lease runs out and another relay sends the remaining messages. Some of
+them are then sent twice, because a broker's confirmation and a database's COMMIT can't be made atomic. So a message may
+be sent more than once, but always with the same id.
 
-Messages are found by status and due time. Never by an id that was reached: ids are given out before they are committed,
-so a lower one may appear after a higher one was sent.
+Messages are found by status and due time, and never by remembering the highest id that was sent. The database assigns
+ids before the COMMIT, so a lower id may appear after a higher one was sent.
 """
 
 from __future__ import annotations
@@ -31,51 +32,53 @@ from ..upkeep.batches import BatchResult, check_batch_size, in_batches
 
 logger = logging.getLogger("idempotency")
 
-#: Confirmed messages are marked together, so this is how many are sent again at most when a relay dies.
+#: Confirmed messages are marked together, so at most this many are sent again if a relay dies.
 DEFAULT_BATCH_SIZE = 100
-#: Two statements name every message of a batch, and SQLite may take no more than 999 parameters.
+#: Two statements have a parameter for each message of a batch, and SQLite may accept no more than 999 parameters.
 MAX_BATCH_SIZE = 500
 
-#: How long a relay that has taken a batch is presumed alive. It stops sending when half of that has passed, so a sender
-#: may take the other half for one message, and only a relay that froze sends what another one has taken over.
+#: How long a relay that has taken a batch is presumed alive. It stops sending when half of this time has passed, so the
+#: sender may need the other half for its last message. Only a relay that froze sends messages that another has taken
+#: over.
 LEASE = timedelta(seconds=60)
 
-#: A message is tried again after 2, 4, 8 … seconds and then every hour. After 16 tries, which is about five hours, it
-#: is dead: what a person has to look at shouldn't wait for the next day, and what a deploy repairs is repaired by then.
-#: A broker that can't be reached is not counted.
+#: A message is tried again after 2, 4, 8 … seconds and later every hour. After 16 attempts, about five hours, it is
+#: dead. By then a new deploy may have corrected the cause, and if not, a person should look at the message the same
+#: day. An attempt that could not reach the broker does not count.
 MAX_ATTEMPTS = 16
 LONGEST_BACKOFF = 3600  # seconds
-#: When a broker that could not be reached is tried again: soon, since nothing but the attempt is at stake.
+#: How soon a broker that could not be reached is tried again. Soon, because another attempt costs almost nothing.
 UNAVAILABLE_BACKOFF = timedelta(seconds=5)
 
-#: A relay that disappears may have done so because of one message of its batch: a poison message. Messages that were
-#: left over from as many such batches are sent one at a time from then on.
+#: One message of a batch may have killed its relay: a poison message. A message that was left over from this many
+#: batches whose relay disappeared is sent alone from then on.
 SUSPICIOUS = 2
 
-#: As much of an error as a person reads.
+#: An error is stored up to this length. Nobody reads more there.
 MAX_ERROR = 2000  # characters
 
-#: A relay that freezes while it takes a batch holds its rows for no longer than this, and waits no longer for any.
+#: If a relay freezes while it takes a batch, the database ends the transaction after this time and frees the rows.
 IDLE_TIMEOUT = timedelta(seconds=5)
+#: The database cancels a statement that runs for longer, including its wait for locks.
 STATEMENT_TIMEOUT = timedelta(seconds=30)
 
-#: A batch is taken again when the database refused it because of another relay (REPEATABLE READ, InnoDB).
+#: If the database refuses a transaction because of another relay (REPEATABLE READ, InnoDB), it is tried this often.
 _MAX_ROUNDS = 5
 
 
 @dataclass
 class RelayResult(BatchResult):
-    """One batch of a relay, as counts of messages. It is exhausted if nothing more is due that can be sent now."""
+    """The result of one batch of a relay, as counts of messages. It is exhausted if nothing more can be sent now."""
 
-    #: Confirmed by their broker, and not known to have been before.
+    #: Confirmed by their broker, and not marked as sent before.
     sent: int = 0
-    #: Refused by their sender, to be tried again after a while.
+    #: Their sender raised an error. They are tried again after a while.
     postponed: int = 0
-    #: Refused once too often, or their relay died too often; they wait for somebody to requeue them.
+    #: Their sender failed too often, or their relay died too often. They wait for somebody to requeue them.
     dead: int = 0
-    #: Not tried: a broker can't be reached, a message before them in their order failed, or the time was up.
+    #: Not tried, because a broker can't be reached, an earlier message of their order was not sent, or the time was up.
     put_back: int = 0
-    #: The senders whose broker can't be reached, and the error.
+    #: The senders whose broker can't be reached, each with the error.
     unavailable: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -84,10 +87,10 @@ class RelayResult(BatchResult):
 
 
 def due(using: str) -> QuerySet[OutboxMessage]:
-    """What may be sent now, in no order."""
+    """The messages that may be sent now, in no particular order."""
     messages = OutboxMessage.objects.using(using)
     free = Q(lease_expires_at=None) | Q(lease_expires_at__lte=Now())
-    # The conditions of the index that answers this, in its own words.
+    # Written exactly as the conditions of the partial index, so that the planner uses it.
     earlier = messages.exclude(ordering_key="").exclude(status=MessageStatus.SENT)
     held_up = Exists(earlier.filter(ordering_key=OuterRef("ordering_key"), pk__lt=OuterRef("pk")))
     return messages.filter(free, Q(ordering_key="") | ~held_up, status=MessageStatus.PENDING, next_try_at__lte=Now())
@@ -96,18 +99,21 @@ def due(using: str) -> QuerySet[OutboxMessage]:
 def relay_once(
     *, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None, skip: Collection[str] = ()
 ) -> RelayResult:
-    """Send up to ``batch_size`` messages that are due, those first that have been due longest.
+    """Send up to ``batch_size`` due messages, beginning with those that have been due longest.
 
-    Safe to run many at once, and to kill. Not inside a transaction.
+    Many relays may run at once, and a relay may be killed. Don't call this inside a transaction.
 
+    :param batch_size: 1 to 500.
     :param using: the database of the outbox; by default the one that messages are written to.
-    :param skip: senders to leave alone, because their broker is known not to be reachable.
+    :param skip: senders whose messages are left alone, because their broker can't be reached.
+    :returns: what became of the messages.
     :raises ValueError: the batch size is not between 1 and 500.
-    :raises DatabaseError: as the database does. What was sent and could not be marked is sent again.
+    :raises RuntimeError: there is an open transaction.
+    :raises DatabaseError: the database refuses. Messages that were sent and could not be marked are sent again.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
     using = using or router.db_for_write(OutboxMessage)
-    until = time.monotonic() + LEASE.total_seconds() / 2  # from before the lease, which can only begin later
+    until = time.monotonic() + LEASE.total_seconds() / 2  # counted from here, because the lease begins later
     batch = _take(using, batch_size, skip)
     fault_point("relay.claimed")
     result = RelayResult(exhausted=batch.exhausted)
@@ -122,8 +128,8 @@ def relay_once(
 def relay_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[RelayResult]:
     """Send batch after batch until nothing more is due. The caller may stop between any two.
 
-    A sender whose broker could not be reached is left alone in the batches that follow, so that it doesn't hold up the
-    others. Raises what ``relay_once`` raises.
+    If a sender could not reach its broker, later batches leave its messages alone, so that it does not hold up the
+    others. Raises the errors of ``relay_once``.
     """
     unreachable: set[str] = set()
 
@@ -138,17 +144,19 @@ def relay_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = N
 @dataclass
 class _Batch:
     messages: list[OutboxMessage]
-    #: At most one, which is sent after all else is marked: it alone answers for what happens then.
+    #: At most one message that may be poison. It is sent after all others are marked, so that if the relay disappears,
+    #: only this message can be the cause.
     suspects: list[OutboxMessage]
-    #: Those whose relays have disappeared too often.
+    #: Messages whose relays have disappeared too often.
     dead: list[OutboxMessage]
     exhausted: bool
 
 
 def _take(using: str, limit: int, skip: Collection[str]) -> _Batch:
     def transact() -> _Batch:
-        # If the process dies before the COMMIT, nothing was taken. If it dies after it, the lease runs out. If it
-        # freezes before it, the rows stay locked: other relays pass them over, and the database ends the session soon.
+        # If the process dies before the COMMIT, nothing was taken. If it dies after the COMMIT, the lease runs out. If
+        # it freezes before the COMMIT, the rows stay locked until the database ends the session after IDLE_TIMEOUT.
+        # Other relays skip the rows meanwhile.
         with transaction.atomic(using=using, durable=True):
             sql.store(using).bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
             return _take_in_transaction(using, limit, skip)
@@ -193,7 +201,10 @@ def _mark_dead(using: str, poison: list[OutboxMessage]) -> None:
 
 
 def _followers(using: str, heads: list[OutboxMessage], limit: int, skip: Collection[str]) -> list[OutboxMessage]:
-    """What comes right behind the ordered messages among ``heads``. Nobody else can take it while they are unsent."""
+    """Find the messages that directly follow the ordered messages of ``heads``.
+
+    No other relay can take them while the heads are not sent.
+    """
     last = {message.ordering_key: message.pk for message in heads if message.ordering_key}
     if not last or limit < 1:
         return []
@@ -202,8 +213,8 @@ def _followers(using: str, heads: list[OutboxMessage], limit: int, skip: Collect
     unsent = OutboxMessage.objects.using(using).exclude(ordering_key="").exclude(status=MessageStatus.SENT)
     behind = unsent.filter(ordering_key__in=last, pk__gt=min(last.values())).order_by("ordering_key", "pk")
     if connections[using].features.has_select_for_update:
-        # A relay may be taking one of them this moment, if the head before it was committed after it. Not skipped: what
-        # is behind a message that somebody else sends has to wait for it.
+        # Another relay may be taking one of these messages at this moment, if its head was committed after it. Wait for
+        # that row instead of skipping it, because the messages behind it have to wait for it, too.
         behind = behind.select_for_update()
     found: list[OutboxMessage] = []
     for message in behind.annotate(ready=ExpressionWrapper(ready, BooleanField()))[: limit + len(last)]:
@@ -241,7 +252,7 @@ def _send(messages: list[OutboxMessage], until: float, result: RelayResult) -> _
                 logger.warning("Sender %s can't reach its broker", message.sender, exc_info=True)
                 result.unavailable[message.sender] = _text_of(error)
                 outcomes.put_back.append((message, _text_of(error)))
-            # A sender is the project's code and may raise anything, and one message is no reason to keep the others.
+            # A sender is the project's code and may raise anything. The other messages must be sent all the same.
             except Exception as error:
                 logger.exception("Message %s on %s was not sent", message.message_id, message.topic)
                 outcomes.failed.append((message, _text_of(error)))
@@ -257,7 +268,7 @@ def _send(messages: list[OutboxMessage], until: float, result: RelayResult) -> _
 def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:
     messages = OutboxMessage.objects.using(using)
     if outcomes.confirmed:
-        # Not fenced: a relay that was slow and lost its lease says what is true as well. The broker has the message.
+        # This update is not fenced. Even if the relay was slow and lost its lease, the broker has the message.
         confirmed = messages.filter(pk__in=[message.pk for message in outcomes.confirmed])
         sent = confirmed.exclude(status=MessageStatus.SENT).update(
             status=MessageStatus.SENT, sent_at=Now(), lease_expires_at=None, error=""
@@ -265,7 +276,7 @@ def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:
         fault_point("relay.marked")
         result.sent += sent
         signals.relayed.send_robust(sender=OutboxMessage, count=sent)
-    # Everything else is fenced on the attempt: another relay may have the message by now, or may have sent it.
+    # The other updates are fenced by the attempt number, because another relay may have taken or sent the message.
     mine = messages.filter(status=MessageStatus.PENDING)
     for (attempts, error), failed in _alike(outcomes.failed).items():
         if attempts < MAX_ATTEMPTS:
@@ -285,7 +296,7 @@ def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:
 
 
 def _alike(messages: list[tuple[OutboxMessage, str]]) -> dict[tuple[int, str], list[OutboxMessage]]:
-    """By what is said of them, since a batch that fails does so for one reason: a statement a reason, not a message."""
+    """Group messages by attempts and error. A batch mostly fails for one reason, so one statement updates many rows."""
     groups = defaultdict(list)
     for message, error in messages:
         groups[message.attempts, error].append(message)
@@ -293,7 +304,7 @@ def _alike(messages: list[tuple[OutboxMessage, str]]) -> dict[tuple[int, str], l
 
 
 def _text_of(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}".replace("\x00", "\ufffd")  # which PostgreSQL's text can't hold
+    text = f"{type(error).__name__}: {error}".replace("\x00", "\ufffd")  # PostgreSQL's text can't hold NUL
     return text.encode("utf-8", "replace").decode()[:MAX_ERROR]
 
 
