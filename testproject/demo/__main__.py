@@ -99,7 +99,7 @@ def run(plan: Plan, console: Console, stack: ExitStack) -> int:
     from .report import Report
     from .show import Show
 
-    return Show(plan, Report(console, plan), providers, ledgers, marks, redis).run(directory, missing, should_end)
+    return Show(plan, Report(console, plan), marks, providers, ledgers, redis).run(directory, missing, should_end)
 
 
 def should_end() -> bool:

@@ -55,7 +55,7 @@ class Row:
     """One line of the table."""
 
     label: str
-    #: The name of the figure, see ``books`` and ``Seen``.
+    #: The name of the figure, see ``books`` and ``Tally``.
     figure: str
     #: What it must be where it is protected, and at the control.
     must: Must | None = None
@@ -77,7 +77,10 @@ class Row:
 class Act:
     noun: str
     title: str
-    #: Where its effects are counted.
+    #: What is said before it is played. The plan's options are filled in.
+    story: str
+    #: What has effects, and where these are counted.
+    counted: str
     where: str
     sides: tuple[Side, ...]
     kinds: Callable[[Plan, random.Random], list[Kind]]
@@ -127,6 +130,11 @@ def charge_kinds(plan: Plan, chance: random.Random) -> list[Kind]:
 CHARGES = Act(
     noun="charges",
     title="bad network",
+    story="[bold]Sending {0.operations:,} charges over a bad network to a server that is being killed.[/]\n"
+    "Clients stop waiting, cut their connection or send duplicates at the same instant, and retry under one "
+    "Idempotency-Key until they know the outcome, while worker processes die by SIGKILL. The same storm meets an "
+    "endpoint without protection beside it. Effects are counted in the database.",
+    counted="charges",
     where="in the database",
     sides=(
         Side("protected", "protected", "/charges/"),
@@ -173,6 +181,9 @@ PAYOUT_KINDS: tuple[Kind, ...] = tuple(
 PAYOUTS = Act(
     noun="payouts",
     title="a provider that fails after it has paid",
+    story="Then {0.payouts:,} payouts under each declaration of what a crash means, at a payment provider that fails "
+    "or falls silent after it has paid. Effects are counted in the provider's own ledger.",
+    counted="payouts",
     where="in the provider's ledger",
     sides=(
         Side("reexecute", "REEXECUTE", "/payouts/reexecute/"),
@@ -228,6 +239,10 @@ def order_kinds(plan: Plan, chance: random.Random) -> list[Kind]:
 ORDERS = Act(
     noun="orders",
     title="dying relays, workers and brokers",
+    story="At last {0.orders:,} orders, each with two messages that go through the outbox, a relay, a real Redis and a "
+    "Celery worker, all of them killed on the way; beside it plain tasks, sent by the handler. Effects are counted in "
+    "the database and in the provider's ledger.",
+    counted="messages",
     where="of their messages",
     sides=(OUTBOX, DIRECT),
     kinds=order_kinds,

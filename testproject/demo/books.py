@@ -62,6 +62,13 @@ class Books:
         records = IdempotencyRecord.objects.filter(idempotency_key__startswith=f"{run_of(side, self.run)}-")
         return sum(attempt - 1 for attempt in records.values_list("attempt", flat=True))
 
+    def published(self) -> QuerySet[OutboxMessage]:
+        """What the orders have published through the outbox."""
+        return OutboxMessage.objects.filter(payload__contains=f'"{run_of(OUTBOX, self.run)}-')
+
+    def are_messages_pending(self) -> bool:
+        return self.published().filter(status=MessageStatus.PENDING).exists()
+
     def _rows(self, model: type, side: Side) -> QuerySet[Charge]:
         rows: QuerySet[Charge] = model._default_manager.filter(label__startswith=f"{run_of(side, self.run)}-")  # type: ignore[attr-defined]
         return rows
@@ -69,15 +76,6 @@ class Books:
     def _paid(self, side: Side) -> list[Effect]:
         ledger = read_ledger(self.ledgers[side.name in {"reexecute", "outbox"}])
         return [effect for effect in ledger if effect.label.startswith(f"{run_of(side, self.run)}-")]
-
-
-def published(run: str) -> QuerySet[OutboxMessage]:
-    """What the orders of a run have published through the outbox."""
-    return OutboxMessage.objects.filter(payload__contains=f'"{run_of(OUTBOX, run)}-')
-
-
-def are_messages_pending(run: str) -> bool:
-    return published(run).filter(status=MessageStatus.PENDING).exists()
 
 
 def database_name() -> str:

@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -19,10 +20,10 @@ from typing import Any, NoReturn
 import httpx
 
 from idempotency.contrib.httpx import IdempotentTransport, RetryPolicy, UnresolvedRequestError
+from testproject.harness.strikes import Marks
 
 from .acts import Side
 from .plan import Charge, Plan, Trouble
-from .seen import Seen, Tally
 
 #: Longer than any honest answer takes on a loaded machine, and shorter than a client's patience.
 HONEST_TIMEOUT = 15.0
@@ -46,10 +47,27 @@ SERVERS_TROUBLES = KILLINGS | {Trouble.STALL}
 PASSING = frozenset({408, 425, 429, *range(500, 600)})
 IN_PROGRESS = "idempotency_in_progress"
 #: What an answer is counted as, by its problem's code or by its status.
-CODES = {IN_PROGRESS: Seen.CONFLICT, "idempotency_key_reused": Seen.KEY_REUSED}
-STATUSES = {503: Seen.UNAVAILABLE, 502: Seen.PROVIDER_FAILED}
+CODES = {IN_PROGRESS: "conflict", "idempotency_key_reused": "key_reused"}
+STATUSES = {503: "unavailable", 502: "provider_failed"}
 #: Closing a socket with this option sends a reset instead of an orderly end.
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Tally:
+    """How often each thing was seen on each side, by the names of the acts' figures. Safe to use from every thread."""
+
+    def __init__(self, marks: Marks) -> None:
+        self.marks = marks
+        self._lock = threading.Lock()
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def add(self, side: str, figure: str) -> None:
+        with self._lock:
+            self._counts[side][figure] += 1
+
+    def of(self, side: str) -> Counter[str]:
+        with self._lock:
+            return self._counts[side].copy()
 
 
 @dataclass(frozen=True)
@@ -90,28 +108,26 @@ class CutError(httpx.ReadError):
     """The client has reset the connection itself."""
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What all clients of a storm share."""
+
+    plan: Plan
+    tally: Tally
+    wire: httpx.BaseTransport
+    #: Set when the storm is over.
+    stop: threading.Event
+
+
 class Client:
     """A client of one charge. Several of them for one charge are its simultaneous duplicates."""
 
-    def __init__(
-        self,
-        charge: Charge,
-        endpoint: Endpoint,
-        wire: httpx.BaseTransport,
-        plan: Plan,
-        tally: Tally,
-        stop: threading.Event,
-        *,
-        role: str,
-    ) -> None:
+    def __init__(self, charge: Charge, endpoint: Endpoint, around: Surroundings, role: str) -> None:
         self.charge = charge
         self.endpoint = endpoint
-        self.wire = wire
-        self.plan = plan
-        self.tally = tally
-        self.stop = stop
+        self.around = around
         # The side is left out of it: all endpoints meet the same client.
-        self.chance = random.Random(f"{plan.seed}:{charge.number}:{role}")
+        self.chance = random.Random(f"{around.plan.seed}:{charge.number}:{role}")
 
     def pursue(self, trouble: Trouble = Trouble.CALM, *, settled: bool = False, changed: bool = False) -> Answer | None:
         """Send the charge into ``trouble``, then retry until an answer is final.
@@ -120,11 +136,11 @@ class Client:
         :param changed: use the charge's key with another amount.
         :returns: None if no answer was ever final.
         """
-        if self.stop.is_set():
+        if self.around.stop.is_set():
             return None
         network = BadNetwork(self, trouble)
         policy = RetryPolicy(
-            attempts=MANY, total=self.plan.patience, first_wait=BACK_OFF, longest_wait=BACK_OFF, statuses=PASSING
+            attempts=MANY, total=self.around.plan.patience, first_wait=BACK_OFF, longest_wait=BACK_OFF, statuses=PASSING
         )
         transport = IdempotentTransport(network, policy=policy, sleep=self._sleep)
         headers = {
@@ -141,7 +157,7 @@ class Client:
         return network.conflict if settled and network.conflict else answer
 
     def _sleep(self, seconds: float) -> None:
-        if self.stop.wait(seconds):
+        if self.around.stop.wait(seconds):
             raise StoppedError
 
 
@@ -159,11 +175,11 @@ class BadNetwork(httpx.BaseTransport):
         trouble, started = self.trouble, time.monotonic()
         request.headers["Demo-Fault"] = self._fault(trouble)
         request.extensions["timeout"] = httpx.Timeout(self._timeout(trouble)).as_dict()
-        self._saw(Seen.ATTEMPT)
+        self._saw("attempt")
         try:
             if trouble is Trouble.CUT:
                 self._send_and_cut(request)
-            response = self.client.wire.handle_request(request)
+            response = self.client.around.wire.handle_request(request)
             response.read()
         except httpx.TransportError as error:
             self._count_failure(error, trouble)
@@ -176,9 +192,9 @@ class BadNetwork(httpx.BaseTransport):
         # worker that a neighbour's trouble killed before it could stand still.
         if trouble is not Trouble.STALL or answer.code != IN_PROGRESS or self._was_troubled():
             self.trouble = Trouble.CALM
-        late = trouble is Trouble.STALL and time.monotonic() - started > self.client.plan.lease
+        late = trouble is Trouble.STALL and time.monotonic() - started > self.client.around.plan.lease
         if late and (answer.replayed or answer.code == IN_PROGRESS):
-            self._saw(Seen.OUTLIVED)  # told what the winner did, or that it is at it
+            self._saw("outlived")  # told what the winner did, or that it is at it
         if self.client.charge.trouble is Trouble.STALL:
             # The twin of a stalled request asks again and again, so that it takes over as soon as it may.
             response.headers.pop("Retry-After", None)
@@ -205,7 +221,7 @@ class BadNetwork(httpx.BaseTransport):
             address = ("127.0.0.1", self.client.endpoint.port)
             with socket.create_connection(address, timeout=HONEST_TIMEOUT) as connection:
                 connection.sendall(b"\r\n".join([*lines, b"", b""]) + request.content)
-                self.client.stop.wait(self.client.chance.uniform(*CUT_AFTER))
+                self.client.around.stop.wait(self.client.chance.uniform(*CUT_AFTER))
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         except OSError as error:
             raise httpx.ConnectError(str(error)) from error
@@ -213,37 +229,35 @@ class BadNetwork(httpx.BaseTransport):
 
     def _count_failure(self, error: httpx.TransportError, trouble: Trouble) -> None:
         if isinstance(error, CutError):
-            self._saw(Seen.CUT)
+            self._saw("cut")
         elif isinstance(error, httpx.TimeoutException):
-            self._saw(Seen.TIMEOUT)
+            self._saw("timeout")
         else:
-            self._saw(Seen.BROKEN)
+            self._saw("broken")
             if trouble in KILLINGS and self._was_troubled():
-                self._saw(Seen.KILLED_AT_WORK)
+                self._saw("killed_at_work")
 
     def _count(self, answer: Answer) -> None:
         if answer.replayed:
-            self._saw(Seen.REPLAY)
+            self._saw("replay")
         if answer.code == IN_PROGRESS:
             self.conflict = self.conflict or answer
         if seen := CODES.get(answer.code) or STATUSES.get(answer.status):
             self._saw(seen)
         elif answer.status >= 500:
-            self._saw(Seen.ERROR)
+            self._saw("error")
 
     def _was_troubled(self) -> bool:
         """Whether the trouble came about that this charge asked for. A neighbour's may have ended its worker before."""
-        return self.client.tally.marks.exists(f"met.{self._name}")
+        return self.client.around.tally.marks.exists(f"met.{self._name}")
 
-    def _saw(self, seen: Seen) -> None:
-        self.client.tally.add(self.client.endpoint.side.name, seen)
+    def _saw(self, seen: str) -> None:
+        self.client.around.tally.add(self.client.endpoint.side.name, seen)
 
 
 def answer_of(response: httpx.Response) -> Answer:
     content_type = response.headers.get("Content-Type", "")
-    problem: Any = None
-    if content_type.startswith("application/problem+json"):
-        problem = json.loads(response.content)
+    problem: Any = json.loads(response.content) if content_type.startswith("application/problem+json") else None
     return Answer(
         status=response.status_code,
         content_type=content_type,

@@ -22,7 +22,7 @@ from testproject.harness.redis import Redis
 from testproject.harness.strikes import Marks, held, written
 
 from .acts import RELAY_STRIKES, Side, strikes_of
-from .books import are_messages_pending
+from .books import Books
 from .consumer import VISIBILITY_TIMEOUT
 from .plan import Charge, Plan
 
@@ -45,11 +45,11 @@ PROVIDER_TIMEOUT = 15.0
 class Hop:
     """Relay, worker and broker at work, and what is seen of them."""
 
-    def __init__(self, redis: Redis, marks: Marks, daemons: Sequence[Daemon], run: str) -> None:
+    def __init__(self, redis: Redis, marks: Marks, daemons: Sequence[Daemon], books: Books) -> None:
         self.resent = 0
         self._redis = redis
         self._marks = marks
-        self._run = run
+        self._books = books
         self.keepers = {daemon: self._keeper_of(daemon) for daemon in daemons}
         self._quiet = 0
         self._seen = -1
@@ -94,13 +94,13 @@ class Hop:
 
     def _is_busy(self) -> bool:
         try:
-            return are_messages_pending(self._run) or self._redis.count(QUEUE) > 0
+            return self._books.are_messages_pending() or self._redis.count(QUEUE) > 0
         except RedisError:
             return True  # it has just been killed
 
     def _has_stalled(self) -> bool:
         seen = len(self._marks.notes("deliveries")) + len(self._marks.notes("replays")) + sum(self.kills().values())
-        if seen != self._seen or are_messages_pending(self._run):
+        if seen != self._seen or self._books.are_messages_pending():
             self._seen, self._seen_at = seen, time.monotonic()
         return time.monotonic() - self._seen_at > STALLED_AFTER
 
@@ -120,7 +120,7 @@ class Hop:
 
 @contextmanager
 def running_hop(
-    redis: Redis, marks: Marks, plan: Plan, run: str, drawn: Mapping[Side, Sequence[Charge]]
+    redis: Redis, marks: Marks, plan: Plan, books: Books, drawn: Mapping[Side, Sequence[Charge]]
 ) -> Iterator[Hop]:
     """Relay and worker run until the end of the block; nothing of them goes on after it.
 
@@ -140,6 +140,6 @@ def running_hop(
             command = [sys.executable, "-m", "testproject.demo.consumer", role]
             daemons.append(Daemon(role, command, redis.directory, environment=environment))
             stack.callback(daemons[-1].stop)
-        hop = Hop(redis, marks, daemons, run)
+        hop = Hop(redis, marks, daemons, books)
         stack.callback(hop.stop)
         yield hop

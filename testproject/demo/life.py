@@ -10,6 +10,8 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from testproject.harness.strikes import Marks
 
@@ -57,3 +59,13 @@ class Life:
     def _die(self) -> None:
         self.marks.leave(f"died.{os.getpid()}")
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def stormy(marks: Marks) -> Iterator[None]:
+    """Workers of the server die at random for as long as the block."""
+    marks.leave(STORMY)
+    try:
+        yield
+    finally:
+        (marks.directory / STORMY).unlink()

@@ -13,17 +13,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, TypeVar
-
-Number = TypeVar("Number", int, float)
+from typing import Any
 
 ACCOUNTS = ("alice", "bob")
-
-#: Each kind of trouble comes up at least twice in this many charges, so that no check can pass for want of a case.
-MIN_OPERATIONS = 20
-MIN_PAYOUTS = 24
-MIN_ORDERS = 24
-MAX_OPERATIONS = 100_000
+MOST = 100_000
 MAX_BURST = 6
 
 CHANCE_OF_LATE_DUPLICATE = 0.3
@@ -43,10 +36,10 @@ class Trouble(str, Enum):
     KILL_AT_REPLY = "kill_at_reply"  # the worker is killed when all is done but the answer is not sent
 
 
-def within(kind: Callable[[str], Number], low: Number, high: Number) -> Callable[[str], Number]:
+def within(low: float, high: float, kind: type) -> Callable[[str], Any]:
     """An argparse type: a number from ``low`` to ``high``, both included."""
 
-    def parse(text: str) -> Number:
+    def parse(text: str) -> Any:
         value = kind(text)
         if not low <= value <= high:
             raise argparse.ArgumentTypeError(f"{text} is not between {low} and {high}")
@@ -56,65 +49,48 @@ def within(kind: Callable[[str], Number], low: Number, high: Number) -> Callable
     return parse
 
 
-def option(default: float, kind: Callable[[str], float], words: str) -> Any:
-    return field(default=default, metadata={"type": kind, "help": f"{words} (default: %(default)s)"})
+def option(default: float, low: float, high: float, words: str) -> Any:
+    help_text = f"{words}; at least {low} (default: %(default)s)"
+    return field(default=default, metadata={"type": within(low, high, type(default)), "help": help_text})
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The options of one run. Durations are seconds."""
+    """The options of one run. Durations are seconds.
 
-    operations: int = option(
-        500,
-        within(int, MIN_OPERATIONS, MAX_OPERATIONS),
-        f"logical charges to send to each of the two endpoints, at least {MIN_OPERATIONS}",
-    )
-    payouts: int = option(
-        24,
-        within(int, MIN_PAYOUTS, MAX_OPERATIONS),
-        "logical payouts to send afterwards to each of the three declarations and to the control, at least "
-        f"{MIN_PAYOUTS}",
-    )
-    orders: int = option(
-        30,
-        within(int, MIN_ORDERS, MAX_OPERATIONS),
-        "logical orders to send at last, through the outbox and to the control, each of which leads to two messages; "
-        f"at least {MIN_ORDERS}",
-    )
-    workers: int = option(4, within(int, 1, 64), "gunicorn worker processes")
-    concurrency: int = option(48, within(int, 1, 256), "charges under way at the same time, most of them waiting")
-    kill_every: float = option(
-        2.0,
-        within(float, 0.1, 3600),
-        "a random worker is killed about this often, in seconds, besides those killed in mid-charge",
-    )
-    lease: int = option(
-        2, within(int, 1, 60), "seconds for which a killed worker's claim is respected before a retry takes it over"
-    )
-    time_limit: float = option(
-        300.0, within(float, 1, 86400), "seconds after which a storm that is not over is given up, as a failure"
-    )
-    seed: int = option(1, int, "draws another storm")
+    Each kind of trouble comes up at least twice in the fewest operations that are allowed, so that no check can pass
+    for want of a case.
+    """
+
+    operations: int = option(500, 20, MOST, "logical charges for each of the two endpoints")
+    payouts: int = option(24, 24, MOST, "logical payouts for each of the three declarations and the control")
+    orders: int = option(30, 24, MOST, "logical orders for the outbox and for the control, of two messages each")
+    workers: int = option(4, 1, 64, "gunicorn worker processes")
+    concurrency: int = option(48, 1, 256, "charges under way at the same time, most of them waiting")
+    kill_every: float = option(2.0, 0.1, 3600, "seconds between two random kills, besides those in mid-charge")
+    lease: int = option(2, 1, 60, "seconds until a killed worker's claim may be taken over")
+    time_limit: float = option(300.0, 1, 86400, "seconds after which an act that is not over has failed")
+    seed: int = option(1, -(2**31), 2**31, "draws another storm")
     patience: float = 60.0  # of a client
 
 
-OPTIONS = [one for one in fields(Plan) if one.metadata]
+OPTIONS = {f"--{one.name.replace('_', '-')}": one for one in fields(Plan) if one.metadata}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a run, for the command and for the process it starts."""
-    for one in OPTIONS:
-        parser.add_argument(f"--{one.name.replace('_', '-')}", default=one.default, **one.metadata)
+    for name, one in OPTIONS.items():
+        parser.add_argument(name, default=one.default, **one.metadata)
 
 
 def plan_from(options: Mapping[str, Any]) -> Plan:
     """The plan that parsed options describe; others among them are left alone."""
-    return Plan(**{one.name: options[one.name] for one in OPTIONS})
+    return Plan(**{one.name: options[one.name] for one in OPTIONS.values()})
 
 
 def arguments_of(plan: Plan) -> Sequence[str]:
     """The command line that ``add_arguments`` turns into this plan again."""
-    return [word for one in OPTIONS for word in (f"--{one.name.replace('_', '-')}", str(getattr(plan, one.name)))]
+    return [word for name, one in OPTIONS.items() for word in (name, str(getattr(plan, one.name)))]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""What the person at the terminal sees: what is going on, how far it is, the tables, and the verdict in words.
-
-On a terminal the figures move; elsewhere, as in a log, a line is printed now and then.
-"""
+"""What the person at the terminal sees: what is to come, how far it is, the tables, and the verdict in words."""
 
 from __future__ import annotations
 
@@ -10,20 +7,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from .acts import CHARGES, DIRECT, ORDERS, OUTBOX, PAYOUTS, SOME, Act, Row, Side
+from .acts import ACTS, ORDERS, SOME, Act, Row, Side
 from .books import Books
+from .client import Tally
 from .plan import Plan
-from .seen import Tally
 from .verdict import Findings
 
 MOST_LISTED = 40  # labels
 LINE_EVERY = 3.0  # seconds between two lines where nothing can move
+#: What is said in the end of each side of an act that has such a row: a figure, and its words.
+SUMMARY = {
+    "effects": "effects",
+    "doubled": "doubled",
+    "lost": "lost",
+    "parked": "parked",
+    "wrong": "wrong answers",
+    "ghosts": "of orders that were rolled back",
+}
 
 
 class Report:
@@ -33,22 +36,14 @@ class Report:
 
     def introduce(self, without_hop: str = "") -> None:
         """Say what is to come. ``without_hop``: why there is no broker."""
-        self.console.print(
-            f"[bold]Sending {self.plan.operations:,} charges over a bad network to a server that is being killed.[/]\n"
-            "Clients stop waiting, cut their connection or send duplicates at the same instant, and retry under one "
-            "Idempotency-Key until they know the outcome, while worker processes die by SIGKILL. The same storm meets "
-            "an endpoint without protection beside it. Effects are counted in the database.\n"
-            f"Then {self.plan.payouts:,} payouts under each declaration of what a crash means, at a payment provider "
-            "that fails or falls silent after it has paid. Effects are counted in the provider's own ledger."
-        )
-        if without_hop:
-            self.console.print(f"The hop through a broker is left out. {without_hop}", markup=False)
-            return
-        self.console.print(
-            f"At last {self.plan.orders:,} orders, each with two messages that go through the outbox, a relay, a real "
-            "Redis and a Celery worker, all of them killed on the way; beside it plain tasks, sent by the handler. "
-            "Effects are counted in the database and in the provider's ledger."
-        )
+        for act in ACTS:
+            if act is not ORDERS or not without_hop:
+                self.console.print(act.story.format(self.plan))
+        self.no_hop(without_hop)
+
+    def no_hop(self, why: str) -> None:
+        if why:
+            self.console.print(f"The hop through outbox, broker and consumer is left out. {why}", markup=False)
 
     def started(self, database: str, port: int) -> None:
         self.console.print(
@@ -57,67 +52,34 @@ class Report:
         )
 
     @contextmanager
-    def progress(
-        self, act: Act, operations: int, books: Books, tally: Tally, kills: Callable[[], int]
-    ) -> Iterator[Callable[[], None]]:
-        """Yields what is to be called a few times a second while the storm goes on."""
+    def progress(self, act: Act, books: Books, tally: Tally, kills: Callable[[], int]) -> Iterator[Callable[[], None]]:
+        """Yields what is to be called a few times a second while the storm goes on.
 
-        def figures(side: Side) -> dict[str, int]:
-            counts = tally.of(side.name)
-            return {
-                "requests sent": counts["attempt"],
-                f"effects {act.where}": books.count(act, side),
-                "replays": counts["replay"],
-                "answers never seen": counts["cut"] + counts["timeout"] + counts["broken"],
-            }
-
-        if not self.console.is_terminal:
-            yield self._lines(act, tally, figures, kills)
-            return
-        bars = Progress(
-            TextColumn("{task.description:<11}"),
-            BarColumn(40),
-            MofNCompleteColumn(),
-            TextColumn(f"{act.noun} settled"),
-            TimeElapsedColumn(),
-            console=self.console,
-        )
-        tasks = {side: bars.add_task(side.name, total=operations) for side in act.sides}
-        with Live(console=self.console, refresh_per_second=4, transient=True) as live:
-
-            def update() -> None:
-                table = Table(box=None, pad_edge=False)
-                table.add_column("so far", style="dim")
-                for side, task in tasks.items():
-                    bars.update(task, completed=tally.of(side.name)["done"])
-                    table.add_column(side.name, justify="right", min_width=11)
-                columns = [figures(side) for side in act.sides]
-                for name in columns[0]:
-                    table.add_row(name, *(f"{column[name]:,}" for column in columns))
-                table.add_row("workers killed", f"{kills():,}")
-                live.update(Group(bars, table), refresh=True)
-
-            update()
-            yield update
-
-    def _lines(
-        self, act: Act, tally: Tally, figures: Callable[[Side], Mapping[str, int]], kills: Callable[[], int]
-    ) -> Callable[[], None]:
+        On a terminal one line moves. Elsewhere, as in a log, a line is printed now and then.
+        """
         started = last = time.monotonic()
+
+        def line() -> str:
+            sides = []
+            for side in act.sides:
+                seen = tally.of(side.name)
+                figures = (
+                    f"{seen['done']:,} {act.noun} settled, {seen['attempt']:,} requests, {books.count(act, side):,} "
+                    f"effects {act.where}"
+                )
+                sides.append(f"{side.name}: {figures}")
+            return f"{time.monotonic() - started:4.0f} s  {'; '.join(sides)}; {kills()} killed"
 
         def update() -> None:
             nonlocal last
-            if time.monotonic() - last < LINE_EVERY:
-                return
-            last = time.monotonic()
-            sides = []
-            for side in act.sides:
-                sent, effects, *_ = figures(side).values()
-                settled = tally.of(side.name)["done"]
-                sides.append(f"{side.name}: {settled:,} {act.noun} settled, {sent:,} requests, {effects:,} effects")
-            self.console.print(f"{last - started:4.0f} s  {'; '.join(sides)}; {kills()} killed", soft_wrap=True)
+            if self.console.is_terminal:
+                status.update(line())
+            elif time.monotonic() - last >= LINE_EVERY:
+                last = time.monotonic()
+                self.console.print(line(), soft_wrap=True)
 
-        return update
+        with self.console.status(act.title) as status:
+            yield update
 
     def table(self, act: Act, findings: Mapping[str, Findings], seconds: float) -> None:
         """The figures of all sides of an act beside each other."""
@@ -128,14 +90,6 @@ class Report:
         for row in act.rows:
             cells = (cell_of(row, side, findings[side.name].figures) for side in act.sides)
             table.add_row(row.label, *cells, end_section=row.ends)
-        self.console.print()
-        self.console.print(table)
-
-    def no_hop(self, why: str) -> None:
-        """The same where there was no broker."""
-        table = Table(title="The hop through outbox, broker and consumer", title_justify="left")
-        table.add_column("left out")
-        table.add_row(Text(why))
         self.console.print()
         self.console.print(table)
 
@@ -151,42 +105,27 @@ class Report:
             markup=False,
         )
 
-    def failed(self, complaints: Sequence[str], findings: Mapping[str, Mapping[str, Findings]]) -> None:
+    def failed(self, complaints: Sequence[str], findings: Mapping[Act, Mapping[str, Findings]]) -> None:
         """Why the run failed, and the first few cases where it is something that must not be."""
         self.console.print("\n[bold red]FAILED.[/]", *(f"\n  - {complaint}" for complaint in complaints), sep="")
-        for act in (CHARGES, PAYOUTS, ORDERS):
+        for act, found in findings.items():
             for side in act.sides:
-                if act.noun in findings and not side.control:
-                    for example in findings[act.noun][side.name].examples:
+                if not side.control:
+                    for example in found[side.name].examples:
                         self.console.print(f"    {example}", style="dim", markup=False)
 
-    def passed(self, findings: Mapping[str, Mapping[str, Findings]], kills: int) -> None:
+    def passed(self, findings: Mapping[Act, Mapping[str, Findings]], kills: int) -> None:
         """What the run has shown."""
-        protected, control = (findings["charges"][side.name].figures for side in CHARGES.sides)
-        payouts = [(side.title, findings["payouts"][side.name].figures) for side in PAYOUTS.sides]
         self.console.print(
-            f"\n[bold green]PASSED.[/] Protected: {protected['operations']:,} charges, {protected['effects']:,} "
-            f"effects; {kills} killed workers lost or doubled none, and every client was told the one outcome of its "
-            f"charge.\nWithout protection the same storm charged {control['doubled']:,} of {control['operations']:,} "
-            f"more than once: {control['effects'] - control['operations']:,} effects too many, "
-            f"and {control['wrong']:,} answers that contradict others.\n"
-            f"Of {self.plan.payouts:,} payouts each, the provider made "
-            + "; ".join(
-                f"{figures['effects']:,} under {title}, {figures['doubled']:,} of them doubled and "
-                f"{figures['parked']:,} parked"
-                for title, figures in payouts
-            )
-            + "."
+            f"\n[bold green]PASSED.[/] {kills} killed workers lost or doubled nothing that was protected, and every "
+            "client was told the one outcome."
         )
-        if "orders" not in findings:
-            self.console.print("The hop through outbox, broker and consumer was left out: there is no Redis server.")
-            return
-        for words, side in (("Through outbox, broker and consumer", OUTBOX), ("Plain tasks", DIRECT)):
-            figures = findings["orders"][side.name].figures
-            self.console.print(
-                f"{words}: {figures['expected']:,} messages, {figures['effects']:,} effects, {figures['doubled']:,} "
-                f"doubled, {figures['lost']:,} lost, {figures['ghosts']:,} of orders that were rolled back."
-            )
+        for act, found in findings.items():
+            words = {row.figure: SUMMARY[row.figure] for row in act.rows if row.figure in SUMMARY}
+            for side in act.sides:
+                figures = found[side.name].figures
+                seen = [f"{figures[name]:,} {counted}" for name, counted in words.items()]
+                self.console.print(f"  {side.title}: {figures['expected']:,} {act.counted}, {', '.join(seen)}.")
 
 
 def cell_of(row: Row, side: Side, figures: Counter[str]) -> str:

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 
 import httpx
 
-from .client import Answer, Client, Endpoint
+from .client import Answer, Client, Endpoint, Surroundings, Tally
 from .plan import Charge, Plan, Trouble
-from .seen import Seen, Tally
 from .verdict import History
 
 #: The first of a burst behaves, the others have troubles of their own.
@@ -23,16 +22,13 @@ class Storm:
     """One run of as many charges against each of some endpoints. ``histories`` fills up while it runs."""
 
     def __init__(self, plan: Plan, courses: Sequence[tuple[Endpoint, Sequence[Charge]]], tally: Tally) -> None:
-        self.plan = plan
         self.endpoints = [endpoint for endpoint, _ in courses]
-        self.tally = tally
-        self.stop = threading.Event()
         self.histories = {endpoint.side.name: [History(charge) for charge in charges] for endpoint, charges in courses}
         self._futures: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(plan.concurrency, thread_name_prefix="charge")
         # No kept connections: see ``server``. Bursts add threads of their own.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._wire = httpx.HTTPTransport(limits=limits)
+        wire = httpx.HTTPTransport(limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))
+        self._around = Surroundings(plan, tally, wire, threading.Event())
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -43,13 +39,13 @@ class Storm:
                     self._futures.append(self._pool.submit(self._see_through, history, endpoint))
             yield
         finally:
-            self.stop.set()
+            self._around.stop.set()
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def join(self) -> None:
         """Wait for what is still under way, which is short once the server has ended."""
         self._pool.shutdown()
-        self._wire.close()
+        self._around.wire.close()
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the storm for at most ``seconds``; True when it is over. Raises what a thread raised."""
@@ -62,7 +58,7 @@ class Storm:
         charge = history.charge
 
         def client(role: str) -> Client:
-            return Client(charge, endpoint, self._wire, self.plan, self.tally, self.stop, role=role)
+            return Client(charge, endpoint, self._around, role)
 
         if charge.burst > 1:
             self._burst(history, [client(f"burst-{number}") for number in range(charge.burst)])
@@ -73,12 +69,12 @@ class Storm:
             keep(history, history.answers, client("late").pursue(settled=True))
         if history.answers and charge.changed_payload:
             keep(history, history.answers_to_changed, client("changed").pursue(settled=True, changed=True))
-        self.tally.add(endpoint.side.name, Seen.DONE)
+        self._around.tally.add(endpoint.side.name, "done")
 
     def _burst(self, history: History, clients: Sequence[Client]) -> None:
         """Let the clients go at the same instant, and wait for all of them."""
         barrier = threading.Barrier(len(clients))
-        chance = random.Random(f"{self.plan.seed}:{history.charge.number}:burst")
+        chance = random.Random(f"{self._around.plan.seed}:{history.charge.number}:burst")
         if history.charge.trouble is Trouble.STALL:
             troubles = [Trouble.STALL] * len(clients)
         else:

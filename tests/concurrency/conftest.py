@@ -1,4 +1,4 @@
-"""An account, and a client that several threads may use at once."""
+"""The protected views of ``urls``, an account, and a client that several threads may use at once."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from tests.concurrency.urls import handler, reconciler
+from tests.concurrency.racing import abandon, end_lease
+from tests.concurrency.urls import handler
 
 Post = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
-def _fresh_handler() -> Iterator[None]:
+def _fresh_handler(settings: Any) -> Iterator[None]:
+    settings.ROOT_URLCONF = "tests.concurrency.urls"
     handler.reset()
-    reconciler.reset()
     yield
     handler.reset()
-    reconciler.reset()
 
 
 @pytest.fixture
@@ -39,3 +39,16 @@ def post(account: str) -> Post:
         )
 
     return post
+
+
+@pytest.fixture
+def cut_off(post: Post) -> Callable[[str], None]:
+    """Leave a record as a killed process does, after its lease."""
+
+    def cut_off(path: str) -> None:
+        post(path)
+        abandon()
+        end_lease()
+        handler.reset()
+
+    return cut_off

@@ -1,14 +1,16 @@
-"""Threads that start together and whose errors surface, and a look at what they left."""
+"""Threads that start together or are held, and whose errors surface; trouble; and a look at what was left."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from django.db import connections
+import pytest
+from django.db import OperationalError, connections
 from django.db.models import F
 
 from idempotency.lifecycle import Status
@@ -34,8 +36,26 @@ def race(calls: Sequence[Callable[[], T]]) -> list[T]:
         return [future.result(PATIENCE) for future in [pool.submit(run, call) for call in calls]]
 
 
+def elsewhere(call: Callable[[], T]) -> T:
+    """What it returns in another thread, and so on other connections."""
+    return race([call])[0]
+
+
 def in_background(pool: ThreadPoolExecutor, call: Callable[[], T]) -> Future[T]:
     return pool.submit(_call, call)
+
+
+@contextmanager
+def held(call: Callable[[], T], gate: Gate) -> Iterator[Future[T]]:
+    """The call stands at its gate in the background of the block, and is done when the block has ended."""
+    with ThreadPoolExecutor(1) as pool:
+        future = in_background(pool, call)
+        gate.wait_until_reached()
+        try:
+            yield future
+        finally:
+            gate.open()
+        future.result(PATIENCE)  # its errors are the test's
 
 
 def _call(call: Callable[[], T]) -> T:
@@ -63,8 +83,52 @@ class Gate:
         self._open.set()
 
 
+# What handlers and stores do in trouble, and how an answer names it
+
+
+def fail(request: Any = None) -> None:
+    raise RuntimeError("on purpose")
+
+
+def unreachable(*args: Any, **kwargs: Any) -> Any:
+    raise OperationalError("server closed the connection unexpectedly")
+
+
+@contextmanager
+def failing_database(owner: Any, *names: str) -> Iterator[None]:
+    """In the block these functions find the database out of reach."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name in names:
+            patched.setattr(owner, name, unreachable)
+        yield
+
+
+def problem(answer: Any) -> tuple[int, str]:
+    """Status and code of an answer that is a problem."""
+    assert answer["Content-Type"] == "application/problem+json"
+    return answer.status_code, str(answer.json()["code"])
+
+
+UNAVAILABLE = (503, "idempotency_unavailable")
+IN_PROGRESS = (409, "idempotency_in_progress")
+UNKNOWN = (409, "idempotency_outcome_unknown")
+
+
+# What they left
+
+
 def record(key: str = "k") -> IdempotencyRecord:
     return IdempotencyRecord.objects.get(idempotency_key=key)
+
+
+def state() -> tuple[str, list[str]]:
+    """The one record's status, and the effects."""
+    return record().status, effects()
+
+
+def is_replay(answer: Any, of: Any) -> bool:
+    """Whether an answer is the recorded one of another answer."""
+    return (answer.status_code, answer.content, answer.get("Idempotency-Replayed")) == (201, of.content, "true")
 
 
 def effects() -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.contrib.auth import get_user_model
 from django.db import transaction
 
 from idempotency import PARK, claim, current_claim
@@ -26,11 +25,6 @@ from testproject.models import Transfer
 from tests.concurrency.racing import effects, race, record
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def account() -> str:
-    return str(get_user_model().objects.create(username="alice").pk)
 
 
 @pytest.fixture(autouse=True)

@@ -4,41 +4,37 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import connection, transaction
 from django.test import TestCase
 
-from idempotency import claim, current_claim
-from idempotency.exceptions import LeaseLostError, UnavailableError
+from idempotency import claim, require_claim
+from idempotency.exceptions import LeaseLostError, OuterTransactionError, UnavailableError
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import registry
 from idempotency.protocol import claims, renewal
-from tests.concurrency.racing import PATIENCE, Gate, abandon, effects, end_lease, in_background, record
+from tests.concurrency.conftest import Post
+from tests.concurrency.racing import (
+    PATIENCE,
+    Gate,
+    effects,
+    elsewhere,
+    end_lease,
+    failing_database,
+    held,
+    is_replay,
+    record,
+)
 from tests.concurrency.urls import handler
-
-pytestmark = pytest.mark.urls("tests.concurrency.urls")
-
-Post = Callable[..., Any]
 
 
 def lease_left() -> float:
-    row = claims.sql.store("default").read(record_scope())
-    assert row is not None
-    return row.lease_left
-
-
-def record_scope() -> Any:
     row = record()
-    return claims.Scope(row.account_id, row.operation, row.idempotency_key)
-
-
-def mine() -> Any:
-    held = current_claim()
-    assert held is not None
-    return held
+    read = claims.sql.store("default").read(claims.Scope(row.account_id, row.operation, row.idempotency_key))
+    assert read is not None
+    return read.lease_left
 
 
 # Renewed by hand
@@ -50,11 +46,12 @@ def test_a_renewed_lease_runs_anew_and_others_see_it_at_once(post: Post, path: s
 
     def renew(request: Any) -> None:
         if connection.vendor == "sqlite" and path == "/inside/":
-            mine().renew()  # nobody else can write while this transaction is open, so there is nothing to prolong
+            # Nobody else can write while this transaction is open, so there is nothing to prolong.
+            require_claim().renew()
             left.append(60)
             return
-        end_lease_elsewhere()
-        mine().renew()
+        elsewhere(end_lease)
+        require_claim().renew()
         left.append(elsewhere(lease_left))
 
     handler.after = renew
@@ -63,46 +60,40 @@ def test_a_renewed_lease_runs_anew_and_others_see_it_at_once(post: Post, path: s
     assert effects() == ["one"]
 
 
-def elsewhere(call: Callable[[], Any]) -> Any:
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return in_background(pool, call).result(PATIENCE)
+# On SQLite an open transaction keeps everybody else from taking over.
+def overtake_the_first(post: Post, path: str, then: Callable[[], Any]) -> Any:
+    """The answers of a first attempt that loses its lease to another and then does something, and of that other one."""
+    winner: list[Any] = []
 
+    def overtaken(request: Any) -> None:
+        if require_claim().attempt == 1:
+            elsewhere(end_lease)
+            winner.append(elsewhere(lambda: post(path)))
+            then()
 
-def end_lease_elsewhere() -> None:
-    elsewhere(end_lease)
+    handler.before = overtaken
+    return post(path), winner[0]
 
 
 # On SQLite an open transaction keeps everybody else from taking over.
 @pytest.mark.parametrize("path", [pytest.param("/inside/", marks=pytest.mark.postgres), "/again/"])
 def test_a_lost_lease_surfaces_in_the_handler_before_its_next_effect(post: Post, path: str) -> None:
-    winner: list[Any] = []
-
-    def overtaken(request: Any) -> None:
-        if mine().attempt > 1:
-            return
-        end_lease_elsewhere()
-        winner.append(elsewhere(lambda: post(path)))
-        held = mine()
-        for stopped in (held.renew, held.renew, held.ensure_owned, lambda: held.derive_key("x")):
+    def go_on() -> None:
+        current = require_claim()
+        for stopped in (current.renew, current.renew, current.ensure_owned, lambda: current.derive_key("x")):
             with pytest.raises(LeaseLostError):
                 stopped()
-        held.derive_text("x")  # raises, and ends the handler
+        current.derive_text("x")  # raises, and ends the handler
 
-    handler.before = overtaken
-    late = post(path)
-    assert (late.status_code, late.content) == (201, winner[0].content)
+    late, winner = overtake_the_first(post, path, go_on)
+    assert is_replay(late, winner)
     assert effects() == ["one"]
 
 
-def test_a_renewal_that_can_not_reach_the_store_says_so(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(*args: Any) -> bool:
-        raise OperationalError("no route")
-
+def test_a_renewal_that_can_not_reach_the_store_says_so(post: Post) -> None:
     def renew(request: Any) -> None:
-        with monkeypatch.context() as patched:
-            patched.setattr(renewal, "_set_lease", unreachable)
-            with pytest.raises(UnavailableError):
-                mine().renew()
+        with failing_database(renewal, "_set_lease"), pytest.raises(UnavailableError):
+            require_claim().renew()
 
     handler.before = renew
     assert post("/again/").status_code == 201
@@ -111,47 +102,54 @@ def test_a_renewal_that_can_not_reach_the_store_says_so(post: Post, monkeypatch:
 # The heartbeat
 
 
-def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post: Post) -> None:
-    """It runs until the lease has been renewed several times over; a duplicate meets a live claim throughout."""
+@pytest.fixture
+def renewals(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released by each renewal of a lease."""
     renewals = threading.Semaphore(0)
     set_lease = renewal._set_lease
 
-    def counted(held: Any) -> bool:
+    def counted(owned: Any) -> bool:
         renewals.release()
-        return set_lease(held)
+        return set_lease(owned)
+
+    monkeypatch.setattr(renewal, "_set_lease", counted)
+    return renewals
+
+
+def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post: Post, renewals: threading.Semaphore) -> None:
+    """It runs until the lease has been renewed several times over; a duplicate meets a live claim throughout."""
+    duplicates: list[Any] = []
 
     def wait(request: Any) -> None:
         for _ in range(4):
             assert renewals.acquire(timeout=PATIENCE)
         duplicates.append(elsewhere(lambda: post("/heartbeat/")))
 
-    duplicates: list[Any] = []
     handler.before = wait
-    renewal._set_lease = counted  # type: ignore[assignment]
-    try:
-        answer = post("/heartbeat/")
-    finally:
-        renewal._set_lease = set_lease
+    answer = post("/heartbeat/")
     assert (answer.status_code, answer.json()["attempt"]) == (201, 1)
     assert duplicates[0].status_code == 409
     assert effects() == ["one"]
-    wait_until(lambda: "idempotency-renewer" not in [thread.name for thread in threading.enumerate()])
+    wait_until(lambda: not heartbeats())
 
 
 @pytest.mark.failure_mode(4)
 def test_a_heartbeat_ends_at_its_cap_and_the_claim_is_then_lost(post: Post) -> None:
     """The worker hangs, its heartbeat lives. The lease ends after the cap, another attempt wins, the hung one stops."""
     gate = Gate()
-    handler.before = lambda request: gate.pass_through() or mine().ensure_owned() if mine().attempt == 1 else None
-    with ThreadPoolExecutor() as pool:
-        hung = in_background(pool, lambda: post("/capped/"))
-        gate.wait_until_reached()
+
+    def hang(request: Any) -> None:
+        if require_claim().attempt == 1:
+            gate.pass_through()
+            require_claim().ensure_owned()
+
+    handler.before = hang
+    with held(lambda: post("/capped/"), gate) as hung:
         wait_until(lambda: lease_left() <= 0)
-        assert post("/capped/").json()["attempt"] == 2
+        winner = post("/capped/")
+        assert winner.json()["attempt"] == 2
         wait_until(lambda: not heartbeats())
-        gate.open()
-        late = hung.result(PATIENCE)
-    assert (late.status_code, late["Idempotency-Replayed"]) == (201, "true")
+    assert is_replay(hung.result(), winner)
     assert (handler.attempts, effects()) == ([1, 2], ["one"])
 
 
@@ -181,8 +179,8 @@ def test_a_heartbeat_that_fails_stops_the_work_before_its_next_effect(
     monkeypatch.setattr(renewal, "_set_lease", fail)
 
     def wait_for_the_end(request: Any) -> None:
-        wait_until(lambda: mine().lost)
-        mine().derive_key("provider.charge")
+        wait_until(lambda: require_claim().lost)
+        require_claim().derive_key("provider.charge")
 
     handler.before = wait_for_the_end
     assert post("/heartbeat/").status_code == 409
@@ -193,12 +191,12 @@ def test_a_heartbeat_that_finds_the_lease_lost_marks_the_claim(post: Post) -> No
     winner: list[Any] = []
 
     def overtaken(request: Any) -> None:
-        if mine().attempt > 1:
+        if require_claim().attempt > 1:
             return
         IdempotencyRecord.objects.update(attempt=5, lease_expires_at="2000-01-01T00:00Z")
-        wait_until(lambda: mine().lost)
+        wait_until(lambda: require_claim().lost)
         winner.append(elsewhere(lambda: post("/heartbeat/")))
-        mine().ensure_owned()
+        require_claim().ensure_owned()
 
     handler.before = overtaken
     late = post("/heartbeat/")
@@ -232,7 +230,7 @@ def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(po
 @pytest.mark.postgres
 def test_a_transaction_left_idle_is_ended_by_the_database(post: Post) -> None:
     def freeze(request: Any) -> None:
-        if mine().attempt == 1:
+        if require_claim().attempt == 1:
             pid = connection.connection.info.backend_pid
             wait_until(lambda: elsewhere(lambda: session_is_gone(pid)))
 
@@ -288,8 +286,6 @@ class InATestCase(TestCase):
 
 @pytest.mark.django_db(transaction=True)
 def test_an_open_transaction_around_a_claim_block_is_refused() -> None:
-    from idempotency.exceptions import OuterTransactionError
-
     operation = registry.get("race.inside")
     assert operation is not None
     with (
@@ -300,8 +296,6 @@ def test_an_open_transaction_around_a_claim_block_is_refused() -> None:
         raise AssertionError("ran")
 
 
-def test_abandoned_work_of_a_beating_operation_is_taken_over(post: Post) -> None:
-    post("/heartbeat/")
-    abandon()
-    end_lease()
+def test_abandoned_work_of_a_beating_operation_is_taken_over(post: Post, cut_off: Any) -> None:
+    cut_off("/heartbeat/")
     assert post("/heartbeat/").json()["attempt"] == 2

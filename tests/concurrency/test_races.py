@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -14,22 +13,23 @@ from django.db import connection, connections
 
 from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
+from tests.concurrency.conftest import Post
 from tests.concurrency.racing import (
+    IN_PROGRESS,
     PATIENCE,
     Gate,
     abandon,
     effects,
     end_lease,
     end_retention,
-    in_background,
+    fail,
+    held,
+    is_replay,
+    problem,
     race,
     record,
 )
 from tests.concurrency.urls import handler
-
-pytestmark = pytest.mark.urls("tests.concurrency.urls")
-
-Post = Callable[..., Any]
 
 
 @pytest.mark.scenario(1)
@@ -50,19 +50,14 @@ def test_simultaneous_requests_with_one_key_have_one_effect(post: Post, count: i
 
 
 @pytest.mark.scenario(19)
-@pytest.mark.postgres  # SQLite has one writer at a time, whoever asks
-def test_forty_keys_at_once_block_nobody(post: Post) -> None:
+@pytest.mark.parametrize(
+    "all_inside",
+    [False, pytest.param(True, marks=pytest.mark.postgres)],  # SQLite has one writer at a time, whoever asks
+)
+def test_forty_keys_at_once_all_take_effect_and_block_nobody(post: Post, all_inside: bool) -> None:
     everybody = threading.Barrier(40)
-    handler.after = lambda request: everybody.wait(PATIENCE) and None  # only passes while all forty are inside
-
-    answers = race([partial(post, key=f"k{n}", label=f"{n:02}") for n in range(40)])
-
-    assert [answer.status_code for answer in answers] == [201] * 40
-    assert effects() == [f"{n:02}" for n in range(40)]
-
-
-@pytest.mark.scenario(19)
-def test_forty_keys_at_once_all_take_effect(post: Post) -> None:
+    if all_inside:
+        handler.after = lambda request: everybody.wait(PATIENCE) and None
     answers = race([partial(post, key=f"k{n}", label=f"{n:02}") for n in range(40)])
 
     assert [answer.status_code for answer in answers] == [201] * 40
@@ -71,7 +66,7 @@ def test_forty_keys_at_once_all_take_effect(post: Post) -> None:
 
 @pytest.mark.parametrize("before", ["released", "abandoned", "past retention"])
 def test_of_many_that_find_a_claimable_record_one_wins(post: Post, before: str) -> None:
-    handler.before = _fail if before == "released" else lambda request: None
+    handler.before = fail if before == "released" else lambda request: None
     post()
     handler.reset()
     if before == "abandoned":
@@ -89,37 +84,7 @@ def test_of_many_that_find_a_claimable_record_one_wins(post: Post, before: str) 
     assert record().attempt == 2
 
 
-def _fail(request: Any) -> None:
-    raise RuntimeError("on purpose")
-
-
-@pytest.mark.scenario(23)
-@pytest.mark.postgres  # a handler that stalls inside its transaction holds SQLite's only write lock
-def test_a_handler_that_outlived_its_lease_leaves_nothing_and_answers_as_the_winner(post: Post) -> None:
-    gate = Gate()
-    handler.after = lambda request: gate.pass_through() if handler.attempts == [1] else None
-    with ThreadPoolExecutor() as pool:
-        stalled = in_background(pool, post)
-        gate.wait_until_reached()
-        end_lease()
-        winner = post()
-        gate.open()
-        late = stalled.result(PATIENCE)
-
-    assert handler.attempts == [1, 2]
-    assert effects() == ["one"]
-    assert (winner.status_code, winner.json()["attempt"]) == (201, 2)
-    assert (late.status_code, late.content, late["Idempotency-Replayed"]) == (201, winner.content, "true")
-    for _ in range(3):
-        assert post().content == winner.content
-    assert effects() == ["one"]
-
-
-@pytest.mark.failure_mode(1)
-def test_a_worker_that_stalled_before_its_transaction_changes_nothing(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = Gate()
+def stall_the_first_before_its_transaction(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     run = exchange.run
 
     def stall(claim: Any, attempt: Any) -> Any:
@@ -128,18 +93,40 @@ def test_a_worker_that_stalled_before_its_transaction_changes_nothing(
         return run(claim, attempt)
 
     monkeypatch.setattr(exchange, "run", stall)
-    with ThreadPoolExecutor() as pool:
-        stalled = in_background(pool, post)
-        gate.wait_until_reached()
+
+
+def stall_the_first_inside(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler.after = lambda request: gate.pass_through() if handler.attempts == [1] else None
+
+
+@pytest.mark.parametrize(
+    ("stall", "attempts"),
+    [
+        pytest.param(
+            stall_the_first_inside,
+            [1, 2],
+            # A handler that stalls inside its transaction holds SQLite's only write lock.
+            marks=[pytest.mark.scenario(23), pytest.mark.postgres],
+        ),
+        pytest.param(stall_the_first_before_its_transaction, [2, 1], marks=pytest.mark.failure_mode(1)),
+    ],
+)
+def test_a_worker_that_outlived_its_lease_leaves_nothing_and_answers_as_the_winner(
+    post: Post, stall: Callable[..., None], attempts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    stall(gate, monkeypatch)
+    with held(post, gate) as stalled:
         end_lease()
         winner = post()
-        gate.open()
-        late = stalled.result(PATIENCE)
 
-    assert handler.attempts == [2, 1]
+    assert handler.attempts == attempts
     assert effects() == ["one"]
-    assert (late.status_code, late.content) == (201, winner.content)
-    assert record().attempt == 2
+    assert (winner.status_code, winner.json()["attempt"], record().attempt) == (201, 2, 2)
+    assert is_replay(stalled.result(), winner)
+    for _ in range(3):
+        assert post().content == winner.content
+    assert effects() == ["one"]
 
 
 @pytest.mark.scenario(24)
@@ -150,24 +137,18 @@ def test_a_stale_owner_that_fails_does_not_free_the_live_claim(post: Post) -> No
     def after(request: Any) -> None:
         if handler.attempts == [1]:
             stale.pass_through()
-            _fail(request)
+            fail()
         live.pass_through()
 
     handler.after = after
-    with ThreadPoolExecutor() as pool:
-        first = in_background(pool, post)
-        stale.wait_until_reached()
+    with held(post, stale) as first:
         end_lease()
-        second = in_background(pool, post)
-        live.wait_until_reached()
-        stale.open()
-        assert first.result(PATIENCE).status_code == 500
-
-        assert (record().status, record().attempt) == ("in_progress", 2)
-        assert post().status_code == 409  # a freed claim would run a third time
-        live.open()
-        assert second.result(PATIENCE).status_code == 201
-
+        with held(post, live) as second:
+            stale.open()
+            assert first.result(PATIENCE).status_code == 500
+            assert (record().status, record().attempt) == ("in_progress", 2)
+            assert post().status_code == 409  # a freed claim would run a third time
+    assert second.result().status_code == 201
     assert handler.attempts == [1, 2]
     assert effects() == ["one"]
 
@@ -183,67 +164,42 @@ def test_a_lost_lease_without_an_outcome_yet_is_in_progress(post: Post, monkeypa
 
     monkeypatch.setattr(exchange, "run", taken_over_meanwhile)
     late = post()
-
-    assert (late.status_code, late.json()["code"], late["Retry-After"]) == (409, "idempotency_in_progress", "1")
-    assert effects() == []
+    assert (problem(late), late["Retry-After"], effects()) == (IN_PROGRESS, "1", [])
 
 
-@pytest.mark.failure_mode(2)
+FROZEN = {
+    "in its commit": "UPDATE idempotency_record SET status = 'completed' WHERE attempt = 1",
+    "in its claim": "INSERT INTO idempotency_record (account_id, operation, idempotency_key, request_hash, status, "
+    "attempt, expires_at) SELECT id, 'race.inside', 'k', 'v1:0', 'in_progress', 1, now() FROM auth_user",
+}
+
+
 @pytest.mark.postgres
-def test_a_worker_frozen_in_its_commit_is_not_waited_for(post: Post) -> None:
-    """It holds the record's row, its lease is over, and it never answers."""
-    post()
-    abandon()
-    end_lease()
-    handler.reset()
+@pytest.mark.parametrize(
+    "frozen",
+    [
+        pytest.param("in its commit", marks=pytest.mark.failure_mode(2)),
+        pytest.param("in its claim", marks=pytest.mark.failure_mode(15)),
+    ],
+)
+def test_a_worker_that_is_frozen_and_holds_a_lock_is_not_waited_for(post: Post, cut_off: Any, frozen: str) -> None:
+    """It never answers. Where it is frozen in its commit its lease is over."""
+    if frozen == "in its commit":
+        cut_off("/inside/")
     gate = Gate()
 
-    def frozen() -> None:
+    def freeze() -> None:
         with connection.cursor() as cursor:
             cursor.execute("BEGIN")
-            cursor.execute("UPDATE idempotency_record SET status = 'completed' WHERE attempt = 1")
+            cursor.execute(FROZEN[frozen])
             gate.pass_through()
             cursor.execute("ROLLBACK")
 
-    with ThreadPoolExecutor() as pool:
-        zombie = in_background(pool, frozen)
-        gate.wait_until_reached()
-        answer = post()
-        gate.open()
-        zombie.result(PATIENCE)
-
-    assert (answer.status_code, answer.json()["code"]) == (409, "idempotency_in_progress")
+    with held(freeze, gate):
+        assert problem(post()) == IN_PROGRESS
     assert handler.attempts == []
     assert post().status_code == 201
     assert effects() == ["one"]
-
-
-@pytest.mark.failure_mode(15)
-@pytest.mark.postgres
-def test_an_inserter_that_does_not_commit_is_not_waited_for(post: Post, account: str) -> None:
-    gate = Gate()
-
-    def frozen() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("BEGIN")
-            cursor.execute(
-                "INSERT INTO idempotency_record (account_id, operation, idempotency_key, request_hash, status, attempt,"
-                " expires_at) VALUES (%s, 'race.inside', 'k', 'v1:0', 'in_progress', 1, now())",
-                [account],
-            )
-            gate.pass_through()
-            cursor.execute("ROLLBACK")
-
-    with ThreadPoolExecutor() as pool:
-        inserter = in_background(pool, frozen)
-        gate.wait_until_reached()
-        answer = post()
-        gate.open()
-        inserter.result(PATIENCE)
-
-    assert (answer.status_code, answer.json()["code"]) == (409, "idempotency_in_progress")
-    assert handler.attempts == []
-    assert post().status_code == 201
 
 
 @pytest.mark.failure_mode(16)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 
 from idempotency import Completed, NotExecuted, Reconcile, Unknown, Wait
@@ -19,25 +17,26 @@ from idempotency.operation import registry
 from idempotency.options.values import MAX_WAIT
 from idempotency.protocol import claims
 from idempotency.upkeep.sweep import RecoveryResult, abandoned, recover_once
-from tests.concurrency.racing import PATIENCE, Gate, abandon, effects, end_lease, in_background, race, record
-from tests.concurrency.urls import handler, reconciler
+from tests.concurrency.conftest import Post
+from tests.concurrency.racing import (
+    IN_PROGRESS,
+    PATIENCE,
+    UNKNOWN,
+    Gate,
+    abandon,
+    effects,
+    end_lease,
+    failing_database,
+    held,
+    is_replay,
+    problem,
+    race,
+    record,
+    state,
+)
+from tests.concurrency.urls import handler
 
-pytestmark = pytest.mark.urls("tests.concurrency.urls")
-
-Post = Callable[..., Any]
-
-
-@pytest.fixture
-def cut_off(post: Post) -> Callable[[str], None]:
-    """Leave a record as a killed process does, after its lease."""
-
-    def cut_off(path: str) -> None:
-        post(path)
-        abandon()
-        end_lease()
-        handler.reset()
-
-    return cut_off
+CutOff = Callable[[str], None]
 
 
 ANSWERS: dict[str, Any] = {
@@ -47,14 +46,19 @@ ANSWERS: dict[str, Any] = {
 }
 
 
+@pytest.fixture
+def abandoned_one(cut_off: CutOff) -> None:
+    """A process was killed in an operation that declares a reconciler, and its lease is over."""
+    cut_off("/reconciled/")
+
+
 # At a retry
 
 
 @pytest.mark.scenario(3)
-def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post: Post, cut_off: Any) -> None:
-    cut_off("/reconciled/")
+def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post: Post, abandoned_one: None) -> None:
     seen: list[IdempotencyRecord] = []
-    reconciler.find_out = lambda row: seen.append(row) or ANSWERS["completed"](row)
+    handler.find_out = lambda row: seen.append(row) or ANSWERS["completed"](row)
     answers = [post("/reconciled/") for _ in range(3)]
 
     assert {(answer.status_code, answer.content) for answer in answers} == {(201, b'{"id": 7, "found": true}')}
@@ -63,27 +67,23 @@ def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post: Post, 
     assert (handler.attempts, effects(), record().status) == ([], [], "completed")
 
 
-def test_what_was_not_executed_runs_under_the_reconcilers_own_attempt(post: Post, cut_off: Any) -> None:
-    cut_off("/reconciled/")
-    reconciler.find_out = ANSWERS["not-executed"]
+def test_what_was_not_executed_runs_under_the_reconcilers_own_attempt(post: Post, abandoned_one: None) -> None:
+    handler.find_out = ANSWERS["not-executed"]
     assert post("/reconciled/").json()["attempt"] == 2
     assert (handler.attempts, effects()) == ([2], ["one"])
 
 
-def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post: Post, cut_off: Any) -> None:
-    cut_off("/reconciled/")
+def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post: Post, abandoned_one: None) -> None:
     asked: list[int] = []
-    reconciler.find_out = lambda row: asked.append(row.attempt) or Unknown()
+    handler.find_out = lambda row: asked.append(row.attempt) or Unknown()
     for attempt in (2, 3):
         answer = post("/reconciled/")
-        assert (answer.status_code, answer.json()["code"]) == (409, "idempotency_in_progress")
-        assert answer["Retry-After"] == str(2**attempt)
+        assert (problem(answer), answer["Retry-After"]) == (IN_PROGRESS, str(2**attempt))
         assert post("/reconciled/").status_code == 409  # and nobody is asked before that
         assert asked == list(range(2, attempt + 1))
         end_lease()
-    answer = post("/reconciled/")  # attempt 4 is the last that the operation allows
-    assert (answer.status_code, answer.json()["code"]) == (409, "idempotency_outcome_unknown")
-    assert (record().status, asked, effects()) == ("parked", [2, 3, 4], [])
+    assert problem(post("/reconciled/")) == UNKNOWN  # attempt 4 is the last that the operation allows
+    assert (*state(), asked) == ("parked", [], [2, 3, 4])
 
 
 @pytest.mark.parametrize(
@@ -96,22 +96,19 @@ def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post
         lambda row: Completed(object()),
     ],
 )
-def test_a_reconciler_that_fails_has_said_nothing(post: Post, cut_off: Any, broken: Any, caplog: Any) -> None:
-    cut_off("/reconciled/")
-    reconciler.find_out = broken
+def test_a_reconciler_that_fails_has_said_nothing(post: Post, abandoned_one: None, broken: Any, caplog: Any) -> None:
+    handler.find_out = broken
     assert post("/reconciled/").status_code == 409
     assert (record().status, effects()) == ("in_progress", [])
     assert "race.reconciled" in caplog.text
 
 
-def test_another_payload_never_reaches_the_reconciler(post: Post, cut_off: Any) -> None:
-    cut_off("/reconciled/")
-    reconciler.find_out = lambda row: pytest.fail("asked for somebody else's request")
+def test_another_payload_never_reaches_the_reconciler(post: Post, abandoned_one: None) -> None:
+    handler.find_out = lambda row: pytest.fail("asked for somebody else's request")
     assert post("/reconciled/", label="other").status_code == 422
 
 
-def test_only_one_reconciler_works_on_a_record(post: Post, cut_off: Any) -> None:
-    cut_off("/reconciled/")
+def test_only_one_reconciler_works_on_a_record(post: Post, abandoned_one: None) -> None:
     gate, asked = Gate(), []
 
     def slowly(row: IdempotencyRecord) -> Completed:
@@ -119,63 +116,42 @@ def test_only_one_reconciler_works_on_a_record(post: Post, cut_off: Any) -> None
         gate.pass_through()
         return ANSWERS["completed"](row)
 
-    reconciler.find_out = slowly
-    with ThreadPoolExecutor() as pool:
-        first = in_background(pool, lambda: post("/reconciled/"))
-        gate.wait_until_reached()
+    handler.find_out = slowly
+    with held(lambda: post("/reconciled/"), gate) as first:
         assert post("/reconciled/").status_code == 409
         assert recover_once().touched == 0
-        gate.open()
-        assert first.result(PATIENCE).status_code == 201
+    assert first.result().status_code == 201
     assert asked == [2]
 
 
-def test_a_reconciler_that_slept_past_its_lease_records_nothing(post: Post, cut_off: Any) -> None:
-    cut_off("/reconciled/")
-
-    def overtaken(row: IdempotencyRecord) -> Completed:
-        if row.attempt == 2:
-            end_lease()
-            winner.append(post("/reconciled/"))
-            return Completed(HttpResponse("stale"))
-        return ANSWERS["completed"](row)
-
-    winner: list[Any] = []
-    reconciler.find_out = overtaken
-    late = post("/reconciled/")
-    assert late.status_code == 409
-    assert winner[0].status_code == 201
-    assert post("/reconciled/").content == winner[0].content
-
-
 @pytest.mark.parametrize("by", ["a retry", "the sweep"])
-def test_what_a_slow_reconciler_found_not_executed_is_not_run_once_another_took_over(
-    post: Post, cut_off: Any, by: str
+@pytest.mark.parametrize("finding", [Completed(HttpResponse("stale")), NotExecuted()])
+def test_what_a_reconciler_found_while_another_took_over_is_not_recorded_and_lets_nothing_run(
+    post: Post, abandoned_one: None, finding: Any, by: str
 ) -> None:
-    """The other one has run it since."""
-    cut_off("/reconciled/")
-
-    def overtaken(row: IdempotencyRecord) -> NotExecuted:
-        if row.attempt == 2:
-            end_lease()
-            winner.append(post("/reconciled/"))
-        return NotExecuted()
-
+    """It slept past its lease. The other one asked as well, and found that nothing had been executed."""
     winner: list[Any] = []
-    reconciler.find_out = overtaken
+
+    def overtaken(row: IdempotencyRecord) -> Any:
+        if row.attempt > 2:
+            return NotExecuted()
+        end_lease()
+        winner.append(post("/reconciled/"))
+        return finding
+
+    handler.find_out = overtaken
     if by == "a retry":
         assert post("/reconciled/").status_code == 409
     else:
-        assert recover_once().recoverable == 0
+        assert recover_once().settled == 0
     assert (winner[0].status_code, handler.attempts, effects()) == (201, [3], ["one"])
-    assert post("/reconciled/").content == winner[0].content
+    assert is_replay(post("/reconciled/"), winner[0])
 
 
 def test_a_sweep_that_lost_its_claim_before_the_release_counts_nothing(
-    post: Post, cut_off: Any, monkeypatch: pytest.MonkeyPatch
+    post: Post, abandoned_one: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut_off("/reconciled/")
-    reconciler.find_out = ANSWERS["not-executed"]
+    handler.find_out = ANSWERS["not-executed"]
     release = claims.release
 
     def overtaken(held: Any) -> bool:
@@ -187,37 +163,29 @@ def test_a_sweep_that_lost_its_claim_before_the_release_counts_nothing(
     assert (record().attempt, record().status) == (9, "in_progress")
 
 
+@pytest.mark.parametrize(("finding", "statement"), [("completed", "complete"), ("unknown", "postpone")])
 def test_a_finding_that_can_not_be_recorded_is_asked_for_again(
-    post: Post, cut_off: Any, monkeypatch: pytest.MonkeyPatch
+    post: Post, abandoned_one: None, finding: str, statement: str
 ) -> None:
-    def unreachable(*args: Any) -> Any:
-        raise OperationalError("no route")
-
-    for finding, statement in (("completed", "complete"), ("unknown", "postpone")):
-        IdempotencyRecord.objects.all().delete()
-        cut_off("/reconciled/")
-        reconciler.find_out = ANSWERS[finding]
-        with monkeypatch.context() as patched:
-            patched.setattr(claims, statement, unreachable)
-            assert post("/reconciled/").status_code == 503
-            assert (recover_once().touched, record().status) == (0, "in_progress")
-        end_lease()
-        with monkeypatch.context() as patched:
-            patched.setattr(claims, statement, unreachable)
-            assert recover_once().postponed == 1
-        end_lease()
-    reconciler.find_out = ANSWERS["completed"]
+    handler.find_out = ANSWERS[finding]
+    with failing_database(claims, statement):
+        assert post("/reconciled/").status_code == 503
+    assert (recover_once().touched, record().status) == (0, "in_progress")
+    end_lease()
+    with failing_database(claims, statement):
+        assert recover_once().postponed == 1
+    end_lease()
+    handler.find_out = ANSWERS["completed"]
     assert post("/reconciled/").status_code == 201
 
 
-def test_a_reconciler_that_lost_its_record_while_asking_settles_nothing(post: Post, cut_off: Any) -> None:
-    cut_off("/reconciled/")
+def test_a_reconciler_that_lost_its_record_while_asking_settles_nothing(post: Post, abandoned_one: None) -> None:
 
     def purged(row: IdempotencyRecord) -> Unknown:
         IdempotencyRecord.objects.all().delete()
         return Unknown()
 
-    reconciler.find_out = purged
+    handler.find_out = purged
     assert post("/reconciled/").status_code == 409
     assert post("/reconciled/").status_code == 201
 
@@ -225,8 +193,8 @@ def test_a_reconciler_that_lost_its_record_while_asking_settles_nothing(post: Po
 # By the sweep
 
 
-def test_the_sweep_settles_each_claim_as_its_operation_declares(post: Post, cut_off: Any) -> None:
-    reconciler.find_out = lambda row: ANSWERS[row.idempotency_key](row)
+def test_the_sweep_settles_each_claim_as_its_operation_declares(post: Post) -> None:
+    handler.find_out = lambda row: ANSWERS[row.idempotency_key](row)
     paths = {"in": "/inside/", "again": "/again/", "park": "/park/"} | dict.fromkeys(ANSWERS, "/reconciled/")
     for key, path in paths.items():
         post(path, key=key)
@@ -267,9 +235,8 @@ def test_the_sweep_settles_each_claim_as_its_operation_declares(post: Post, cut_
     assert post("/inside/", key="in").status_code == 201
 
 
-def test_the_sweep_parks_what_stays_unknown(post: Post, cut_off: Any) -> None:
-    cut_off("/reconciled/")
-    reconciler.find_out = ANSWERS["unknown"]
+def test_the_sweep_parks_what_stays_unknown(post: Post, abandoned_one: None) -> None:
+    handler.find_out = ANSWERS["unknown"]
     IdempotencyRecord.objects.update(attempt=9)
     assert recover_once().parked == 1
     assert record().status == "parked"
@@ -284,15 +251,19 @@ def test_the_sweep_leaves_live_claims_and_everything_else_alone(post: Post) -> N
     assert (abandoned().count(), recover_once()) == (0, RecoveryResult())
 
 
+def abandon_many(post: Post, count: int, *paths: str) -> None:
+    for number in range(count):
+        post(paths[number % len(paths)], key=f"k{number}")
+    abandon()
+    for number in range(count):
+        end_lease(f"k{number}")
+
+
 @pytest.mark.failure_mode(9)
 def test_many_sweeps_at_once_settle_each_claim_once(post: Post) -> None:
-    for number in range(12):
-        post(("/inside/", "/reconciled/")[number % 2], key=f"k{number}")
-    abandon()
-    for number in range(12):
-        end_lease(f"k{number}")
+    abandon_many(post, 12, "/inside/", "/reconciled/")
     asked: list[str] = []
-    reconciler.find_out = lambda row: asked.append(row.idempotency_key) or ANSWERS["completed"](row)
+    handler.find_out = lambda row: asked.append(row.idempotency_key) or ANSWERS["completed"](row)
     results = race([recover_once] * 4)
 
     assert sum(result.recoverable for result in results) == 6
@@ -301,11 +272,7 @@ def test_many_sweeps_at_once_settle_each_claim_once(post: Post) -> None:
 
 
 def test_a_sweep_takes_a_bounded_batch(post: Post) -> None:
-    for number in range(5):
-        post(key=f"k{number}")
-    abandon()
-    for number in range(5):
-        end_lease(f"k{number}")
+    abandon_many(post, 5, "/inside/")
     assert [recover_once(batch_size=2).recoverable for _ in range(4)] == [2, 2, 1, 0]
     for wrong in (0, -1, 10_001):
         with pytest.raises(ValueError, match="batch_size"):
@@ -313,9 +280,8 @@ def test_a_sweep_takes_a_bounded_batch(post: Post) -> None:
 
 
 def test_a_claim_that_was_renewed_since_the_sweep_saw_it_is_left_alone(
-    post: Post, cut_off: Any, monkeypatch: pytest.MonkeyPatch
+    post: Post, abandoned_one: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut_off("/reconciled/")
     take_over = claims.take_over_abandoned
 
     def renewed_meanwhile(*args: Any) -> Any:
@@ -340,18 +306,11 @@ def test_a_reconciler_is_declared_with_a_function_and_a_bound() -> None:
         _ = operation.reconcile
 
 
-@pytest.fixture
-def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    operation = registry.get("race.inside")
-    assert operation is not None
-    monkeypatch.setattr(operation, "in_progress", Wait(MAX_WAIT.total_seconds()))
-
-
-def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(
-    post: Post, waiting: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """It finds the claim live at least once, for the claimant stops before its transaction."""
+    monkeypatch.setattr(registry.get("race.inside"), "in_progress", Wait(MAX_WAIT.total_seconds()))
     gate, looked = Gate(), Gate()
+    looked.open()
     run, acquire = exchange.run, claims.acquire
 
     def stall(claim: Any, attempt: Any) -> Any:
@@ -362,18 +321,14 @@ def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(
         try:
             return acquire(*args)
         except InProgressError:
-            looked._reached.set()
+            looked.pass_through()
             raise
 
     monkeypatch.setattr(exchange, "run", stall)
     monkeypatch.setattr(claims, "acquire", look)
-    with ThreadPoolExecutor() as pool:
-        first = in_background(pool, post)
-        gate.wait_until_reached()
-        second = in_background(pool, post)
-        looked.wait_until_reached()
+    with held(post, gate) as first, held(post, looked) as second:
         gate.open()
         answers = [first.result(PATIENCE), second.result(PATIENCE)]
-    assert [answer.status_code for answer in answers] == [201, 201]
-    assert answers[1]["Idempotency-Replayed"] == "true"
+    assert answers[0].status_code == 201
+    assert is_replay(answers[1], answers[0])
     assert effects() == ["one"]

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError, transaction
+from django.db import transaction
 
+from idempotency import require_claim
 from idempotency.exceptions import LeaseLostError
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.protocol import claims
-from tests.concurrency.racing import effects
-from tests.concurrency.test_leases import mine
+from tests.concurrency.conftest import Post
+from tests.concurrency.racing import effects, unreachable
 from tests.concurrency.urls import handler
-
-pytestmark = pytest.mark.urls("tests.concurrency.urls")
-
-Post = Callable[..., Any]
 
 
 def test_a_step_that_finished_is_not_run_again(post: Post) -> None:
     calls: list[str] = []
 
     def phases(request: Any) -> None:
-        first = mine().step("first", lambda: calls.append("first") or {"id": (1, 2)})
+        first = require_claim().step("first", lambda: calls.append("first") or {"id": (1, 2)})
         assert first == {"id": [1, 2]}  # as JSON gives it back, the first time too
         if len(calls) < 2:
             calls.append("cut off")
             raise RuntimeError
-        mine().step("second", lambda: calls.append("second"))
+        require_claim().step("second", lambda: calls.append("second"))
 
     handler.before = phases
     assert post("/again/").status_code == 500
@@ -47,11 +44,17 @@ def test_a_step_that_was_cut_off_gets_the_same_derived_key_again(post: Post) -> 
 
     def phases(request: Any) -> None:
         def call() -> None:
-            derived.append((mine().attempt, mine().derive_key("provider.charge"), mine().derive_text("other", 16)))
+            derived.append(
+                (
+                    require_claim().attempt,
+                    require_claim().derive_key("provider.charge"),
+                    require_claim().derive_text("other", 16),
+                )
+            )
             if len(derived) == 1:
                 raise RuntimeError
 
-        mine().step("charge", call)
+        require_claim().step("charge", call)
 
     handler.before = phases
     post("/again/")
@@ -70,11 +73,11 @@ def test_a_lost_lease_stops_a_step_before_it_runs_and_keeps_nothing_of_one_that_
             return "stale"
 
         with pytest.raises(LeaseLostError):
-            mine().step("inside", overtaken_inside)
-        mine().ownership.lost = False  # as it would be in a process that has not noticed
+            require_claim().step("inside", overtaken_inside)
+        require_claim().ownership.lost = False  # as it would be in a process that has not noticed
         with pytest.raises(LeaseLostError):
-            mine().step("before", lambda: ran.append("before"))
-        mine().step("known", lambda: ran.append("known"))
+            require_claim().step("before", lambda: ran.append("before"))
+        require_claim().step("known", lambda: ran.append("known"))
 
     handler.before = lose
     assert post("/again/").status_code == 409
@@ -85,7 +88,7 @@ def test_a_lost_lease_stops_a_step_before_it_runs_and_keeps_nothing_of_one_that_
 def test_a_step_is_refused_with_the_remedy_where_it_can_not_work(post: Post) -> None:
     def refused(request: Any) -> None:
         with pytest.raises(ImproperlyConfigured, match="transaction=False"):
-            mine().step("x", lambda: None)
+            require_claim().step("x", lambda: None)
 
     handler.before = refused
     assert post("/inside/").status_code == 201
@@ -93,9 +96,9 @@ def test_a_step_is_refused_with_the_remedy_where_it_can_not_work(post: Post) -> 
     def wrong(request: Any) -> None:
         for name in ("", "x" * 256, "a\nb", 7):
             with pytest.raises(ValueError, match="name"):
-                mine().step(name, lambda: None)
+                require_claim().step(name, lambda: None)
         with pytest.raises(TypeError, match=r"'object'.*must return JSON"):
-            mine().step("object", lambda: object())
+            require_claim().step("object", lambda: object())
 
     handler.before = wrong
     assert post("/again/").status_code == 201
@@ -141,7 +144,7 @@ def returns_what_only_a_type_checker_knows() -> Unheard:  # type: ignore[name-de
 def test_a_step_that_declares_what_json_does_not_hold_is_refused_before_it_runs(post: Post, call: Any) -> None:
     def refused(request: Any) -> None:
         with pytest.raises(TypeError, match=r"'declared'.*(bytes|datetime).*not run"):
-            mine().step("declared", call)
+            require_claim().step("declared", call)
 
     handler.before = refused
     assert post("/again/").status_code == 201
@@ -161,7 +164,7 @@ def test_a_step_that_declares_what_json_does_not_hold_is_refused_before_it_runs(
     ],
 )
 def test_a_step_that_may_return_json_is_run(post: Post, call: Any) -> None:
-    handler.before = lambda request: mine().step("declared", call)
+    handler.before = lambda request: require_claim().step("declared", call)
     assert post("/again/").status_code == 201
     assert IdempotencyStep.objects.count() == 1
 
@@ -170,11 +173,13 @@ def test_calls_are_named_alike_by_each_attempt_and_those_of_a_step_by_themselves
     names: list[list[str]] = []
 
     def calls(request: Any) -> None:
-        here = [mine().name_call("mail"), mine().name_call("mail")]
-        mine().step("first", lambda: here.append(mine().name_call("mail")))
-        mine().step("second", lambda: mine().step("inner", lambda: here.append(mine().name_call("mail"))))
-        names.append([*here, mine().name_call("mail")])
-        if mine().attempt == 1:
+        here = [require_claim().name_call("mail"), require_claim().name_call("mail")]
+        require_claim().step("first", lambda: here.append(require_claim().name_call("mail")))
+        require_claim().step(
+            "second", lambda: require_claim().step("inner", lambda: here.append(require_claim().name_call("mail")))
+        )
+        names.append([*here, require_claim().name_call("mail")])
+        if require_claim().attempt == 1:
             raise ZeroDivisionError
 
     handler.before = calls
@@ -195,20 +200,20 @@ def test_a_step_whose_store_is_out_of_reach_stops_the_work(
     proofs: list[Any] = []
     prove_ownership = steps.prove_ownership
 
-    def unreachable(owned: Any) -> None:
+    def break_off(owned: Any) -> None:
         if len(proofs) == reached:
-            raise OperationalError("no route")
+            unreachable()
         proofs.append(prove_ownership(owned))
 
-    monkeypatch.setattr(steps, "prove_ownership", unreachable)
-    handler.before = lambda request: mine().step("x", lambda: 1)
+    monkeypatch.setattr(steps, "prove_ownership", break_off)
+    handler.before = lambda request: require_claim().step("x", lambda: 1)
     assert post("/again/").status_code == 503
     assert effects() == []
 
 
 def test_the_steps_of_an_old_request_are_not_those_of_a_new_one_with_its_key(post: Post) -> None:
     results: list[int] = []
-    handler.before = lambda request: results.append(mine().step("x", lambda: len(results)))
+    handler.before = lambda request: results.append(require_claim().step("x", lambda: len(results)))
     post("/again/")
     IdempotencyRecord.objects.update(expires_at="2000-01-01T00:00Z")
     post("/again/", label="two")
@@ -217,7 +222,7 @@ def test_the_steps_of_an_old_request_are_not_those_of_a_new_one_with_its_key(pos
 
 
 def test_a_new_request_that_lost_its_claim_leaves_the_steps_alone(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    handler.before = lambda request: mine().step("x", lambda: 1)
+    handler.before = lambda request: require_claim().step("x", lambda: 1)
     post("/again/")
     IdempotencyRecord.objects.update(expires_at="2000-01-01T00:00Z")
     monkeypatch.setattr(claims.sql.store("default"), "start_over", lambda *args, **kwargs: False)
@@ -237,9 +242,9 @@ def test_a_step_name_is_used_once_in_an_attempt(post: Post) -> None:
     ran: list[str] = []
 
     def twice(request: Any) -> None:
-        mine().step("mail", lambda: ran.append("first"))
+        require_claim().step("mail", lambda: ran.append("first"))
         with pytest.raises(ValueError, match="has run a step named 'mail' in this attempt already"):
-            mine().step("mail", lambda: ran.append("second"))
+            require_claim().step("mail", lambda: ran.append("second"))
 
     handler.before = twice
     assert post("/again/").status_code == 201
@@ -248,16 +253,16 @@ def test_a_step_name_is_used_once_in_an_attempt(post: Post) -> None:
 
 def test_a_step_name_that_another_attempt_has_used_is_used_once_too(post: Post) -> None:
     def cut_off(request: Any) -> None:
-        mine().step("mail", lambda: 1)
+        require_claim().step("mail", lambda: 1)
         raise RuntimeError("on purpose")
 
     handler.before = cut_off
     assert post("/again/").status_code == 500
 
     def twice(request: Any) -> None:
-        assert mine().step("mail", lambda: 2) == 1
+        assert require_claim().step("mail", lambda: 2) == 1
         with pytest.raises(ValueError, match="already"):
-            mine().step("mail", lambda: 3)
+            require_claim().step("mail", lambda: 3)
 
     handler.before = twice
     assert post("/again/").status_code == 201
@@ -266,8 +271,8 @@ def test_a_step_name_that_another_attempt_has_used_is_used_once_too(post: Post) 
 def test_a_step_that_failed_may_be_tried_again_in_the_same_attempt(post: Post) -> None:
     def try_again(request: Any) -> None:
         with pytest.raises(ZeroDivisionError):
-            mine().step("mail", lambda: 1 // 0)
-        assert mine().step("mail", lambda: 2) == 2
+            require_claim().step("mail", lambda: 1 // 0)
+        assert require_claim().step("mail", lambda: 2) == 2
 
     handler.before = try_again
     assert post("/again/").status_code == 201
@@ -278,7 +283,7 @@ def test_a_step_inside_an_open_transaction_is_refused_because_its_result_would_n
 
     def inside(request: Any) -> None:
         with transaction.atomic():
-            mine().step("mail", lambda: ran.append(1))
+            require_claim().step("mail", lambda: ran.append(1))
 
     handler.before = inside
     answer = post("/again/")

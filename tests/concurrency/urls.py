@@ -19,7 +19,7 @@ BRIEF = timedelta(seconds=0.6)
 
 
 class Handler:
-    """What the views call before and after their effect, and how often they ran."""
+    """What the views call before and after their effect, what their reconciler finds, and how often they ran."""
 
     def __init__(self) -> None:
         self.reset()
@@ -27,6 +27,7 @@ class Handler:
     def reset(self) -> None:
         self.before: Callable[[HttpRequest], Any] = lambda request: None
         self.after: Callable[[HttpRequest], Any] = lambda request: None
+        self.find_out: Callable[[IdempotencyRecord], Any] = lambda row: Unknown()
         self.attempts: list[int] = []
 
 
@@ -48,39 +49,22 @@ def effect(request: HttpRequest) -> HttpResponse:
     return answer or JsonResponse({"id": transfer.pk, "attempt": attempt}, status=201)
 
 
-def declared(name: str, **policy: Any) -> Any:
-    return idempotent(name, account=account_of, **policy)(effect)
+def declared(route: str, name: str, **policy: Any) -> Any:
+    return path(route, idempotent(f"race.{name}", account=account_of, **policy)(effect))
 
 
-class Reconciler:
-    """What the reconciled operation's reconciler finds."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.find_out: Callable[[IdempotencyRecord], Any] = lambda row: Unknown()
+def find_out(row: IdempotencyRecord) -> Any:
+    return handler.find_out(row)
 
 
-reconciler = Reconciler()
-
+OUTSIDE: dict[str, Any] = {"transaction": False, "recovery": REEXECUTE}
 urlpatterns = [
-    path("inside/", declared("race.inside")),
-    path("park/", declared("race.park", transaction=False, recovery=PARK)),
-    path(
-        "reconciled/",
-        declared(
-            "race.reconciled",
-            transaction=False,
-            recovery=Reconcile(lambda row: reconciler.find_out(row), max_attempts=4),
-        ),
-    ),
-    path(
-        "heartbeat/",
-        declared("race.heartbeat", transaction=False, recovery=REEXECUTE, lease=BRIEF, heartbeat=10 * BRIEF),
-    ),
-    path("heartbeat-inside/", declared("race.beating_inside", lease=BRIEF, heartbeat=10 * BRIEF)),
-    path("capped/", declared("race.capped", transaction=False, recovery=REEXECUTE, lease=BRIEF, heartbeat=BRIEF)),
-    path("bounded/", declared("race.bounded", idle_timeout=timedelta(milliseconds=200))),
-    path("again/", declared("race.again", transaction=False, recovery=REEXECUTE)),
+    declared("inside/", "inside"),
+    declared("park/", "park", transaction=False, recovery=PARK),
+    declared("reconciled/", "reconciled", transaction=False, recovery=Reconcile(find_out, max_attempts=4)),
+    declared("heartbeat/", "heartbeat", lease=BRIEF, heartbeat=10 * BRIEF, **OUTSIDE),
+    declared("heartbeat-inside/", "beating_inside", lease=BRIEF, heartbeat=10 * BRIEF),
+    declared("capped/", "capped", lease=BRIEF, heartbeat=BRIEF, **OUTSIDE),
+    declared("bounded/", "bounded", idle_timeout=timedelta(milliseconds=200)),
+    declared("again/", "again", **OUTSIDE),
 ]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from testproject.demo.books import Books
 from testproject.demo.hop import Hop
 from testproject.harness.processes import Daemon
 from testproject.harness.redis import Redis
@@ -29,7 +30,7 @@ def daemons(tmp_path: Path) -> Iterator[dict[str, Daemon]]:
 def hop(daemons: dict[str, Daemon], tmp_path: Path) -> Iterator[Hop]:
     skip_without_redis()
     (tmp_path / "marks").mkdir()
-    hop = Hop(Redis(tmp_path, "no"), Marks(tmp_path / "marks"), list(daemons.values()), "run")
+    hop = Hop(Redis(tmp_path, "no"), Marks(tmp_path / "marks"), list(daemons.values()), Books("run", {}))
     yield hop
     hop.stop()
 

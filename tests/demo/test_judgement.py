@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -47,10 +48,6 @@ CONFLICT = problem(409, "idempotency_in_progress")
 UNKNOWN = problem(409, "idempotency_outcome_unknown")
 
 
-def judged(history: History, effects: Any = EFFECTS) -> dict[str, int]:
-    return nonzero(judge(CHARGES, CHARGES.sides[0], [history], effects))
-
-
 def nonzero(found: Findings) -> dict[str, int]:
     """What was found, but for how many operations there were."""
     uninteresting = {"operations", "accepted", "declined", "expected"}
@@ -61,127 +58,141 @@ def told(*answers: Answer, **more: Any) -> History:
     return History(charge(), answers=list(answers), **more)
 
 
-def test_one_effect_and_one_outcome_pass() -> None:
-    history = told(created(), created(replayed=True), answers_to_changed=[REJECTED])
-    assert judged(history) == {"effects": 1}
+FINE = {"effects": 1}
+WRONG = {"effects": 1, "wrong": 1}
+#: What the clients of one charge were told, the effects, and what must be found.
+CHARGED: dict[str, tuple[History, dict[str, list[int]], dict[str, int]]] = {
+    "one effect and one outcome": (
+        told(created(), created(replayed=True), answers_to_changed=[REJECTED]),
+        EFFECTS,
+        FINE,
+    ),
+    "two effects, although every client was told the same": (
+        told(created(), created()),
+        {NAME: [7, 8]},
+        {"effects": 2, "doubled": 1},
+    ),
+    "acknowledged without an effect": (told(created()), {}, {"lost": 1}),
+    "neither acknowledged nor an effect": (told(gave_up=1), {}, {"unsettled": 1}),
+    "an effect of another account under the same label": (
+        told(created()),
+        {f"bob/{LABEL}": [7]},
+        {"effects": 1, "lost": 1, "ghosts": 1},
+    ),
+    "an effect that nobody has asked for": (
+        told(created()),
+        {**EFFECTS, "alice/run-alice-9": [9]},
+        {"effects": 2, "ghosts": 1},
+    ),
+    "a client that gave up": (told(created(), gave_up=1), EFFECTS, {**FINE, "unsettled": 1}),
+    **{
+        f"an answer with another {what} than the first": (told(created(), other), EFFECTS, WRONG)
+        for what, other in {
+            "effect": created(8),
+            "status": created(status=200),
+            "location": created(location="/charges/8/"),
+            "type": created(content_type="text/html"),
+            "spelling": created(body=b'{"id":  7}'),
+            "outcome, still in progress": CONFLICT,
+        }.items()
+    },
+    "another status, although it names the effect": (told(created(status=200)), EFFECTS, WRONG),
+    **{
+        f"an answer that does not name the effect: {body!r}": (told(created(body=body)), EFFECTS, WRONG)
+        for body in (b'{"id": 9}', b"{}", b"no json", b"[]")
+    },
+    "an answer of no charge, without an effect": (told(created(body=b"{}")), {}, {"lost": 1, "wrong": 1}),
+    **{
+        f"a changed payload that was {what}": (told(created(), answers_to_changed=[answer]), EFFECTS, WRONG)
+        for what, answer in {
+            "accepted": created(),
+            "in progress": CONFLICT,
+            "refused with another code": problem(422, "invalid"),
+            "refused with another status": problem(409, "idempotency_key_reused"),
+        }.items()
+    },
+    "named by the provider's number where it is our own that counts": (told(PAID), EFFECTS, WRONG),
+    "unknown where nothing may be parked": (told(UNKNOWN), EFFECTS, {**WRONG, "parked": 1}),
+}
 
 
-def test_a_second_effect_is_doubled_even_if_every_client_was_told_the_same() -> None:
-    assert judged(told(created(), created()), {NAME: [7, 8]}) == {"effects": 2, "doubled": 1}
+@pytest.mark.parametrize(("history", "effects", "found"), CHARGED.values(), ids=CHARGED)
+def test_what_is_found_of_a_charge(history: History, effects: Any, found: dict[str, int]) -> None:
+    assert nonzero(judge(CHARGES, CHARGES.sides[0], [history], effects)) == found
 
 
-def test_an_acknowledged_charge_without_an_effect_is_lost() -> None:
-    assert judged(told(created()), {}) == {"lost": 1}
+PARKED = {"parked": 1}
+PAYOUT: dict[str, tuple[History, dict[str, list[int]], dict[str, int]]] = {
+    "named by the provider's number": (told(PAID), EFFECTS, FINE),
+    "parked and unpaid": (told(UNKNOWN, UNKNOWN), {}, PARKED),
+    "parked and paid": (told(UNKNOWN, UNKNOWN), EFFECTS, {**FINE, **PARKED}),
+    "parked and paid twice": (told(UNKNOWN), {NAME: [7, 8]}, {**PARKED, "effects": 2, "doubled": 1}),
+    "unknown to the second client": (told(PAID, UNKNOWN), EFFECTS, WRONG),
+    "unknown to the first client": (told(UNKNOWN, PAID), EFFECTS, {**WRONG, **PARKED}),
+}
 
 
-def test_the_effect_of_another_account_under_the_same_label_does_not_count() -> None:
-    found = judged(told(created()), {f"bob/{LABEL}": [7]})
-    assert found == {"effects": 1, "lost": 1, "ghosts": 1}
-
-
-def test_an_effect_that_no_charge_accounts_for_shows_in_the_count() -> None:
-    assert judged(told(created()), {**EFFECTS, "alice/run-alice-9": [9]}) == {"effects": 2, "ghosts": 1}
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        created(8),
-        created(status=200),
-        created(location="/charges/8/"),
-        created(content_type="text/html"),
-        created(body=b'{"id":  7}'),
-        CONFLICT,
-    ],
-    ids=["effect", "status", "location", "type", "bytes", "still in progress"],
-)
-def test_an_answer_that_differs_from_the_first_is_wrong(other: Answer) -> None:
-    assert judged(told(created(), other))["wrong"] == 1
-
-
-def test_an_answer_of_another_status_is_wrong_even_if_it_names_the_effect() -> None:
-    assert judged(told(created(status=200)))["wrong"] == 1
-
-
-@pytest.mark.parametrize("body", [b'{"id": 9}', b"{}", b"no json", b"[]"])
-def test_an_answer_that_does_not_name_the_effect_is_wrong(body: bytes) -> None:
-    assert judged(told(created(body=body)))["wrong"] == 1
-
-
-@pytest.mark.parametrize("answer", [created(), CONFLICT], ids=["accepted", "in progress"])
-def test_a_changed_payload_that_is_not_rejected_is_wrong(answer: Answer) -> None:
-    assert judged(told(created(), answers_to_changed=[answer]))["wrong"] == 1
-
-
-def test_a_client_that_gave_up_is_reported() -> None:
-    assert judged(told(created(), gave_up=1))["unsettled"] == 1
-
-
-def test_a_payout_is_named_by_the_providers_number() -> None:
-    history = told(PAID)
-    assert judge(PAYOUTS, PARK, [history], EFFECTS).figures["wrong"] == 0
-    assert judged(history)["wrong"] == 1
-
-
-@pytest.mark.parametrize("effects", [{}, EFFECTS], ids=["unpaid", "paid"])
-def test_a_parked_payout_is_neither_wrong_nor_lost_where_it_may_be(effects: Any) -> None:
-    found = judge(PAYOUTS, PARK, [told(UNKNOWN, UNKNOWN)], effects)
-    assert (found.parked, found.figures["wrong"], found.figures["lost"]) == ([LABEL], 0, 0)
-    assert judged(told(UNKNOWN, UNKNOWN), effects)["wrong"] == 2
-
-
-def test_a_parked_payout_that_was_paid_twice_is_doubled() -> None:
-    assert judge(PAYOUTS, PARK, [told(UNKNOWN)], {NAME: [7, 8]}).figures["doubled"] == 1
-
-
-@pytest.mark.parametrize("answers", [[PAID, UNKNOWN], [UNKNOWN, PAID]], ids=["201 first", "409 first"])
-def test_a_payout_is_not_unknown_to_one_client_and_known_to_another(answers: list[Answer]) -> None:
-    assert judge(PAYOUTS, PARK, [told(*answers)], EFFECTS).figures["wrong"] == 1
+@pytest.mark.parametrize(("history", "effects", "found"), PAYOUT.values(), ids=PAYOUT)
+def test_what_is_found_of_a_payout_that_may_be_parked(history: History, effects: Any, found: dict[str, int]) -> None:
+    findings = judge(PAYOUTS, PARK, [history], effects)
+    assert nonzero(findings) == found
+    assert findings.parked == [LABEL] * found.get("parked", 0)
 
 
 DECLINED = Answer(status=402, content_type="application/json", location=None, body=b"{}")
 SENT = {f"{message}.{LABEL}": 1 for message in MESSAGES}
+RECEIPT_SENT, FEE_PAID = SENT
 
 
 def orders(
     *answers: Answer, declined: Answer = DECLINED, charges: Any = EFFECTS, messages: Any = SENT, gave_up: int = 0
-) -> dict[str, int]:
+) -> Findings:
     """What is found of an order that is accepted and one that is declined."""
     histories = [
         History(charge(source="card"), answers=[] if gave_up else list(answers or (created(),)), gave_up=gave_up),
         History(charge(1, source="declined"), answers=[] if gave_up else [declined], gave_up=gave_up),
     ]
-    return nonzero(judge_messages(judge(ORDERS, OUTBOX, histories, charges), histories, messages))
+    return judge_messages(judge(ORDERS, OUTBOX, histories, charges), histories, messages)
 
 
-def test_one_effect_for_each_message_of_an_accepted_order_passes() -> None:
-    assert orders(created(), created()) == {"effects": 2}
+BOTH = {"effects": 2}
+ORDERED: dict[str, tuple[Findings, dict[str, int]]] = {
+    "one effect for each message": (orders(created(), created()), BOTH),
+    "two receipts": (orders(messages={**SENT, RECEIPT_SENT: 2}), {"effects": 3, "doubled": 1}),
+    "two fees": (orders(messages={**SENT, FEE_PAID: 2}), {"effects": 3, "doubled": 1}),
+    "no receipt": (orders(messages={**SENT, RECEIPT_SENT: 0}), {"effects": 1, "lost": 1}),
+    "no fee": (orders(messages={RECEIPT_SENT: 1}), {"effects": 1, "lost": 1}),
+    "a message of a declined order, twice": (
+        orders(messages={**SENT, f"{MESSAGES[1]}.run-alice-1": 2}),
+        {**BOTH, "ghosts": 2, "doubled": 1},
+    ),
+    "a message that nobody has ordered": (
+        orders(messages={**SENT, f"{MESSAGES[0]}.run-alice-9": 1}),
+        {**BOTH, "ghosts": 1},
+    ),
+    "two outcomes": (orders(created(), DECLINED), {**BOTH, "wrong": 1}),
+    "declined and accepted": (orders(declined=created()), {**BOTH, "wrong": 2}),
+    "charged twice": (orders(charges={NAME: [7, 8]}), {**BOTH, "wrong": 1}),
+    "acknowledged and not charged": (orders(charges={}), {**BOTH, "wrong": 1}),
+    "declined and charged": (orders(charges={**EFFECTS, "alice/run-alice-1": [9]}), {**BOTH, "wrong": 1}),
+    "clients that gave up": (orders(charges={}, messages={}, gave_up=1), {"unsettled": 2}),
+}
 
 
-@pytest.mark.parametrize("message", MESSAGES)
-def test_a_message_with_two_effects_is_doubled_and_without_one_lost(message: str) -> None:
-    assert orders(messages={**SENT, f"{message}.{LABEL}": 2}) == {"effects": 3, "doubled": 1}
-    assert orders(messages={**SENT, f"{message}.{LABEL}": 0}) == {"effects": 1, "lost": 1}
+@pytest.mark.parametrize(("findings", "found"), ORDERED.values(), ids=ORDERED)
+def test_what_is_found_of_an_accepted_and_a_declined_order(findings: Findings, found: dict[str, int]) -> None:
+    assert nonzero(findings) == found
+    assert (findings.figures["accepted"], findings.figures["declined"], findings.figures["expected"]) == (1, 1, 2)
 
 
-@pytest.mark.parametrize("label", ["run-alice-1", "run-alice-9"], ids=["declined", "not ordered"])
-def test_an_effect_of_a_declined_order_or_of_none_is_found(label: str) -> None:
-    assert orders(messages={**SENT, f"{MESSAGES[1]}.{label}": 1}) == {"effects": 2, "ghosts": 1}
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        orders(created(), DECLINED),
-        orders(declined=created()),
-        orders(charges={NAME: [7, 8]}),
-        orders(charges={**EFFECTS, "alice/run-alice-1": [9]}),
-    ],
-    ids=["two outcomes", "declined and accepted", "charged twice", "declined and charged"],
-)
-def test_a_wrong_answer_or_charge_is_found(found: dict[str, int]) -> None:
-    assert found["wrong"] >= 1
-
-
-def test_an_order_whose_clients_gave_up_is_reported_and_not_lost() -> None:
-    assert orders(charges={}, messages={}, gave_up=1) == {"unsettled": 2}
+def test_the_first_few_of_each_kind_are_shown_with_their_names() -> None:
+    histories = [told(created(8), gave_up=1) for _ in range(5)]
+    found = judge(CHARGES, CHARGES.sides[0], histories, {NAME: [7, 7], **{f"bob/{n}": [n] for n in range(5)}})
+    assert Counter(example.partition(" ")[0] for example in found.examples) == {
+        "doubled:": 1,
+        "not": 3,
+        "wrong:": 3,
+        "never": 3,
+    }
+    assert f"wrong: {NAME} (calm) was answered 201" in "\n".join(found.examples)
+    assert f"never learned: {NAME}" in found.examples

@@ -9,12 +9,12 @@ from collections import Counter
 import pytest
 
 from testproject.demo.acts import CHARGES, DIRECT, ORDERS, OUTBOX, PAYOUT_KINDS, PAYOUTS, STRIKES, Act, strikes_of
-from testproject.demo.plan import MIN_OPERATIONS, MIN_ORDERS, MIN_PAYOUTS, Plan, Trouble, arguments_of, plan_from
+from testproject.demo.plan import Plan, Trouble, arguments_of, plan_from
 from testproject.demo.plan import add_arguments as add_arguments_to
 
 
 def smallest(seed: int) -> Plan:
-    return Plan(operations=MIN_OPERATIONS, payouts=MIN_PAYOUTS, orders=MIN_ORDERS, seed=seed)
+    return parsed("--operations", "20", "--payouts", "24", "--orders", "24", "--seed", str(seed))
 
 
 def test_the_same_seed_draws_the_same_storm() -> None:
@@ -35,7 +35,7 @@ def test_all_sides_send_the_same_under_names_of_their_own(act: Act) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_smallest_storm_has_every_trouble(seed: int) -> None:
     charges = CHARGES.draw(smallest(seed), CHARGES.sides[0], "run")
-    assert len(charges) == MIN_OPERATIONS
+    assert len(charges) == 20
     assert {charge.trouble for charge in charges} == set(Trouble)
     assert any(charge.changed_payload for charge in charges)
     assert len({charge.key for charge in charges}) < len(charges), "no key is shared by two accounts"

@@ -11,11 +11,8 @@ from django.http import HttpResponse
 
 from idempotency.protocol import execution
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import effects, record
-from tests.concurrency.trouble.failures import code_of
+from tests.concurrency.racing import effects, problem, state
 from tests.concurrency.urls import handler
-
-pytestmark = pytest.mark.urls("tests.concurrency.urls")
 
 
 @pytest.mark.failure_mode(24)
@@ -25,15 +22,12 @@ def test_a_swallowed_database_error_is_never_answered_with_success(
     def swallow(request: Any) -> None:
         if len(handler.attempts) > 1:
             return
-        try:
-            with transaction.atomic(savepoint=False):
-                raise IntegrityError("a duplicate that the handler thinks nothing of")
-        except IntegrityError:
-            pass
+        with suppress(IntegrityError), transaction.atomic(savepoint=False):
+            raise IntegrityError("a duplicate that the handler thinks nothing of")
 
     handler.after = swallow
     answer = post()
-    assert (answer.status_code, code_of(answer)) == (500, "idempotency_transaction_broken")
+    assert problem(answer) == (500, "idempotency_transaction_broken")
     assert "race.inside" in caplog.text
     assert effects() == []
     assert post().status_code == 201
@@ -49,8 +43,8 @@ def test_a_statement_that_broke_the_transaction_unseen_is_noticed(post: Post) ->
 
     handler.after = swallow
     answer = post()
-    assert (answer.status_code, code_of(answer)) == (500, "idempotency_transaction_broken")
-    assert (effects(), record().status) == ([], "recoverable")
+    assert problem(answer) == (500, "idempotency_transaction_broken")
+    assert state() == ("recoverable", [])
 
 
 def test_a_rollback_that_the_handler_asked_for_is_kept_with_its_refusal(post: Post) -> None:
@@ -73,14 +67,13 @@ def test_a_worker_that_is_told_to_exit_releases_nothing(post: Post) -> None:
     handler.before = leave
     with pytest.raises(SystemExit):
         post()
-    assert (record().status, effects()) == ("in_progress", [])
+    assert state() == ("in_progress", [])
     assert execution.current_claim() is None
 
 
 def test_an_open_transaction_is_an_error_that_names_the_remedy(post: Post, caplog: pytest.LogCaptureFixture) -> None:
     with transaction.atomic():
         answer = post()
-    assert answer.status_code == 500
-    assert code_of(answer) == "idempotency_outer_transaction"
+    assert problem(answer) == (500, "idempotency_outer_transaction")
     assert "non_atomic_requests" in caplog.text
     assert (effects(), handler.attempts) == ([], [])

@@ -13,11 +13,11 @@ from idempotency.exceptions import OuterTransactionError
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import effects, record
-from tests.concurrency.trouble.failures import code_of, fail
+from tests.concurrency.racing import UNKNOWN, effects, fail, problem, record, state
 from tests.concurrency.urls import handler
 
-pytestmark = pytest.mark.urls("tests.concurrency.urls")
+BROKEN = (500, "idempotency_transaction_broken")
+OUTER_TRANSACTION = (500, "idempotency_outer_transaction")
 
 
 def execute(statement: str) -> Callable[[Any], None]:
@@ -60,13 +60,13 @@ def test_a_handler_that_ends_its_transaction_itself_is_noticed_and_never_run_aga
     """What it wrote after its COMMIT is undone where the driver opens another transaction for it."""
     handler.after = ends
     answer = post()
-    assert (answer.status_code, code_of(answer)) == (500, "idempotency_transaction_broken")
+    assert problem(answer) == BROKEN
     assert "has ended its transaction itself" in caplog.text
     assert record().status == "parked"
     there = effects()
     assert set(there) <= set(left)
     handler.after = lambda request: None
-    assert code_of(post()) == "idempotency_outcome_unknown"
+    assert problem(post()) == UNKNOWN
     assert (effects(), handler.attempts) == (there, [1])
 
 
@@ -86,7 +86,7 @@ def test_a_handler_that_ends_its_transaction_itself_is_noticed_and_never_run_aga
 def test_a_transaction_that_is_replaced_by_another_in_one_statement_is_noticed(post: Post, statement: str) -> None:
     handler.after = execute(statement)
     answer = post()
-    assert (answer.status_code, code_of(answer)) == (500, "idempotency_transaction_broken")
+    assert problem(answer) == BROKEN
     assert record().status == "parked"
 
 
@@ -100,8 +100,8 @@ def fail_and_chain(request: Any) -> None:
 @pytest.mark.postgres
 def test_a_transaction_that_failed_and_is_replaced_is_noticed(post: Post) -> None:
     handler.after = fail_and_chain
-    assert code_of(post()) == "idempotency_transaction_broken"
-    assert (record().status, effects()) == ("parked", [])
+    assert problem(post()) == BROKEN
+    assert state() == ("parked", [])
 
 
 @pytest.mark.failure_mode(64)
@@ -109,7 +109,7 @@ def test_a_transaction_that_failed_and_is_replaced_is_noticed(post: Post) -> Non
 def test_a_statement_that_only_mentions_an_end_is_none(post: Post, statement: str) -> None:
     handler.after = execute(statement)
     assert post().status_code == 201
-    assert (record().status, effects()) == ("completed", ["one"])
+    assert state() == ("completed", ["one"])
 
 
 @pytest.mark.failure_mode(64)
@@ -134,7 +134,7 @@ def test_a_claim_with_autocommit_off_is_refused_before_anything_runs(
     post: Post, without_autocommit: None, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = post(path)
-    assert (answer.status_code, code_of(answer)) == (500, "idempotency_outer_transaction")
+    assert problem(answer) == OUTER_TRANSACTION
     assert "autocommit off" in caplog.text
     connection.rollback()
     assert (handler.attempts, IdempotencyRecord.objects.count()) == ([], 0)
@@ -162,7 +162,7 @@ def test_an_outcome_that_can_not_be_committed_by_itself_is_not_acknowledged(post
     """The handler left autocommit off, so what it answered would be lost with its connection."""
     handler.after = lambda request: connection.set_autocommit(False)
     answer = post("/park/")
-    assert (answer.status_code, code_of(answer)) == (500, "idempotency_outer_transaction")
+    assert problem(answer) == OUTER_TRANSACTION
     connection.rollback()
     connection.set_autocommit(True)
     assert (record().status, current_claim()) == ("in_progress", None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
 import pytest
@@ -12,13 +14,20 @@ from django.db import OperationalError, connection
 from idempotency import signals
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import claims, transactions
+from idempotency.sql.postgresql import claims as statements
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import abandon, effects, end_lease, record
-from tests.concurrency.trouble.failures import code_of, fail
+from tests.concurrency.racing import (
+    UNAVAILABLE,
+    UNKNOWN,
+    effects,
+    end_lease,
+    fail,
+    failing_database,
+    problem,
+    record,
+    unreachable,
+)
 from tests.concurrency.urls import handler
-
-pytestmark = pytest.mark.urls("tests.concurrency.urls")
-
 
 # A connection that breaks
 
@@ -50,18 +59,12 @@ def _end_this_session() -> None:
     other.close()
 
 
-def test_a_claim_that_can_not_be_released_is_left_to_its_lease(
-    post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def unreachable(claim: Any) -> bool:
-        raise OperationalError("no route")
-
-    monkeypatch.setattr(claims, "release", unreachable)
+def test_a_claim_that_can_not_be_released_is_left_to_its_lease(post: Post, caplog: pytest.LogCaptureFixture) -> None:
     handler.before = fail
-    assert post().status_code == 500
+    with failing_database(claims, "release"):
+        assert post().status_code == 500
     assert record().status == "in_progress"
     assert "its lease runs out by itself" in caplog.text
-    monkeypatch.undo()
     end_lease()
     handler.before = lambda request: None
     assert post().json()["attempt"] == 2
@@ -71,42 +74,72 @@ def test_a_claim_that_can_not_be_released_is_left_to_its_lease(
 # A store that can't be written
 
 
-@pytest.mark.failure_mode(29)
-def test_a_read_only_store_is_503_and_nothing_runs(post: Post) -> None:
-    read_only = {
+@contextmanager
+def read_only() -> Iterator[None]:
+    statement = {
         "postgresql": "SET default_transaction_read_only = on",
         "sqlite": "PRAGMA query_only = ON",
         "mysql": "SET SESSION TRANSACTION READ ONLY",
     }
     with connection.cursor() as cursor:
-        cursor.execute(read_only[connection.vendor])
-    try:
-        answer = post()
-    finally:
-        connection.close()
-    assert (answer.status_code, code_of(answer), answer["Retry-After"]) == (503, "idempotency_unavailable", "1")
-    assert handler.attempts == []
-    assert post().status_code == 201
+        cursor.execute(statement[connection.vendor])
+    with closing(connection):
+        yield
 
 
-@pytest.mark.failure_mode(29)
-def test_an_unreachable_store_is_503_and_nothing_runs(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere = "/nowhere/at/all"
-    monkeypatch.setitem(connection.settings_dict, "HOST" if connection.vendor == "postgresql" else "NAME", nowhere)
+@contextmanager
+def out_of_reach() -> Iterator[None]:
     connection.close()
-    answer = post()
-    connection.close()
-    monkeypatch.undo()
-    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
-    assert handler.attempts == []
-    assert post().status_code == 201
+    with pytest.MonkeyPatch.context() as patched, closing(connection):
+        patched.setitem(connection.settings_dict, "HOST" if connection.vendor == "postgresql" else "NAME", "/no/where")
+        yield
+
+
+@contextmanager
+def locked_file() -> Iterator[None]:
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA busy_timeout = 50")
+    other = connection.copy("other")
+    other.set_autocommit(False)
+    with closing(connection), closing(other), other.cursor() as cursor:
+        cursor.execute("BEGIN IMMEDIATE")
+        yield
+        cursor.execute("ROLLBACK")
+
+
+def busy_when_the_business_transaction_begins() -> AbstractContextManager[None]:
+    return failing_database(claims.sql.store("default"), "bound_transaction")
+
+
+def full_disk() -> AbstractContextManager[None]:
+    return failing_database(claims, "complete")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "attempts"),
+    [
+        pytest.param(read_only, [], marks=pytest.mark.failure_mode(29)),
+        pytest.param(out_of_reach, [], marks=pytest.mark.failure_mode(29)),
+        pytest.param(locked_file, [], marks=[pytest.mark.failure_mode(21), pytest.mark.sqlite]),
+        pytest.param(busy_when_the_business_transaction_begins, [], marks=pytest.mark.failure_mode(21)),
+        (full_disk, [1]),
+    ],
+)
+def test_a_store_that_can_not_be_written_is_503_and_nothing_is_kept(
+    post: Post, trouble: Callable[[], AbstractContextManager[None]], attempts: list[int]
+) -> None:
+    with trouble():
+        answer = post("/bounded/")
+    assert (problem(answer), answer["Retry-After"]) == (UNAVAILABLE, "1")
+    assert (handler.attempts, effects()) == (attempts, [])
+    assert {row.status for row in IdempotencyRecord.objects.all()} <= {"recoverable"}
+    assert post("/bounded/").status_code == 201
+    assert effects() == ["one"]
 
 
 def test_a_store_without_its_table_is_503_and_nothing_runs(
     post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from idempotency.sql.postgresql import claims as statements
-
     monkeypatch.setattr(IdempotencyRecord._meta, "db_table", "no_such_table")
     monkeypatch.setattr(
         statements, "INSERT_FAST_CLAIM", statements.INSERT_FAST_CLAIM.replace("idempotency_record", "no_such_table")
@@ -114,7 +147,7 @@ def test_a_store_without_its_table_is_503_and_nothing_runs(
     caplog.set_level(logging.CRITICAL, "idempotency")
     for _ in range(2):
         answer = post()
-        assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
+        assert problem(answer) == UNAVAILABLE
         assert "Retry-After" not in answer.headers  # it would meet the same again
     assert handler.attempts == []
     assert ["don't fit this release" in line for line in caplog.messages] == [True]  # said once, not for each request
@@ -141,54 +174,6 @@ def test_a_column_that_this_release_does_not_know_is_said_once_and_invites_to_no
 @pytest.fixture(autouse=True)
 def _nothing_is_said_already(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "_reported", set())
-
-
-@pytest.mark.failure_mode(21)
-@pytest.mark.sqlite
-def test_a_busy_sqlite_is_503_before_any_effect(post: Post) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("PRAGMA busy_timeout = 50")
-    other = connection.copy("other")
-    other.set_autocommit(False)
-    with other.cursor() as cursor:
-        cursor.execute("BEGIN IMMEDIATE")
-        answer = post()
-        cursor.execute("ROLLBACK")
-    other.close()
-    connection.close()
-    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
-    assert handler.attempts == []
-    assert post().status_code == 201
-
-
-@pytest.mark.failure_mode(21)
-def test_a_store_that_is_busy_when_the_business_transaction_begins_is_503_and_nothing_runs(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def busy(*args: Any, **kwargs: Any) -> None:
-        raise OperationalError("database is locked")
-
-    monkeypatch.setattr(claims.sql.store("default"), "bound_transaction", busy)
-    answer = post("/bounded/")
-    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
-    assert (handler.attempts, record().status) == ([], "recoverable")
-    monkeypatch.undo()
-    assert post("/bounded/").status_code == 201
-
-
-def test_an_outcome_that_can_not_be_written_is_503_and_nothing_is_kept(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def disk_full(claim: Any, outcome: Any) -> None:
-        raise OperationalError("could not extend file: No space left on device")
-
-    monkeypatch.setattr(claims, "complete", disk_full)
-    answer = post()
-    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
-    assert effects() == []
-    monkeypatch.undo()
-    assert post().status_code == 201
-    assert (effects(), handler.attempts) == (["one"], [1, 2])
 
 
 def test_a_record_that_never_settles_is_in_progress_after_a_bounded_number_of_rounds(
@@ -221,42 +206,30 @@ def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole(post: Post, m
 
 
 def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_announced_again(
-    post: Post, monkeypatch: pytest.MonkeyPatch
+    post: Post, cut_off: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    post("/park/")
-    abandon()
-    end_lease()
+    cut_off("/park/")
     store = claims.sql.store("default")
     park_abandoned = store.park_abandoned
     parked: list[str] = []
-
-    def parked_meanwhile(*args: Any) -> bool:
-        park_abandoned(*args)
-        return park_abandoned(*args)
 
     def note(**arguments: Any) -> None:
         parked.append(arguments["idempotency_key"])
 
     signals.parked.connect(note)
-    monkeypatch.setattr(store, "park_abandoned", parked_meanwhile)
-    assert code_of(post("/park/")) == "idempotency_outcome_unknown"
+    monkeypatch.setattr(store, "park_abandoned", lambda *args: park_abandoned(*args) and park_abandoned(*args))
+    assert problem(post("/park/")) == UNKNOWN
     signals.parked.disconnect(note)
     assert (record().status, parked) == ("parked", [])
 
 
 def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = claims.sql.store("default")
-
     def lose(request: Any) -> None:
         IdempotencyRecord.objects.update(attempt=2)
-        monkeypatch.setattr(store, "read", unreachable)
-
-    def unreachable(*args: Any) -> Any:
-        raise OperationalError("no route")
+        monkeypatch.setattr(claims.sql.store("default"), "read", unreachable)
 
     handler.before = lose
-    answer = post()
-    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
+    assert problem(post()) == UNAVAILABLE
     assert effects() == []
 
 
@@ -288,7 +261,6 @@ def test_a_damaged_record_is_500_and_never_run_again(post: Post, caplog: pytest.
         {"response_status": 201, "response_body": json.dumps({"$idempotency-envelope": 7}).replace(": ", ":", 1)},
     ):
         IdempotencyRecord.objects.update(**damage)
-        answer = post()
-        assert (answer.status_code, code_of(answer)) == (500, "idempotency_outcome_unreadable")
+        assert problem(post()) == (500, "idempotency_outcome_unreadable")
     assert (effects(), handler.attempts) == (["one"], [1])
     assert "race.inside" in caplog.text

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import connection
 from django.http import HttpResponse
 
 from idempotency import Completed, require_claim
 from idempotency.models import IdempotencyStep
 from idempotency.protocol import changes, claims
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import abandon, effects, end_lease, race, record
-from tests.concurrency.trouble.failures import code_of, fail
-from tests.concurrency.urls import handler, reconciler
-
-pytestmark = pytest.mark.urls("tests.concurrency.urls")
+from tests.concurrency.racing import (
+    UNAVAILABLE,
+    UNKNOWN,
+    effects,
+    elsewhere,
+    end_lease,
+    fail,
+    failing_database,
+    is_replay,
+    problem,
+    record,
+    state,
+    unreachable,
+)
+from tests.concurrency.urls import handler
 
 
 def test_outside_of_a_transaction_the_outcome_is_recorded_and_replayed(post: Post) -> None:
@@ -29,22 +40,19 @@ def test_outside_of_a_transaction_the_outcome_is_recorded_and_replayed(post: Pos
 def test_park_never_runs_again_by_itself(post: Post) -> None:
     handler.after = fail
     assert post("/park/").status_code == 500
-    assert (record().status, effects()) == ("parked", ["one"])
+    assert state() == ("parked", ["one"])
     handler.after = lambda request: None
     for _ in range(2):
         answer = post("/park/")
-        assert (answer.status_code, code_of(answer)) == (409, "idempotency_outcome_unknown")
-        assert "Retry-After" not in answer.headers
+        assert (problem(answer), "Retry-After" in answer) == (UNKNOWN, False)
     assert post("/park/", label="other").status_code == 422
     assert effects() == ["one"]
 
 
-def test_an_abandoned_claim_of_a_park_operation_is_parked_and_not_run(post: Post) -> None:
-    post("/park/")
-    abandon()
-    end_lease()
-    assert code_of(post("/park/")) == "idempotency_outcome_unknown"
-    assert (record().status, effects(), handler.attempts) == ("parked", [], [1])
+def test_an_abandoned_claim_of_a_park_operation_is_parked_and_not_run(post: Post, cut_off: Callable[..., None]) -> None:
+    cut_off("/park/")
+    assert problem(post("/park/")) == UNKNOWN
+    assert (*state(), handler.attempts) == ("parked", [], [])
 
 
 def test_an_operation_with_a_reconciler_that_failed_keeps_its_claim_until_somebody_can_ask(post: Post) -> None:
@@ -55,7 +63,7 @@ def test_an_operation_with_a_reconciler_that_failed_keeps_its_claim_until_somebo
     assert record().status == "in_progress"
     assert post("/reconciled/").status_code == 409
     end_lease()
-    reconciler.find_out = lambda row: Completed({"found": row.attempt})
+    handler.find_out = lambda row: Completed({"found": row.attempt})
     answer = post("/reconciled/")
     assert (answer.status_code, answer.json(), handler.attempts) == (200, {"found": 2}, [1])
 
@@ -77,28 +85,21 @@ def test_an_unrecordable_answer_outside_of_a_transaction_is_given_up_as_declared
 
 
 def test_outside_of_a_transaction_a_lost_lease_is_answered_from_the_winner(post: Post) -> None:
+    winner: list[Any] = []
+
     def taken_over(request: Any) -> None:
         if handler.attempts == [1]:
             end_lease()
             winner.append(post("/again/"))
 
-    winner: list[Any] = []
     handler.before = taken_over
-    late = post("/again/")
-    assert late.content == winner[0].content
-    assert late["Idempotency-Replayed"] == "true"
+    assert is_replay(post("/again/"), winner[0])
 
 
-def test_outside_of_a_transaction_a_lost_recording_leaves_the_claim_to_recovery(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unreachable(claim: Any, outcome: Any) -> None:
-        raise OperationalError("no route")
-
-    monkeypatch.setattr(claims, "complete", unreachable)
-    answer = post("/park/")
-    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
-    assert (record().status, effects()) == ("in_progress", ["one"])
+def test_outside_of_a_transaction_a_lost_recording_leaves_the_claim_to_recovery(post: Post) -> None:
+    with failing_database(claims, "complete"):
+        assert problem(post("/park/")) == UNAVAILABLE
+    assert state() == ("in_progress", ["one"])
 
 
 @pytest.mark.failure_mode(74)
@@ -111,8 +112,7 @@ def test_an_outcome_survives_a_connection_that_died_while_the_handler_talked_to_
     first = post(path)
     assert first.status_code == 201
     handler.after = lambda request: None
-    retry = post(path)
-    assert (retry.status_code, retry.content, retry["Idempotency-Replayed"]) == (201, first.content, "true")
+    assert is_replay(post(path), first)
     assert (effects(), handler.attempts) == (["one"], [1])
 
 
@@ -128,32 +128,52 @@ def test_a_failure_after_the_connection_died_is_parked_all_the_same(post: Post) 
     assert record().status == "parked"
 
 
+@pytest.fixture
+def unconfirmed_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """The next COMMIT is carried out, and the connection breaks before it is confirmed."""
+
+    def arm() -> None:
+        commit = connection._commit
+
+        def commit_and_break() -> None:
+            del connection._commit
+            commit()
+            monkeypatch.setattr(connection, "is_usable", lambda: False)
+            unreachable()
+
+        connection._commit = commit_and_break
+
+    return arm
+
+
 @pytest.mark.failure_mode(74)
 def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_again(
-    post: Post, monkeypatch: pytest.MonkeyPatch
+    post: Post, unconfirmed_commit: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complete = claims.complete
     tries: list[int] = []
 
-    def lose_the_answer(owned: Any, outcome: Any) -> None:
+    def lose_the_first_answer(owned: Any, outcome: Any) -> None:
         complete(owned, outcome)
         tries.append(1)
         if len(tries) == 1:
-            commit = connection._commit
+            unconfirmed_commit()
 
-            def commit_and_break() -> None:
-                del connection._commit
-                commit()
-                monkeypatch.setattr(connection, "is_usable", lambda: False)
-                raise OperationalError("server closed the connection unexpectedly")
-
-            connection._commit = commit_and_break
-
-    monkeypatch.setattr(claims, "complete", lose_the_answer)
+    monkeypatch.setattr(claims, "complete", lose_the_first_answer)
     answer = post("/park/")
     assert (answer.status_code, len(tries)) == (201, 1)
     assert post("/park/").content == answer.content
-    assert (effects(), handler.attempts, record().status) == (["one"], [1], "completed")
+    assert (*state(), handler.attempts) == ("completed", ["one"], [1])
+
+
+@pytest.mark.failure_mode(74)
+def test_a_step_whose_commit_was_carried_out_and_not_confirmed_is_kept_once(
+    post: Post, unconfirmed_commit: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "FIRST_PAUSE", 0)
+    handler.after = lambda request: require_claim().step("pay", unconfirmed_commit)
+    assert post("/park/").status_code == 201
+    assert IdempotencyStep.objects.count() == 1
 
 
 @pytest.mark.failure_mode(74)
@@ -185,48 +205,16 @@ def test_a_connection_that_died_is_replaced_for_a_step_and_a_renewal(post: Post,
 
 
 @pytest.mark.failure_mode(74)
-def test_a_step_whose_commit_was_carried_out_and_not_confirmed_is_kept_once(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(changes, "FIRST_PAUSE", 0)
-
-    def pay() -> int:
-        commit = connection._commit
-
-        def commit_and_break() -> None:
-            del connection._commit
-            commit()
-            monkeypatch.setattr(connection, "is_usable", lambda: False)
-            raise OperationalError("server closed the connection unexpectedly")
-
-        connection._commit = commit_and_break
-        return 71
-
-    def phases(request: Any) -> None:
-        require_claim().step("pay", pay)
-
-    handler.after = phases
-    assert post("/park/").status_code == 201
-    assert IdempotencyStep.objects.count() == 1
-
-
-@pytest.mark.failure_mode(74)
 def test_a_server_that_does_not_come_back_leaves_the_claim_to_recovery_after_bounded_tries(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[int] = []
-
-    def gone(owned: Any, outcome: Any) -> None:
-        tries.append(1)
-        raise OperationalError("server closed the connection unexpectedly")
-
-    monkeypatch.setattr(claims, "complete", gone)
+    monkeypatch.setattr(claims, "complete", lambda *args: tries.append(1) or unreachable())
     monkeypatch.setattr(changes, "FIRST_PAUSE", 0)
     handler.after = lambda request: monkeypatch.setattr(connection, "is_usable", lambda: False)
-    answer = post("/park/")
-    assert (answer.status_code, code_of(answer)) == (503, "idempotency_unavailable")
+    assert problem(post("/park/")) == UNAVAILABLE
     assert len(tries) == changes.MAX_TRIES
-    assert (record().status, effects()) == ("in_progress", ["one"])
+    assert state() == ("in_progress", ["one"])
 
 
 def cut_connection() -> None:
@@ -237,4 +225,4 @@ def cut_connection() -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
 
-    race([end])
+    elsewhere(end)
