@@ -1,4 +1,4 @@
 """The commands of ``manage.py``: each parses its arguments, calls a function of ``upkeep`` or ``outbox``, and reports.
 
-To add one that works in batches, write a subclass of ``running.BatchCommand`` in ``commands``.
+To add a command that works in batches, write a subclass of ``running.BatchCommand`` in ``commands``.
 """

@@ -1,4 +1,4 @@
-"""How a run shows how far it has come: a bar on a terminal, if rich is installed, and plain lines elsewhere."""
+"""Shows the progress of a command: a bar on a terminal if rich is installed, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TextIO
 
-#: Where nobody watches, a line now and then shows in the log that a long run is alive.
+#: Without a terminal, a line at this interval shows in the log that a long run is alive.
 REPORT_EVERY = 10.0  # seconds
 
-#: Called with how much is done, and with a line that says so.
+#: A function that is called with the number of rows done so far, and with a line that says so.
 Report = Callable[[int, str], None]
 
 
@@ -24,16 +24,18 @@ def progress(
     every: float,
     leaves_bar: bool,
 ) -> AbstractContextManager[Report]:
-    """Reports, for as long as the block, of work of which there is ``total()`` in all.
+    """Show the progress of the block's work.
 
-    :param label: of the bar.
-    :param write: takes the lines.
-    :param options: the command's, of which ``verbosity`` and ``stderr`` are looked at.
-    :param every: seconds between two lines, unless the command is verbose and writes all of them.
+    :param label: the label of the bar.
+    :param total: returns the number of rows in all. Called for a bar only.
+    :param write: writes one line.
+    :param options: the command's options, for ``verbosity`` and ``stderr``.
+    :param every: seconds between two lines. A verbose command writes every line.
     :param leaves_bar: whether the bar stays on the terminal when the work is done.
+    :returns: a context manager, whose value is the function that the block calls to report.
     """
     verbosity: int = options["verbosity"]
-    # The bar goes where errors go, so that the output can be kept in a file while somebody watches.
+    # The bar is written to standard error, so that standard output can be redirected to a file.
     stream: TextIO = options.get("stderr") or sys.stderr
     if verbosity and stream.isatty():
         try:
@@ -66,5 +68,5 @@ def _bar(stream: TextIO, label: str, total: int, stays: bool) -> Iterator[Report
     columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=stream), transient=not stays) as bar:
         task = bar.add_task("", total=total)
-        # More can fall due during a run than was counted before it.
+        # During the run more rows may become due than were counted before it.
         yield lambda done, line: bar.update(task, completed=done, total=max(total, done))

@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, how a signal ends one that runs for long, and ``BatchCommand``."""
+"""What the commands share: exit codes, stopping on a signal, and the base class ``BatchCommand``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXIT_WORK_LEFT = 3
 EXIT_UNKNOWN_OPERATIONS = 4
 EXIT_SIGNAL = 128  # plus the signal's number, as shells do
 
-# A signal that is handled doesn't end a sleep, so a pause is slept in slices of this.
+# Python resumes a sleep after a signal was handled. So a pause is slept in slices of this length.
 SLICE = 0.2  # seconds
 
 MAX_PAUSE = 3600.0  # seconds
@@ -39,7 +39,7 @@ class HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
 
 
 class Stop:
-    """Notes the first SIGINT or SIGTERM instead of dying of it. A second one has its usual effect."""
+    """Remembers the first SIGINT or SIGTERM instead of ending the process. A second one has its usual effect."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -56,22 +56,25 @@ class Stop:
     def restore(self) -> None:
         while self._previous:
             signum, handler = self._previous.popitem()
-            signal.signal(signum, handler or signal.SIG_DFL)  # None: it was not installed from Python
+            signal.signal(signum, handler or signal.SIG_DFL)  # None if the handler was not installed from Python
 
     def sleep(self, seconds: float) -> bool:
-        """Sleep, unless a signal came or comes. Whether to go on."""
+        """Sleep, but stop sleeping when a signal arrives.
+
+        :returns: whether to go on, because no signal has arrived.
+        """
         end = time.monotonic() + seconds
         while self.signum is None and (left := end - time.monotonic()) > 0:
-            # In slices and not on an Event: Python resumes a sleep after a signal was handled, and a handler that sets
-            # an Event can meet its lock held by the very wait that it interrupts.
-            time.sleep(min(left, SLICE))  # the pause that the caller asked for
+            # Not Event.wait(): the signal's handler would set the Event, and it may interrupt the wait while that holds
+            # the Event's lock.
+            time.sleep(min(left, SLICE))
         return self.signum is None
 
 
 @contextmanager
 def stop_between_batches() -> Iterator[Stop]:
     stop = Stop()
-    # Python lets no other thread than the main one handle signals. There the process's own handling remains.
+    # Python handles signals in the main thread only. In another thread the process's own handlers remain in force.
     if threading.current_thread() is threading.main_thread():
         stop.listen()
     try:
@@ -101,7 +104,10 @@ def refusal(using: str, error: DatabaseError) -> str:
 
 @contextmanager
 def refusals_as_errors(using: str, consequence: str = "") -> Iterator[None]:
-    """End the command if the database refuses, and say what that means for its work."""
+    """If the database refuses, end the command with a message.
+
+    :param consequence: what that means for the command's work.
+    """
     try:
         yield
     except DatabaseError as error:
@@ -111,21 +117,21 @@ def refusals_as_errors(using: str, consequence: str = "") -> Iterator[None]:
 
 @dataclass
 class Work(Generic[_Result]):
-    """What a run works off, batch after batch."""
+    """The work of one run."""
 
-    #: Labels the bar.
+    #: The label of the bar.
     label: str
     batches: Iterator[_Result]
-    #: How many rows are due, for the bar.
+    #: Returns how many rows are due, for the bar.
     count_due: Callable[[], int]
-    #: What the batches so far came to, as a sentence.
+    #: Turns the result so far into a sentence.
     describe_so_far: Callable[[_Result], str]
 
 
 class StoppableCommand(BaseCommand):
-    """Does bounded pieces of work, between any two of which a signal stops it."""
+    """Works in bounded batches. A signal stops it between two batches."""
 
-    #: Ends the help: what the exit codes mean.
+    #: The end of the help: what the exit codes mean.
     epilog: ClassVar[str]
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
@@ -137,7 +143,7 @@ class StoppableCommand(BaseCommand):
         self.stdout.flush()
 
     def end_with_work_left(self, stop: Stop, max_batches: int | None, left: str, *, verbosity: int) -> NoReturn:
-        """Say what has stopped it before it was done: a signal, or else ``--max-batches``."""
+        """End the command, and say what stopped it early: a signal, or else ``--max-batches``."""
         if stop.signum is not None:
             name = signal.Signals(stop.signum).name
             raise CommandError(f"Stopped by {name}. {left}", returncode=EXIT_SIGNAL + stop.signum)
@@ -149,25 +155,26 @@ class StoppableCommand(BaseCommand):
 class BatchCommand(StoppableCommand, ABC, Generic[_Result]):
     """Takes bounded batches until nothing more is due: once, or again and again with ``--watch``.
 
-    Between any two batches a signal stops it. What a batch does, and what is said of it, its subclass tells.
+    A subclass defines what a batch does and how the command describes its result.
     """
 
-    #: What a batch is made of, how large it is and may be, and what the other options do: for the help.
+    #: For the help: what a batch consists of, its default and largest size, and what the other options do.
     batch_of: ClassVar[str]
     default_batch: ClassVar[int]
     largest_batch: ClassVar[int]
     max_batches_help: ClassVar[str]
     dry_run_help: ClassVar[str]
-    #: What is done again and again, and the pause between in seconds; None if the command has no ``--watch``.
+    #: For the help: a verb for what ``--watch`` repeats.
     watch_verb: ClassVar[str] = ""
+    #: The default pause of ``--watch`` in seconds; None if the command has no ``--watch``.
     default_watch: ClassVar[float | None] = None
-    #: Whether the bar stays on the terminal. With ``--watch`` one would stay after the other.
+    #: Whether the bar stays on the terminal. It should not with ``--watch``, because every run would leave a bar.
     leaves_bar: ClassVar[bool] = False
-    #: What a refusal of the database means for the work.
+    #: A sentence on what a refusal by the database means for the work.
     refused: ClassVar[str]
-    #: What ``--max-batches`` or a signal leaves.
+    #: A sentence on what ``--max-batches`` or a signal leaves undone.
     left: ClassVar[str] = "More may be due."
-    #: The exit code of a run in which something was not right.
+    #: The exit code of a run that had complaints.
     exit_code: ClassVar[int] = EXIT_REFUSED
 
     using: str
@@ -180,25 +187,29 @@ class BatchCommand(StoppableCommand, ABC, Generic[_Result]):
 
     @abstractmethod
     def default_database(self) -> str:
-        """The alias of the database that is worked on unless ``--database`` names another one."""
+        """The alias of the database, unless ``--database`` names another one."""
 
     @abstractmethod
     def work(self) -> Work[_Result]:
-        """What a run has to do."""
+        """The work of a run."""
 
     @abstractmethod
     def describe(self, result: _Result) -> str:
-        """What a run came to, as a sentence."""
+        """The result of a run, as a sentence."""
 
     @abstractmethod
     def count(self) -> None:
-        """Do what ``--dry-run`` asks for."""
+        """Do what ``--dry-run`` asks for: count and change nothing."""
 
     def take_options(self, options: Mapping[str, Any]) -> None:
-        """Check the options that only this command has, and keep them."""
+        """Check and keep the options that only this command has."""
 
     def complaints(self, result: _Result) -> Mapping[Hashable, str]:
-        """What was not right, as sentences. Each has a key, by which it is told from those of the run before."""
+        """What was wrong in a run.
+
+        :returns: sentences, each under a key. With ``--watch`` they are written only if the keys differ from the run
+            before.
+        """
         return {}
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -222,7 +233,7 @@ class BatchCommand(StoppableCommand, ABC, Generic[_Result]):
         watch: float | None = None,
         **options: Any,
     ) -> None:
-        # call_command() hands values over without parsing them, so they are checked here for both ways in.
+        # call_command() does not parse its values, so they are checked here and not by the parser.
         check_batch_size(batch_size, self.largest_batch)
         if max_batches is not None and max_batches < 1:
             raise CommandError("--max-batches must be 1 or more.", returncode=EXIT_USAGE)
@@ -263,12 +274,12 @@ class BatchCommand(StoppableCommand, ABC, Generic[_Result]):
                     result = self.take(self.work(), stop)
                 except DatabaseError as error:
                     self.stderr.write(refusal(self.using, error))
-                    connections[self.using].close()  # it may be the connection that is broken
+                    connections[self.using].close()  # the connection itself may be broken
                 else:
                     if self.verbosity and (result.touched or self.verbosity > 1):
                         self.write(self.describe(result))
                     complaints = self.complaints(result)
-                    if complaints.keys() != known:  # news only, or a log would hold nothing else
+                    if complaints.keys() != known:  # write news only, so that they don't fill the log
                         self._complain(complaints)
                         known = set(complaints)
                 stop.sleep(pause)

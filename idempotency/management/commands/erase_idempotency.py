@@ -1,4 +1,4 @@
-"""``manage.py erase_idempotency``: parse arguments, erase batch after batch, say what is left and why."""
+"""``manage.py erase_idempotency``: erase batch after batch, and say what is left and why."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ EPILOG = f"""exit codes:
   {EXIT_SIGNAL + signal.SIGINT}  interrupted, {EXIT_SIGNAL + signal.SIGTERM} terminated: after the batch in hand
 """
 
-#: What is left, in the singular and in the plural, and what to do about it.
+#: What is left, in the singular and in the plural, and what to do about it. The names are those of
+#: ``AccountTraces.count``.
 REASONS = {
     "live": ("claim is", "claims are", "alive. Run this again when the lease is over."),
     "abandoned": ("claim is", "claims are", "abandoned. Run recover_idempotency first, or use --include-unresolved."),
@@ -55,17 +56,17 @@ REASONS = {
 
 class Command(StoppableCommand):
     help = (
-        "Erase what an account has left: its idempotency records with their steps, its messages, and what consumers "
-        "have recorded because of it.\n"
-        "Close the account first: a retry or a delivery that comes later runs again.\n"
-        "What is under way is never erased. May be killed, and run again."
+        "Erase an account's idempotency records with their steps, its messages, and what consumers recorded when they "
+        "consumed those messages.\n"
+        "Close the account first, because a retry or a delivery that comes later runs again.\n"
+        "Live claims and messages that are still to be sent are never erased. The command may be killed and run again."
     )
     epilog = EPILOG
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("account_id", help="the account, as its records name it")
-        parser.add_argument("--reason", default="", help="for the log idempotency.audit")
-        parser.add_argument("--dry-run", action="store_true", help="count what there is, erase nothing")
+        parser.add_argument("--reason", default="", help="why, for the log idempotency.audit")
+        parser.add_argument("--dry-run", action="store_true", help="count what would be erased, and erase nothing")
         parser.add_argument(
             "--include-unresolved",
             action="store_true",

@@ -1,4 +1,4 @@
-"""``manage.py idempotency_stats``: the numbers of ``stats()``, for a person or as JSON."""
+"""``manage.py idempotency_stats``: the statistics as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ UNKNOWN_OPERATION = "(settled by an operator, the operation was not known)"
 
 class Command(BaseCommand):
     help = (
-        "Show what the table of idempotency records holds, and what has happened in all processes. Never reads a huge "
-        "table: each number says whether it is exact, a lower bound, an estimate, or up to ten seconds late."
+        "Show what the table of idempotency records holds, and what has happened in all processes. The command never "
+        "reads a huge table: each number says whether it is exact, a lower bound, an estimate, or up to ten seconds "
+        "late."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
         parser.add_argument(
-            "--by-operation", action="store_true", help="what has happened to the records of each operation, instead"
+            "--by-operation", action="store_true", help="show instead what has happened to each operation's records"
         )
         parser.add_argument("--database", metavar="ALIAS", help="default: the database that records are written to")
 

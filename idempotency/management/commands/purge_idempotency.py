@@ -37,18 +37,17 @@ EPILOG = f"""exit codes:
 
 class Command(BatchCommand[PurgeResult]):
     help = (
-        "Delete idempotency records past their retention, and messages that were sent as long ago, oldest first, in "
-        "bounded batches.\n"
-        "Claims are never deleted, nor are messages that were not sent; parked records only with "
-        "--include-parked.\n"
-        "May run at any time, and more than once at a time."
+        "Delete idempotency records past their retention, and messages that were sent longer ago than TTL and a day. "
+        "The oldest go first, in bounded batches.\n"
+        "Claims and unsent messages are never deleted, and parked records only with --include-parked.\n"
+        "The command may run at any time, and several runs may overlap."
     )
     epilog = EPILOG
     batch_of = "rows to delete in one transaction"
     default_batch = DEFAULT_BATCH_SIZE
     largest_batch = MAX_BATCH_SIZE
     max_batches_help = "stop after N batches of records, and N of messages (default: no limit)"
-    dry_run_help = "count what is due, delete nothing"
+    dry_run_help = "count what is due, and delete nothing"
     leaves_bar = True
     refused = "What earlier batches deleted stays deleted."
     left = "More is due."
@@ -81,7 +80,7 @@ class Command(BatchCommand[PurgeResult]):
             if stop.signum is None and not purged_messages:
                 batches = purge_sent_batches(batch_size=self.batch_size, using=self.using)
                 purged_messages = self._purge("sent message", _work("sent message", batches, messages), stop)
-        # A full batch may have been the last one.
+        # Look again, because a full last batch may have taken the last row that was due.
         if (not purged_records and records.exists()) or (not purged_messages and messages.exists()):
             self.end_with_work_left(stop, self.max_batches, self.left, verbosity=self.verbosity)
 
@@ -89,7 +88,10 @@ class Command(BatchCommand[PurgeResult]):
         return f"Purged {_count(result.deleted, name)} from database {self.using!r}."
 
     def _purge(self, name: str, work: Work[PurgeResult], stop: Stop) -> bool:
-        """Whether nothing more was due at its end, or others are at it."""
+        """Purge records or messages.
+
+        :returns: whether nothing more was due at the end, or other purges hold the rest.
+        """
         result = self.take(work, stop)
         if self.verbosity:
             self.write(self.describe(result, name))

@@ -36,24 +36,25 @@ EPILOG = f"""exit codes:
   {EXIT_UNKNOWN_OPERATIONS}    claims are left of operations that are not declared in this process
   {EXIT_SIGNAL + signal.SIGINT}  interrupted, {EXIT_SIGNAL + signal.SIGTERM} terminated: after the batch in hand
 
-With --watch it sweeps until it is told to stop, which is then its success: the exit code is 0. A database that
-refuses is reported, and asked again at the next sweep.
+With --watch the command sweeps until SIGINT or SIGTERM, and the exit code is then 0. If the database refuses, the
+command reports it and tries again at the next sweep.
 """
 
 
 class Command(BatchCommand[RecoveryResult]):
     help = (
-        "Settle claims whose lease is over, as their operations declare: run again, asked for, or parked.\n"
-        "May run at any time, and more than once at a time; a killed run is simply run again."
+        "Settle claims whose lease is over, as their operations declare: make them recoverable, ask a reconciler, or "
+        "park them.\n"
+        "The command may run at any time, and several runs may overlap. If a run was killed, run it again."
     )
     epilog = EPILOG
     batch_of = "claims to settle between two looks for a signal"
     default_batch = DEFAULT_BATCH_SIZE
     largest_batch = MAX_BATCH_SIZE
     max_batches_help = "end a sweep after N batches (default: none)"
-    dry_run_help = "count what is abandoned, settle nothing"
+    dry_run_help = "count what is abandoned, and settle nothing"
     watch_verb = "sweep"
-    default_watch = 10.0  # with the lease, how long a claim stays abandoned at most
+    default_watch = 10.0  # an abandoned claim waits this long at most
     refused = "What was settled before stays settled."
     exit_code = EXIT_UNKNOWN_OPERATIONS
 

@@ -20,24 +20,24 @@ EPILOG = f"""exit codes:
   {EXIT_UNREACHABLE}    a broker can't be reached
   {EXIT_SIGNAL + signal.SIGINT}  interrupted, {EXIT_SIGNAL + signal.SIGTERM} terminated: after the batch in hand
 
-With --watch it goes on until it is told to stop, which is then its success: the exit code is 0. A database that
-refuses and a broker that can't be reached are reported, and asked again.
+With --watch the command runs until SIGINT or SIGTERM, and the exit code is then 0. If the database refuses or a broker
+can't be reached, the command reports it and tries again.
 """
 
 
 class Command(BatchCommand[RelayResult]):
     help = (
         "Send the messages of the outbox that are due.\n"
-        "May run at any time, and more than once at a time; a killed run is simply run again."
+        "The command may run at any time, and several runs may overlap. If a run was killed, run it again."
     )
     epilog = EPILOG
     batch_of = "messages to send between two looks for a signal"
     default_batch = DEFAULT_BATCH_SIZE
     largest_batch = MAX_BATCH_SIZE
     max_batches_help = "end a run after N batches (default: none)"
-    dry_run_help = "count what waits, send nothing"
+    dry_run_help = "count what waits, and send nothing"
     watch_verb = "run"
-    default_watch = 1.0  # how long a message waits at most that nobody was nudged for
+    default_watch = 1.0  # without a nudge, a due message waits this long at most
     refused = "What was sent and is not marked will be sent again."
     exit_code = EXIT_UNREACHABLE
 
