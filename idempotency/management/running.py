@@ -34,6 +34,19 @@ SLICE = 0.2  # seconds
 MAX_PAUSE = 3600.0  # seconds
 
 
+def describe_exit_codes(meanings: Mapping[int, str], more: str = "") -> str:
+    """The end of a command's help.
+
+    :param meanings: what each exit code means, without those that all commands have in common.
+    :param more: a paragraph to add.
+    """
+    codes = {**meanings, EXIT_USAGE: "an argument is wrong, nothing was done"}
+    lines = [f"  {code:<4} {meaning}" for code, meaning in sorted(codes.items())]
+    interrupted, terminated = EXIT_SIGNAL + signal.SIGINT, EXIT_SIGNAL + signal.SIGTERM
+    lines.append(f"  {interrupted:<4} interrupted, {terminated} terminated: after the current batch")
+    return "\n".join(["exit codes:", *lines, *(["", more] if more else [])])
+
+
 class HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
     """Keeps the lines of the epilog."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -22,24 +21,24 @@ from ...upkeep.erasure import (
 )
 from ..running import (
     EXIT_REFUSED,
-    EXIT_SIGNAL,
     EXIT_USAGE,
     EXIT_WORK_LEFT,
     StoppableCommand,
     add_batch_size,
     check_batch_size,
     check_database,
+    describe_exit_codes,
     refusals_as_errors,
     stop_between_batches,
 )
 
-EPILOG = f"""exit codes:
-  0    nothing of the account is left
-  {EXIT_REFUSED}    the database refused; what earlier batches erased stays erased
-  {EXIT_USAGE}    an argument is wrong, nothing was done
-  {EXIT_WORK_LEFT}    something is left, and the output says why
-  {EXIT_SIGNAL + signal.SIGINT}  interrupted, {EXIT_SIGNAL + signal.SIGTERM} terminated: after the batch in hand
-"""
+EPILOG = describe_exit_codes(
+    {
+        0: "nothing of the account is left",
+        EXIT_REFUSED: "the database refused; what earlier batches erased stays erased",
+        EXIT_WORK_LEFT: "something is left, and the output says why",
+    }
+)
 
 #: What is left, in the singular and in the plural, and what to do about it. The names are those of
 #: ``AccountTraces.count``.

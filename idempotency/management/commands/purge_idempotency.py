@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,23 +15,23 @@ from ...protocol.transactions import alias
 from ...upkeep.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult, due, purge_batches
 from ..running import (
     EXIT_REFUSED,
-    EXIT_SIGNAL,
     EXIT_USAGE,
     EXIT_WORK_LEFT,
     MAX_PAUSE,
     BatchCommand,
     Stop,
     Work,
+    describe_exit_codes,
     stop_between_batches,
 )
 
-EPILOG = f"""exit codes:
-  0    everything that was due is purged
-  {EXIT_REFUSED}    the database refused; what earlier batches deleted stays deleted
-  {EXIT_USAGE}    an argument is wrong, nothing was done
-  {EXIT_WORK_LEFT}    stopped by --max-batches, and more is due
-  {EXIT_SIGNAL + signal.SIGINT}  interrupted, {EXIT_SIGNAL + signal.SIGTERM} terminated: after the batch in hand
-"""
+EPILOG = describe_exit_codes(
+    {
+        0: "everything that was due is purged",
+        EXIT_REFUSED: "the database refused; what earlier batches deleted stays deleted",
+        EXIT_WORK_LEFT: "stopped by --max-batches, and more is due",
+    }
+)
 
 
 class Command(BatchCommand[PurgeResult]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from collections.abc import Hashable, Mapping
 
@@ -19,26 +18,24 @@ from ...upkeep.sweep import (
 )
 from ..running import (
     EXIT_REFUSED,
-    EXIT_SIGNAL,
     EXIT_UNKNOWN_OPERATIONS,
-    EXIT_USAGE,
     EXIT_WORK_LEFT,
     BatchCommand,
     Stop,
     Work,
+    describe_exit_codes,
 )
 
-EPILOG = f"""exit codes:
-  0    every abandoned claim of a known operation is settled, or will be asked for again
-  {EXIT_REFUSED}    the database refused; what was settled before stays settled
-  {EXIT_USAGE}    an argument is wrong, nothing was done
-  {EXIT_WORK_LEFT}    stopped by --max-batches, and more is due
-  {EXIT_UNKNOWN_OPERATIONS}    claims are left of operations that are not declared in this process
-  {EXIT_SIGNAL + signal.SIGINT}  interrupted, {EXIT_SIGNAL + signal.SIGTERM} terminated: after the batch in hand
-
-With --watch the command sweeps until SIGINT or SIGTERM, and the exit code is then 0. If the database refuses, the
-command reports it and tries again at the next sweep.
-"""
+EPILOG = describe_exit_codes(
+    {
+        0: "every abandoned claim of a known operation is settled, or its reconciler is asked again later",
+        EXIT_REFUSED: "the database refused; what was settled before stays settled",
+        EXIT_WORK_LEFT: "stopped by --max-batches, and more is due",
+        EXIT_UNKNOWN_OPERATIONS: "claims are left of operations that are not declared in this process",
+    },
+    "With --watch the command sweeps until SIGINT or SIGTERM, and the exit code is then 0. If the database\n"
+    "refuses, the command reports it and tries again at the next sweep.",
+)
 
 
 class Command(BatchCommand[RecoveryResult]):

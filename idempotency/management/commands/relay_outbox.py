@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Hashable, Mapping
 
 from ...outbox import alias
 from ...outbox.backlog import MAX_COUNTED, backlog
 from ...outbox.relay import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, RelayResult, due, relay_batches
-from ..running import EXIT_REFUSED, EXIT_SIGNAL, EXIT_USAGE, EXIT_WORK_LEFT, BatchCommand, Work
+from ..running import EXIT_REFUSED, EXIT_WORK_LEFT, BatchCommand, Work, describe_exit_codes
 
 EXIT_UNREACHABLE = 5
 
-EPILOG = f"""exit codes:
-  0    everything that was due is sent, or will be tried again, or is dead
-  {EXIT_REFUSED}    the database refused; what was sent and is not marked will be sent again
-  {EXIT_USAGE}    an argument is wrong, nothing was done
-  {EXIT_WORK_LEFT}    stopped by --max-batches, and more is due
-  {EXIT_UNREACHABLE}    a broker can't be reached
-  {EXIT_SIGNAL + signal.SIGINT}  interrupted, {EXIT_SIGNAL + signal.SIGTERM} terminated: after the batch in hand
-
-With --watch the command runs until SIGINT or SIGTERM, and the exit code is then 0. If the database refuses or a broker
-can't be reached, the command reports it and tries again.
-"""
+EPILOG = describe_exit_codes(
+    {
+        0: "everything that was due is sent, or will be tried again, or is dead",
+        EXIT_REFUSED: "the database refused; what was sent and is not marked will be sent again",
+        EXIT_WORK_LEFT: "stopped by --max-batches, and more is due",
+        EXIT_UNREACHABLE: "a broker can't be reached",
+    },
+    "With --watch the command runs until SIGINT or SIGTERM, and the exit code is then 0. If the database\n"
+    "refuses or a broker can't be reached, the command reports it and tries again.",
+)
 
 
 class Command(BatchCommand[RelayResult]):
