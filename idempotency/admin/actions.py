@@ -22,7 +22,7 @@ MARK_NOT_EXECUTED = Action(
     ),
     permission="resolve",
     form=ReasonForm,
-    decide=lambda record, form, by: resolutions.mark_not_executed(record, by=by, reason=form.cleaned_data["reason"]),
+    decide=resolutions.mark_not_executed,
     statuses=_PARKED,
 )
 RECORD_OUTCOME = Action(
@@ -34,9 +34,7 @@ RECORD_OUTCOME = Action(
     ),
     permission="resolve",
     form=OutcomeForm,
-    decide=lambda record, form, by: resolutions.record_outcome(
-        record, form.response(), by=by, reason=form.cleaned_data["reason"]
-    ),
+    decide=resolutions.record_outcome,
     statuses=_PARKED,
     single=True,
 )
@@ -49,9 +47,7 @@ RELEASE = Action(
     ),
     permission="release",
     form=ReleaseForm,
-    decide=lambda record, form, by: resolutions.release(
-        record, by=by, reason=form.cleaned_data["reason"], force=form.cleaned_data["force"]
-    ),
+    decide=resolutions.release,
     statuses=frozenset({Status.PARKED.value, Status.IN_PROGRESS.value}),
 )
 REQUEUE = Action(
@@ -64,6 +60,6 @@ REQUEUE = Action(
     ),
     permission="requeue",
     form=ReasonForm,
-    decide=lambda message, form, by: requeue(message, by=by, reason=form.cleaned_data["reason"]),
+    decide=requeue,
     statuses=frozenset({MessageStatus.DEAD.value}),
 )

@@ -42,8 +42,8 @@ class Action:
     #: A permission as Django's admin names it: ``resolve`` stands for the method ``has_resolve_permission``.
     permission: str
     form: type[ReasonForm]
-    #: Called with the row as it was seen, the form and the user. Raises what is shown to the person.
-    decide: Callable[[Any, Any, Any], None]
+    #: Called with the row as it was seen, the arguments from the form, and ``by``, the user. The page shows its error.
+    decide: Callable[..., None]
     #: The action is offered for rows in these statuses.
     statuses: frozenset[str]
     #: Whether the action takes one row at a time, because what the person enters can't be true of two rows.
@@ -169,7 +169,7 @@ class DecisionPage:
             self._say(gettext("%(name)s %(pk)d is gone: it was purged.") % said, messages.ERROR)
             return False
         try:
-            self.action.decide(row, form, self.request.user)
+            self.action.decide(row, by=self.request.user, **form.arguments())
         except (IdempotencyError, ImproperlyConfigured, ValueError) as error:
             self._say(str(error), messages.ERROR)
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from django import forms
 from django.http import HttpResponse
@@ -17,6 +18,10 @@ class ReasonForm(forms.Form):
         help_text=_("How you know. The reason is kept in the history and in the log."),
         widget=forms.TextInput(attrs={"class": "vTextField"}),
     )
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of the decision, besides ``by``."""
+        return self.cleaned_data
 
 
 class ReleaseForm(ReasonForm):
@@ -62,6 +67,7 @@ class OutcomeForm(ReasonForm):
                 raise forms.ValidationError(gettext("This is not JSON: %(error)s") % {"error": error}) from error
         return body
 
-    def response(self) -> HttpResponse:
+    def arguments(self) -> dict[str, Any]:
         data = self.cleaned_data
-        return HttpResponse(data["body"].encode(), status=data["status"], content_type=data["content_type"])
+        response = HttpResponse(data["body"].encode(), status=data["status"], content_type=data["content_type"])
+        return {"response_or_result": response, "reason": data["reason"]}
