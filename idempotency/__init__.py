@@ -1,7 +1,7 @@
 """Make mutating API operations safe to retry.
 
-The names below are the public interface. Two of them are resolved at first use, because they need the models, and an
-app's package is imported before Django's models can be.
+The names below are the public interface. Two of them are imported at first use, because they need the models, and
+Django imports an app's package before it can load models.
 
 Imports run one way, from the bottom up: ``conf``, ``exceptions``, ``lifecycle``, ``options``; ``identity`` and
 ``operation``; ``models``; ``sql``, where a database is added; ``protocol``; ``http`` and ``upkeep``; ``outbox``;

@@ -1,4 +1,4 @@
-"""The app's wiring: what is switched on when Django has loaded the apps."""
+"""The app's configuration: what is imported and connected when Django has loaded the apps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class IdempotencyConfig(AppConfig):
     def ready(self) -> None:
         import_module("idempotency.checks")
         import_module("idempotency.http.checks")
-        import_module("idempotency.upkeep.counters")  # counts from now on
+        import_module("idempotency.upkeep.counters")  # connects the counters to the signals
         if find_spec("rest_framework") is not None:
             import_module("idempotency.contrib.rest_framework")  # registers its adapter; the core never imports it
         if find_spec("celery") is not None:
-            # What is published inside a protected operation carries on its identity, and idempotent tasks are checked:
-            # in every process, whether or not the project has imported Celery by now. That takes some 0.13 s. The tasks
-            # come with it, because a commit asks for the relay by its name.
+            # Every process needs this, whether or not the project has imported Celery already: it passes an operation's
+            # identity on to the messages that it publishes, and it checks idempotent tasks. The import takes 0.13 s.
+            # It includes the tasks, because a COMMIT calls the relay's task by its name.
             import_module("idempotency.tasks")
         autodiscover_modules("operations")

@@ -1,6 +1,6 @@
-"""System checks: a wrong setting is found by ``manage.py check``, not by the first customer.
+"""System checks: ``manage.py check`` finds a wrong setting before the first customer does.
 
-One id an error. ``IDEMPOTENCY.TTL`` wrong is always E003, whatever is wrong with it.
+Each setting has one id: a wrong ``TTL`` is always E003, whatever is wrong with it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .protocol.transactions import alias
 
 @register("idempotency")
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """The entries of ``IDEMPOTENCY``, one by one and together, and then each operation under them."""
+    """Check each entry of ``IDEMPOTENCY``, then all entries together, then each operation under these settings."""
     problems = problems_of(getattr(django_settings, SETTING, {}))
-    if not problems:  # what an operation declares in part becomes contradictory only together with the settings
+    if not problems:  # an operation takes some of its options from the settings, so it can contradict them
         problems = [problem for operation in registry for problem in operation.problems()]
     return [Error(problem.message, hint=problem.hint, id=problem.check_id) for problem in problems]
 
@@ -32,7 +32,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 def check_databases(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """The database that records live in. Looks at its settings only, and connects to nothing."""
+    """Check the settings of the database that records are written to, without connecting to it."""
     using = alias()
     connection: Any = connections[using]
     messages = [*_wrong_connections(using, connection), *_doubtful_connections(using, connection)]
@@ -41,8 +41,8 @@ def check_databases(
             checks.Warning(
                 f"Records are kept in database {using!r}. Operations with transaction=True protect writes to that "
                 f"database only.",
-                hint="Keep records where the protected operations write, or declare the others with "
-                "transaction=False and their recovery.",
+                hint="Keep records in the database that the protected operations write to, or declare operations that "
+                "write elsewhere with transaction=False and a recovery.",
                 id="idempotency.W001",
             )
         )
@@ -59,26 +59,26 @@ def _wrong_connections(using: str, connection: Any) -> Iterator[CheckMessage]:
         )
     if getattr(connection.Database, "__name__", "") == "psycopg2":
         yield Error(
-            f"Database {using!r} is reached through psycopg2, which names errors in another way than psycopg 3, so "
-            f"they would be misread.",
+            f"Database {using!r} is reached through psycopg2. Its errors differ from those of psycopg 3, so they would "
+            f"be misread.",
             hint="Install psycopg 3 (pip install 'psycopg>=3.2'). Django uses it if both are installed.",
             id="idempotency.E020",
         )
 
 
 def _doubtful_connections(using: str, connection: Any) -> Iterator[CheckMessage]:
-    """Databases that work less well, or that nobody has tested."""
+    """Settings with which a database works less well, and databases that are not tested."""
     options = connection.settings_dict.get("OPTIONS", {})
     if connection.vendor == "sqlite" and str(options.get("transaction_mode")).upper() not in {"IMMEDIATE", "EXCLUSIVE"}:
         yield checks.Warning(
-            f"SQLite database {using!r} opens its transactions deferred. One that reads before it writes fails at "
-            f"once when another has written meanwhile, whatever the timeout.",
+            f"SQLite database {using!r} opens its transactions deferred. If a transaction reads before it writes and "
+            f"another one has written meanwhile, it fails at once, whatever the timeout.",
             hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"} on the database.',
             id="idempotency.W002",
         )
     if connection.vendor not in {"postgresql", "sqlite"}:
         yield checks.Warning(
-            f"Database {using!r} is a {connection.vendor} one. This release is tested on PostgreSQL and SQLite.",
+            f"Database {using!r} is a {connection.vendor} database. This release is tested on PostgreSQL and SQLite.",
             hint="Keep the records on PostgreSQL.",
             id="idempotency.W003",
         )

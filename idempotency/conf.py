@@ -1,8 +1,8 @@
-"""The ``IDEMPOTENCY`` setting: its entries are validated together when one is first needed, and then kept.
+"""The ``IDEMPOTENCY`` setting. Its entries are validated together at the first use of any of them, and then kept.
 
-Django signals that the setting has changed, and then all of it is read anew: so ``override_settings`` works and a test
-sees what it set. A wrong entry raises ``ImproperlyConfigured`` at the first use of any entry, because a guard that
-guesses what its settings mean fails open.
+When Django signals that the setting has changed, all entries are read again, so ``override_settings`` works in tests.
+If an entry is wrong, the first use of any entry raises ``ImproperlyConfigured``. A default in its place would be a
+guess, and a wrong guess would leave operations unprotected.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from django.db.models import Model
 from .options.table import SETTINGS, resolve
 from .options.values import InProgressAnswer
 
-#: Never recorded, whatever the allow-list says: credentials belong to one exchange, not to an outcome.
+#: These headers are never recorded, even if an operation lists them, because credentials must not be replayed.
 NEVER_RECORDED_HEADERS = frozenset({"set-cookie", "authorization", "proxy-authorization", "www-authenticate", "cookie"})
 
-#: 408, 425 and 429 ask for a later retry, and so does every 5xx: a retry must run again.
+#: These statuses ask the client to retry later, as every 5xx does. The retry must run again, so they are no outcomes.
 TRANSIENT_STATUSES = frozenset({408, 425, 429})
 
-#: What a handler answers to a payload that it doesn't accept.
+#: The statuses of a response to an invalid payload.
 INVALID_STATUSES = frozenset({400, 422})
 
 SETTING = "IDEMPOTENCY"
@@ -40,10 +40,10 @@ def is_recordable(status: int) -> bool:
 
 
 def is_recordable_unless_invalid(status: int) -> bool:
-    """For ``recordable``: as the default, without 400 and 422. A request that was found invalid runs again.
+    """For ``recordable``: the default without 400 and 422, so that the retry of an invalid request runs again.
 
-    It is the same payload that runs again, for example after the customer that it names has been created. A corrected
-    payload is another one, and needs a key of its own: the attempt's claim was for the first.
+    A retry has the same payload. It may succeed later, for example after the customer that the payload names has been
+    created. A corrected payload is another payload and needs another key.
     """
     return is_recordable(status) and status not in INVALID_STATUSES
 
@@ -51,18 +51,18 @@ def is_recordable_unless_invalid(status: int) -> bool:
 def authenticated_user(request: Any) -> str | None:
     """The default of ``ACCOUNT``: the primary key of the authenticated user, or None if there is none.
 
-    Two kinds of user may share a primary key. So the account of any but an ``AUTH_USER_MODEL`` is its model's label
-    (or its class, if it is no model), a colon, and the primary key.
+    Users of two models may have the same primary key. So if the user is not an ``AUTH_USER_MODEL``, the account is the
+    label of its model (or the name of its class, if that is not a model), a colon, and the primary key.
     """
     user = getattr(request, "user", None)
     if user is None or not user.is_authenticated or user.pk is None:
         return None
     account = str(user.pk)
-    kind: Any = user.__class__  # not type(): request.user is a SimpleLazyObject, which only this looks into
+    kind: Any = user.__class__  # not type(), which would return SimpleLazyObject for request.user
     if not issubclass(kind, Model):
         return f"{kind.__module__}.{kind.__qualname__}:{account}"
     model = kind._meta.concrete_model  # a proxy has the primary keys of its model
-    # A primary key may be a text that somebody has chosen to look like the account of another kind of user.
+    # If the primary key is a text, somebody may have chosen it to look like the account of a user of another model.
     if model is _user_model() and ":" not in account:
         return account
     return f"{model._meta.label}:{account}"
@@ -78,7 +78,7 @@ def _user_model() -> type[Model] | None:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong with ``IDEMPOTENCY``, or with an operation: a system check, and an error at run time."""
+    """A mistake in ``IDEMPOTENCY`` or in an operation. System checks report it, and at run time it is an error."""
 
     message: str
     hint: str
@@ -89,7 +89,7 @@ class Problem:
 
 
 def problems_of(entries: object) -> list[Problem]:
-    """What is wrong with a value of ``IDEMPOTENCY``, entry by entry and together."""
+    """Find the mistakes in a value of ``IDEMPOTENCY``: in each entry, and in the entries together."""
     if not isinstance(entries, Mapping):
         return [
             Problem(
@@ -107,7 +107,7 @@ def problems_of(entries: object) -> list[Problem]:
     return [
         Problem(
             f"IDEMPOTENCY['LEASE'] ({lease}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}).",
-            "The lease is how long a crash blocks a key; the TTL is how long its outcome is kept.",
+            "The lease is how long a crash blocks a key. The TTL is how long an outcome is kept.",
             "idempotency.E014",
         )
     ]
@@ -129,7 +129,7 @@ def _problem_of_entry(name: Any, value: Any) -> Problem | None:
 
 
 class Defaults:
-    """The options of an operation that have a setting, with the types of the values in force."""
+    """The options of an operation that have a setting, with their types."""
 
     ttl: timedelta
     lease: timedelta
@@ -143,7 +143,7 @@ class Defaults:
 
 
 class Settings(Defaults):
-    """The values in force. Durations are timedeltas, sizes are bytes, and dotted paths are what they name."""
+    """The values in force. Sizes are in bytes, and dotted paths are replaced by the objects that they name."""
 
     max_retry_after: timedelta
     error_response: Callable[[Any, Any], Any] | None
@@ -151,7 +151,7 @@ class Settings(Defaults):
 
     @property
     def fingerprint_secrets(self) -> Sequence[str | bytes]:
-        """The secrets in force: the first makes new fingerprints, and all of them are tried on recorded ones."""
+        """The secrets in force. New fingerprints use the first, and recorded ones are compared under each of them."""
         if self.fingerprint_keys is not None:
             return self.fingerprint_keys
         return (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS)
@@ -159,7 +159,7 @@ class Settings(Defaults):
     if not TYPE_CHECKING:  # a type checker knows the attributes above, and that there are no others
 
         def __getattr__(self, name: str) -> Any:
-            """A value that was not read since the setting changed.
+            """Read and validate all values, at the first use of one since the setting changed.
 
             :raises ImproperlyConfigured: an entry of ``IDEMPOTENCY`` is wrong.
             """
@@ -176,7 +176,7 @@ class Settings(Defaults):
         return {option.name: resolve(entries.get(setting, option.default)) for setting, option in SETTINGS.items()}
 
     def reset(self, *, setting: str, **arguments: Any) -> None:
-        """Read anew what has changed. Receives Django's ``setting_changed``."""
+        """Forget the values, so that they are read again. Receives Django's ``setting_changed``."""
         if setting == SETTING:
             vars(self).clear()
 

@@ -1,4 +1,4 @@
-"""A logging filter that says which operation a line belongs to. Set up in ``LOGGING``; nothing here is on by itself."""
+"""A logging filter that says which operation a line belongs to. It is used only if ``LOGGING`` names it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from .protocol.context import current_claim
 
 
 class ClaimFilter(logging.Filter):
-    """Gives each record of a handler what its formatter can show::
+    """Adds attributes to each log record, which a formatter can show::
 
         "filters": {"claim": {"()": "idempotency.log.ClaimFilter"}},
         "formatters": {"plain": {"format": "%(message)s %(idempotency_operation)s %(idempotency_trace)s"}},
 
-    ``idempotency_operation`` (str), ``idempotency_trace`` (str) and ``idempotency_attempt`` (int), of the claim that
-    the logging code runs under. Outside of one they are empty strings. Lets every record pass.
+    The attributes are ``idempotency_operation`` (str), ``idempotency_trace`` (str) and ``idempotency_attempt`` (int) of
+    the claim under which the code runs. Outside of a claim they are empty strings. The filter lets every record pass.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""The tables: records, steps, the outbox, counters. Statements that decide ownership live in ``claims.py``."""
+"""The tables: records, steps, the outbox, counters. The statements that decide who owns a record are in ``sql/``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from .lifecycle import Status
 
 
 class BytewiseCharField(models.CharField):  # type: ignore[type-arg]
-    """Text of which two values are equal only if their bytes are.
+    """Text whose values are equal only if their bytes are equal.
 
-    MySQL and MariaDB compare by a collation that folds case, accents and trailing spaces unless told otherwise. On
-    PostgreSQL equality is bytewise already, but an index in a locale's order is corrupted by an upgrade of the C
-    library that changes the order, and a unique index that misses a row lets a second claim through: "C" never moves.
+    By default, MySQL and MariaDB ignore case, accents and trailing spaces in comparisons. PostgreSQL compares bytes,
+    but sorts an index in the order of the locale. If an upgrade of the C library changes that order, the index is
+    corrupt, and a unique index that misses a row lets a second claim through. The order of the collation "C" never
+    changes.
     """
 
     def db_parameters(self, connection: Any) -> Any:
@@ -31,17 +32,17 @@ class BytewiseCharField(models.CharField):  # type: ignore[type-arg]
 
 
 class JSONTextField(models.TextField):  # type: ignore[type-arg]
-    """JSON kept as the exact text it was given, and read back as that text.
+    """JSON that is stored and read as its exact text.
 
-    PostgreSQL's ``json`` keeps the text and checks its syntax; ``jsonb`` would lose key order, spacing and the form of
-    numbers. Elsewhere it is a text column.
+    On PostgreSQL its type is ``json``, which keeps the text and checks its syntax. ``jsonb`` would lose the order of
+    names, the white space and the form of numbers. On other databases it is a text column.
     """
 
     def db_type(self, connection: Any) -> str | None:
         return "json" if connection.vendor == "postgresql" else super().db_type(connection)
 
     def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
-        # Drivers parse a json column into Python objects, and the text would be gone.
+        # Without the cast, the driver parses the column into Python objects and the exact text is lost.
         return (f"{sql}::text" if compiler.connection.vendor == "postgresql" else sql), params
 
 
@@ -54,7 +55,7 @@ _STATUSES = [
 
 
 class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
-    """Records in the words of the design. Every time is the database's."""
+    """Queries for records by scope and state. Every time is compared by the database's clock."""
 
     def in_scope(self, account_id: str, operation: str, idempotency_key: str) -> RecordQuerySet:
         return self.filter(account_id=account_id, operation=operation, idempotency_key=idempotency_key)
@@ -72,11 +73,11 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
         return self.filter(status=Status.PARKED)
 
     def live(self) -> RecordQuerySet:
-        """Claims whose lease runs."""
+        """Claims whose lease is running."""
         return self.in_progress().filter(lease_expires_at__gt=Now())
 
     def abandoned(self) -> RecordQuerySet:
-        """Claims whose lease is over: their process is gone, or slower than it promised."""
+        """Claims whose lease is over: their process is gone, or needs more time than its lease."""
         return self.in_progress().filter(lease_expires_at__lte=Now())
 
     def past_retention(self) -> RecordQuerySet:
@@ -92,13 +93,13 @@ class IdempotencyRecord(models.Model):
     idempotency_key = BytewiseCharField(_("key"), max_length=255)
     request_hash = models.CharField(_("payload's fingerprint"), max_length=128)
     status = models.CharField(_("status"), max_length=16, choices=_STATUSES)
-    #: The fencing number: 1 at the first claim, +1 at every further one, never reset.
+    #: The fencing number: 1 at the first claim, plus 1 at every later claim, never reset.
     attempt = models.PositiveIntegerField(_("attempt"), default=1)
     response_status = models.PositiveSmallIntegerField(_("response status"), null=True, blank=True)
     #: A list of [name, value] pairs, so that a repeated header keeps its place.
     response_headers = models.JSONField(_("response headers"), null=True, blank=True)
     response_body = JSONTextField(_("response body"), null=True, blank=True)
-    response_reference = models.TextField(  # noqa: DJ001 - null is "none", "" is a reference
+    response_reference = models.TextField(  # noqa: DJ001 - NULL means no reference, "" is one
         _("response reference"), null=True, blank=True
     )
     lease_expires_at = models.DateTimeField(_("lease ends at"), null=True, blank=True)
@@ -113,16 +114,18 @@ class IdempotencyRecord(models.Model):
         verbose_name = _("idempotency record")
         verbose_name_plural = _("idempotency records")
         constraints: ClassVar = [
-            # account_id leads: it is the distribution key of a partitioned table, and it names one caller's records.
+            # account_id comes first, because it selects the records of one caller, and a partitioned table is
+            # distributed by it.
             models.UniqueConstraint(
                 fields=["account_id", "operation", "idempotency_key"], name="idempotency_record_scope"
             ),
         ]
         indexes: ClassVar = [
-            # What recovery, the statistics and the admin look for is a handful of rows among millions of completed
-            # ones. No B-tree that finds them lets the completing update stay heap-only. A BRIN does, but comes to match
-            # every page once purged pages are used again: docs/explanation/benchmarks.md has the figures. An OR of
-            # equalities and not an IN, so that SQLite too sees that each of the three states is covered.
+            # Recovery, the statistics and the admin look for a handful of rows among millions of completed ones. With
+            # any B-tree that finds them, the completing update can't be heap-only. With a BRIN index it can, but once
+            # purged pages are used again the BRIN index matches every page; docs/explanation/benchmarks.md has the
+            # figures. The condition is an OR of equalities and not an IN, so that SQLite recognises each of the three
+            # states.
             models.Index(
                 fields=["status", "lease_expires_at"],
                 condition=models.Q(status=Status.IN_PROGRESS.value)
@@ -138,7 +141,7 @@ class IdempotencyRecord(models.Model):
         ]
 
     def __repr__(self) -> str:
-        # Without the account: a crash report shows the repr of whatever stands in a local variable.
+        # The account is left out, because crash reports show the repr of local variables.
         return f"<{type(self).__name__} {self.pk} of operation {self.operation!r}: {self.status}>"
 
     def __str__(self) -> str:
@@ -149,20 +152,27 @@ class IdempotencyRecord(models.Model):
         return Scope(self.account_id, self.operation, self.idempotency_key)
 
     def derive_key(self, name: str) -> UUID:
-        """The key that the operation's claims derive for the call ``name``: what a reconciler asks a provider for."""
+        """The key that the operation's attempts derive for the call ``name``. A reconciler asks a provider for it.
+
+        :raises ValueError: the name is empty.
+        """
         return self.scope.derive_key(name)
 
     def derive_text(self, name: str, length: int = 32) -> str:
-        """The same as ``length`` hexadecimal digits, 16 to 64."""
+        """The derived key as ``length`` hexadecimal digits.
+
+        :raises ValueError: the name is empty, or the length is not between 16 and 64.
+        """
         return self.scope.derive_text(name, length)
 
 
 class IdempotencyStep(models.Model):
-    """The result of one finished phase of an operation. Purged with its record."""
+    """The stored result of one finished step of an operation. It is purged with its record."""
 
     id = models.BigAutoField(primary_key=True)
     account_id = BytewiseCharField(_("account"), max_length=255)
-    #: Not a foreign key: its check would cost every deletion a look-up, and a distributed table can't enforce it.
+    #: This is not a foreign key, because its check would cost a look-up at every deletion, and a distributed table
+    #: can't enforce it.
     record_id = models.BigIntegerField(_("record"))
     name = BytewiseCharField(_("name"), max_length=255)
     result = JSONTextField(_("result"))
@@ -183,36 +193,36 @@ class IdempotencyStep(models.Model):
 
 
 class MessageStatus(models.TextChoices):
-    """What has become of a message of the outbox. The values are what the database holds."""
+    """The state of a message of the outbox. The values are stored in the database."""
 
-    PENDING = "pending", _("pending")  # to be sent once it is due, or being sent while a relay's lease runs
+    PENDING = "pending", _("pending")  # will be sent once it is due, or is being sent while a relay's lease runs
     SENT = "sent", _("sent")  # the broker has confirmed it
-    DEAD = "dead", _("dead")  # tried often enough; waits for somebody to requeue it
+    DEAD = "dead", _("dead")  # was tried too often, and waits for somebody to requeue it
 
 
 class OutboxMessage(models.Model):
-    """A message that is to be published because a transaction committed. See ``outbox.py``."""
+    """A message that is published if the transaction that wrote it committed. See ``outbox/``."""
 
     id = models.BigAutoField(primary_key=True)
-    #: The same on every attempt of the operation that publishes it, and the message's identity at the broker.
+    #: The message's identity at the broker. It is the same in every attempt of the operation that publishes it.
     message_id = models.UUIDField(_("message id"), unique=True)
-    #: Whose operation it belongs to; empty if it was published outside of one.
+    #: The account of the operation that published it; empty if it was published outside of a claim.
     account_id = BytewiseCharField(_("account"), max_length=255, blank=True, default="")
     #: The key under which a consumer claims it.
     idempotency_key = BytewiseCharField(_("key"), max_length=255)
     topic = models.CharField(_("topic"), max_length=255)
-    #: The dotted path of what hands it to a broker.
+    #: The dotted path of the callable that hands it to a broker.
     sender = models.CharField(_("sender"), max_length=255)
     payload = JSONTextField(_("payload"))
     headers = models.JSONField(_("headers"), default=dict, blank=True)
-    #: Messages with one ordering key are sent in the order in which they were written; empty asks for no order.
+    #: Messages with one ordering key are sent in the order in which they were written. Empty means no order.
     ordering_key = BytewiseCharField(_("ordering key"), max_length=255, blank=True, default="")
     status = models.CharField(_("status"), max_length=8, choices=MessageStatus.choices, default=MessageStatus.PENDING)
-    #: How often a relay has tried, or may have: counted before the try, because a relay can die in it. A count and not
-    #: a fencing number: a try that did not take place is taken off again, and a requeued message starts at 0.
+    #: How often a relay has tried to send it. Counted before the attempt, because the relay may die during it. An
+    #: attempt that did not take place is subtracted again, and a requeued message starts at 0.
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     next_try_at = models.DateTimeField(_("next try at"), db_default=Now())
-    #: Until when a relay that is sending it is presumed alive.
+    #: The time until which the relay that is sending it is presumed alive.
     lease_expires_at = models.DateTimeField(_("lease ends at"), null=True, blank=True)
     error = models.TextField(_("last error"), blank=True, default="")
     created_at = models.DateTimeField(_("created at"), db_default=Now())
@@ -225,20 +235,20 @@ class OutboxMessage(models.Model):
         verbose_name = _("outbox message")
         verbose_name_plural = _("outbox messages")
         indexes: ClassVar = [
-            # What a relay, the backlog and the admin look for, among many that are sent and not purged yet. By due time
-            # and never by id: a lower id may commit after a higher one was sent.
+            # Finds what a relay, the backlog and the admin look for, among many messages that are sent and not purged
+            # yet. The order is the due time and not the id, because a lower id may commit after a higher one was sent.
             models.Index(
                 fields=["status", "next_try_at"],
                 condition=models.Q(status=MessageStatus.PENDING.value) | models.Q(status=MessageStatus.DEAD.value),
                 name="idempotency_outbox_unsent",
             ),
-            # What comes before a message in its order.
+            # Finds the unsent messages that come before a message in its order.
             models.Index(
                 fields=["ordering_key", "id"],
                 condition=~models.Q(ordering_key="") & ~models.Q(status=MessageStatus.SENT.value),
                 name="idempotency_outbox_order",
             ),
-            # What a purge looks for.
+            # Finds the messages that a purge deletes.
             models.Index(
                 fields=["sent_at"],
                 condition=models.Q(status=MessageStatus.SENT.value),
@@ -255,7 +265,7 @@ class OutboxMessage(models.Model):
 
 
 class IdempotencyCounter(models.Model):
-    """How often something happened to an operation's records, added up over all processes. See ``counters.py``."""
+    """How often an event happened to an operation's records, in all processes. See ``upkeep/counters.py``."""
 
     id = models.BigAutoField(primary_key=True)
     operation = BytewiseCharField(_("operation"), max_length=255)

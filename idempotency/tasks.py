@@ -1,10 +1,10 @@
-"""Recovery, purge, relay and the search for lost messages as Celery tasks, for a beat schedule.
+"""Celery tasks for a beat schedule: recovery, purge, relay, and the search for lost messages.
 
 Celery's autodiscovery finds them.
 
-All are safe to lose, to run twice and to kill, because the next run does what this one left. So they are acknowledged
-when they start, are never retried by Celery, and end after a bounded number of batches. A schedule should let them
-expire rather than queue up: ``"options": {"expires": seconds}``.
+Each task may be lost, run twice or killed, because the next run does what this one left undone. So a task is
+acknowledged when it starts, Celery never retries it, and it ends after a bounded number of batches. A schedule should
+let waiting tasks expire, so that they don't pile up: ``"options": {"expires": seconds}``.
 """
 
 from __future__ import annotations
@@ -33,34 +33,36 @@ except ImportError as error:
 
 from .contrib.celery import lost
 
-#: What one run does at most: ten thousand abandoned claims, a hundred thousand records and as many messages to purge,
-#: ten thousand messages to send. More than that is the next run's, so that a run stays within its time limit and leaves
-#: the worker to others.
+#: One run takes at most this many batches. With the default sizes it settles ten thousand abandoned claims, purges a
+#: hundred thousand records and as many messages, or sends ten thousand messages. The rest is left to the next run, so
+#: that a run stays within its time limit and the worker is free for other tasks.
 MAX_BATCHES = 100
 
-#: Seconds. Reconcilers ask one after the other, and one that hangs must not hold the worker for good. What was settled
-#: stays settled, and the claim that was being asked for is found again after its lease. No soft limit: it would be one
-#: more exception of a reconciler, and those are answers that nobody got.
+#: Seconds. Reconcilers run one after the other, and one that hangs must not block the worker for ever. When the limit
+#: ends a run, what was settled stays settled, and a claim that was being reconciled is found again after its lease.
+#: There is no soft limit, because its exception would be raised inside a reconciler and count as the answer
+#: ``Unknown``.
 TIME_LIMIT = 300
 
 
 def _recover_expired_leases(batch_size: int = RECOVERY_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
     """Settle abandoned claims as their operations declare, up to ``max_batches`` batches of ``batch_size``.
 
-    :returns: counts of records: ``recoverable``, ``completed``, ``parked``, ``postponed``; ``unknown_operations``, by
-        name; and ``exhausted``, False where the next run has something to do already.
+    :returns: counts of records: ``recoverable``, ``completed``, ``parked``, ``postponed``; ``unknown_operations``,
+        counts by name; and ``exhausted``, False if more is due already.
     """
     result = sum(islice(recover_batches(batch_size=batch_size), max_batches), RecoveryResult())
-    counters.flush()  # a worker has no requests after which it would be done
+    counters.flush()  # a worker has no requests after which the counters are written
     return result.as_dict()
 
 
 def _purge_expired_records(batch_size: int = PURGE_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
-    """Delete records past retention, up to ``max_batches`` batches of ``batch_size``, and as many messages that were
-    sent longer ago than ``TTL`` and a day. Parked records stay, and so do messages that were not sent.
+    """Delete records past retention, and messages that were sent longer ago than ``TTL`` and a day.
 
-    :returns: ``deleted``, a count of records; ``messages``, one of messages; and ``exhausted``, False where the next
-        run has something to do already.
+    Of each it takes up to ``max_batches`` batches of ``batch_size``. Parked records and unsent messages stay.
+
+    :returns: ``deleted``, a count of records; ``messages``, a count of messages; and ``exhausted``, False if more is
+        due already.
     """
     records = sum(islice(purge_batches(batch_size=batch_size), max_batches), PurgeResult())
     messages = sum(islice(purge_sent_batches(batch_size=batch_size), max_batches), PurgeResult())
@@ -74,10 +76,10 @@ def _purge_expired_records(batch_size: int = PURGE_BATCH_SIZE, max_batches: int 
 def _relay_outbox(batch_size: int = RELAY_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
     """Send messages of the outbox that are due, up to ``max_batches`` batches of ``batch_size``.
 
-    Begins no batch after half of the time limit: one that the limit cuts off is sent again.
+    No batch begins after half of the time limit, because a batch that the limit cuts off is sent again.
 
     :returns: counts of messages: ``sent``, ``postponed``, ``dead``, ``put_back``; ``unavailable``, the senders whose
-        broker can't be reached, with the error; and ``exhausted``, False where the next run has something to do.
+        broker can't be reached, each with the error; and ``exhausted``, False if more can be sent already.
     """
     end = time.monotonic() + TIME_LIMIT / 2
     result = RelayResult()
@@ -91,10 +93,10 @@ def _relay_outbox(batch_size: int = RELAY_BATCH_SIZE, max_batches: int = MAX_BAT
 def _resend_lost_messages(
     older_than: float = lost.OLDER_THAN.total_seconds(), look_back: float = lost.LOOK_BACK.total_seconds()
 ) -> dict[str, Any]:
-    """Have messages sent again that a broker has confirmed and lost: see ``contrib.celery.resend_lost_messages``.
+    """Have messages sent again that a broker confirmed and lost. See ``contrib.celery.resend_lost_messages``.
 
-    :param older_than: seconds since a message was sent that is taken for lost.
-    :param look_back: seconds since a message was sent that is not looked at any more.
+    :param older_than: in seconds. Messages that were sent later than this ago are not looked at yet.
+    :param look_back: in seconds. Messages that were sent longer ago than this are not looked at any more.
     :returns: ``found``, a count of messages.
     """
     return {
@@ -106,7 +108,7 @@ def _resend_lost_messages(
 
 _task = partial(shared_task, acks_late=False, time_limit=TIME_LIMIT)
 
-# Not as decorators: Celery has no types, and what it decorates would have none either.
+# Not written as decorators, because Celery has no types and the decorated functions would lose theirs.
 recover_expired_leases = _task(name="idempotency.tasks.recover_expired_leases")(_recover_expired_leases)
 purge_expired_records = _task(name="idempotency.tasks.purge_expired_records")(_purge_expired_records)
 resend_lost_messages = _task(name="idempotency.tasks.resend_lost_messages")(_resend_lost_messages)
