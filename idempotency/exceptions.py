@@ -1,4 +1,4 @@
-"""Every error this package raises, and how a client is told of each.
+"""Every error that this package raises, and the status that a client gets for it.
 
     IdempotencyError
     ├── RequestError               the request is refused before anything runs
@@ -20,11 +20,11 @@
         ├── NoTransactionError         500
         └── MessageReusedError         500
 
-    BrokerUnavailableError         raised by a sender, for the relay; no client ever sees it
+    BrokerUnavailableError         a sender raises it for the relay; no client ever sees it
 
-``status_code``, ``code`` and ``title`` are the members of the RFC 9457 problem that a client receives;
-``detail`` is its detail. Nothing in a detail tells one caller about another's record, or a client about the server's
-code: what a developer needs to know of an ``OperationError`` is ``str(error)``, which goes to the log.
+``status_code``, ``code``, ``title`` and ``detail`` are the members of the RFC 9457 problem that a client receives. A
+detail never tells a caller about another caller's record, or about the server's code. What a developer needs to know
+about an ``OperationError`` is ``str(error)``, which is logged.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from typing import ClassVar
 
 
 class IdempotencyError(Exception):
-    """The base of all errors here.
+    """The base class of the errors that concern one request or operation.
 
-    ``retry_after`` is the number of whole seconds after which a retry makes sense, or None when a retry would meet
-    the same answer.
+    :param detail: the message; by default ``default_detail``.
+    :param retry_after: after how many whole seconds a retry makes sense; None if a retry would get the same answer.
     """
 
     status_code: ClassVar[int] = 500
@@ -49,8 +49,8 @@ class IdempotencyError(Exception):
     def __init__(self, detail: str | None = None, *, retry_after: int | None = None) -> None:
         super().__init__(self.default_detail if detail is None else detail)
         self.retry_after = retry_after
-        #: The attempt that met this error; None if it was no attempt's. Tells an operation's own error from that of
-        #: another claim within its handler.
+        #: The attempt that this error belongs to, or None. It tells the error of an operation's own claim from the
+        #: error of another claim inside its handler.
         self.raised_by: object | None = None
 
     @property
@@ -59,7 +59,7 @@ class IdempotencyError(Exception):
 
 
 class RequestError(IdempotencyError):
-    """The request can't be taken as it is. Nothing ran and nothing was recorded."""
+    """The request is not acceptable. Nothing ran and nothing was recorded."""
 
     status_code = 400
     code = "idempotency_request_invalid"
@@ -83,7 +83,7 @@ class KeyInvalidError(RequestError):
 class PayloadInvalidError(RequestError):
     code = "idempotency_payload_invalid"
     title = "Payload has no canonical form"
-    default_detail = "The payload can't be compared with a retry of itself."
+    default_detail = "The payload has a form in which it can't be compared with the payload of a retry."
 
 
 class AccountRequiredError(RequestError):
@@ -94,7 +94,7 @@ class AccountRequiredError(RequestError):
 
 
 class DuplicateError(IdempotencyError):
-    """Another attempt of the same logical operation decides what this one gets."""
+    """The request is a duplicate, and the record of an earlier attempt decides its answer."""
 
 
 class InProgressError(DuplicateError):
@@ -118,16 +118,16 @@ class OutcomeUnknownError(DuplicateError):
     code = "idempotency_outcome_unknown"
     title = "Outcome is unknown"
     default_detail = (
-        "An earlier request with this Idempotency-Key was cut off and its outcome is not known. "
-        "It will not be run again until somebody has found out."
+        "An earlier request with this Idempotency-Key was cut off, and its outcome is not known. "
+        "It does not run again until somebody has found out whether it took effect."
     )
 
 
 class LeaseLostError(IdempotencyError):
-    """This attempt no longer owns its record: it stalled past its lease and another attempt took over.
+    """This attempt no longer owns its record: its lease ended and another attempt took over.
 
-    Whatever it wrote in the record's database is rolled back. Over HTTP the client is answered from the record of the
-    attempt that won, so this error is only seen by callers of the function interface.
+    What it wrote in the record's database is rolled back. Over HTTP the client gets the answer from the record of the
+    attempt that won, so only callers of ``claim()`` see this error.
     """
 
     status_code = 409
@@ -137,9 +137,9 @@ class LeaseLostError(IdempotencyError):
 
 
 class UnavailableError(IdempotencyError):
-    """The record's store can't be reached or written, or did not say whether it committed.
+    """The database of the record can't be reached or written, or did not say whether it committed.
 
-    The operation did not run, or ran and may have committed: only a retry with the same key can tell.
+    Either the operation did not run, or it ran and may have committed. A retry with the same key finds out.
     """
 
     status_code = 503
@@ -149,28 +149,28 @@ class UnavailableError(IdempotencyError):
 
 
 class OperationError(IdempotencyError):
-    """The protected operation is at fault, not its client. What it wrote in this attempt is rolled back."""
+    """The protected operation is at fault, and not its client. With ``transaction=True`` its writes are rolled back."""
 
     status_code = 500
 
     @cached_property
     def reference(self) -> str:
-        """What the client is told and the log is searched for: 12 hexadecimal digits, made anew for each error."""
+        """12 random hexadecimal digits. The client gets them, and the log has the error under them."""
         return secrets.token_hex(6)
 
     @property
     def detail(self) -> str:
-        return f"The server could not complete this operation. Its log says why, under the reference {self.reference}."
+        return f"The server could not complete this operation. Its log has the cause under reference {self.reference}."
 
 
 class UnrecordableResponseError(OperationError):
     code = "idempotency_response_unrecordable"
     title = "Response can't be recorded"
-    default_detail = "The operation answered with a response that can't be recorded, so nothing was kept of it."
+    default_detail = "The operation returned a response that can't be recorded."
 
 
 class OutcomeUnreadableError(OperationError):
-    """A stored outcome can't be turned back into a response. The operation is never run a second time for that."""
+    """A recorded outcome can't be turned into a response again. The operation does not run a second time for that."""
 
     code = "idempotency_outcome_unreadable"
     title = "Recorded outcome can't be read"
@@ -180,7 +180,7 @@ class OutcomeUnreadableError(OperationError):
 class TransactionBrokenError(OperationError):
     code = "idempotency_transaction_broken"
     title = "Transaction was broken by the operation"
-    default_detail = "The operation went on after a database error that had already undone its transaction."
+    default_detail = "The operation continued after a database error that had already rolled back its transaction."
 
 
 class OuterTransactionError(OperationError):
@@ -192,23 +192,23 @@ class OuterTransactionError(OperationError):
 
 
 class NoTransactionError(OperationError):
-    """A message was to be published outside of a transaction, so nothing could tie it to a commit."""
+    """``publish()`` was called outside of a transaction, so the message could not depend on a COMMIT."""
 
     code = "idempotency_no_transaction"
     title = "Transaction is missing"
-    default_detail = "A message was to be published outside of a transaction."
+    default_detail = "A message can't be published outside of a transaction."
 
 
 class MessageReusedError(OperationError):
-    """An operation published another message under the identity of one that it has published before."""
+    """An operation published a message with the id of an earlier message, but with another content."""
 
     code = "idempotency_message_reused"
     title = "Message was published with another content"
-    default_detail = "The operation has published another message under the same identity."
+    default_detail = "The operation has already published another message with the same id."
 
 
 class BrokerUnavailableError(Exception):
-    """The broker can't be reached, or confirms nothing: what a sender raises when no message is at fault.
+    """The broker can't be reached or does not confirm. A sender raises this when the message is not at fault.
 
-    The relay then leaves this sender's messages for a while, and doesn't count the attempt.
+    The relay then leaves this sender's messages alone for a while, and does not count the attempt.
     """

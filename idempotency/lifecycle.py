@@ -1,13 +1,13 @@
-"""The states of a record and the one decision table over them. Pure: no I/O, nothing of Django.
+"""The states of a record and the table that decides what a duplicate gets. Pure: no I/O and no Django.
 
 absent       -> in_progress     claim: one winner, attempt 1
 in_progress  -> completed       complete, if the attempt still owns the record
 in_progress  -> recoverable     release, if the attempt still owns the record and had no effect
-in_progress  -> in_progress     take over after the lease, attempt + 1, where running again is safe
-in_progress  -> parked          the lease is over and nobody can say what happened
+in_progress  -> in_progress     take over after the lease, attempt + 1, if it is safe to run again
+in_progress  -> parked          the lease is over and nobody knows whether the operation took effect
 recoverable  -> in_progress     claim, attempt + 1
 parked       -> completed       somebody found the outcome
-parked       -> recoverable     somebody found that nothing had happened
+parked       -> recoverable     somebody found that the operation did not take effect
 any but a live claim -> in_progress   claim past retention: a new request, attempt + 1
 """
 
@@ -17,35 +17,35 @@ from enum import Enum
 
 
 class Status(str, Enum):
-    """What a record says of its operation. The values are what the database holds."""
+    """The state of a record. The values are stored in the database."""
 
-    IN_PROGRESS = "in_progress"  # an attempt claimed it; alive for as long as its lease
-    COMPLETED = "completed"  # the outcome is recorded; every retry is answered from it
-    RECOVERABLE = "recoverable"  # known to have had no effect; the next retry runs
-    PARKED = "parked"  # nobody knows whether it took effect; it waits for somebody to find out
+    IN_PROGRESS = "in_progress"  # an attempt claimed it, and is presumed alive until its lease ends
+    COMPLETED = "completed"  # the outcome is recorded, and every retry gets it
+    RECOVERABLE = "recoverable"  # the operation is known to have had no effect, and the next retry runs it
+    PARKED = "parked"  # nobody knows whether the operation took effect, and the record waits for somebody to find out
 
     __str__ = str.__str__
 
 
 class Recovery(Enum):
-    """What an operation's author declares about a claim whose process disappeared."""
+    """What an operation declares about a claim whose process disappeared."""
 
-    REEXECUTE = "reexecute"  # run it again: effects share the record's transaction, or carry a derived key
+    REEXECUTE = "reexecute"  # run it again, because its effects share the record's transaction or carry a derived key
     RECONCILE = "reconcile"  # ask the outside world what happened
-    PARK = "park"  # never run it again by itself
+    PARK = "park"  # never run it again automatically
 
 
 class Decision(Enum):
-    """What a request that did not win the first claim does next."""
+    """What a request does that found a record."""
 
     REPLAY = "replay"  # answer from the recorded outcome
-    WAIT = "wait"  # another attempt is alive
+    WAIT = "wait"  # another attempt is presumed alive
     REFUSE_REUSED = "refuse_reused"  # the key belongs to another payload
-    TAKE_OVER = "take_over"  # claim it again, same payload, attempt + 1
-    START_OVER = "start_over"  # retention is over: claim it for this payload, as if absent
-    RECONCILE = "reconcile"  # abandoned; find out before anything runs
-    PARK = "park"  # abandoned; nobody may run it again
-    REPORT_PARKED = "report_parked"  # its outcome is unknown already
+    TAKE_OVER = "take_over"  # claim the record again for the same payload, attempt + 1
+    START_OVER = "start_over"  # the retention is over: claim the record for this payload, as if it were absent
+    RECONCILE = "reconcile"  # the claim is abandoned: find out what happened before anything runs
+    PARK = "park"  # the claim is abandoned: park the record, and run nothing
+    REPORT_PARKED = "report_parked"  # the record is parked already
 
 
 _ABANDONED = {
@@ -58,14 +58,18 @@ _ABANDONED = {
 def decide(
     status: Status, *, lease_over: bool, retention_over: bool, same_payload: bool, recovery: Recovery
 ) -> Decision:
-    """Say what a duplicate gets.
+    """Decide what a duplicate gets.
 
-    ``lease_over`` and ``retention_over`` are the database clock's verdicts; ``lease_over`` only matters while a record
-    is in progress. The order of the tests below is the contract:
+    The order of the conditions below is the contract:
 
-    1. A live claim is left alone whatever the payload and however old the record, because its run may still commit.
-    2. Past retention the record says nothing any more: the same key is a new request.
-    3. Another payload never learns anything and never runs, not even when the claim was abandoned.
+    1. A live claim is left alone, whatever the payload and however old the record, because its run may still commit.
+    2. Past its retention the record has no meaning any more: the same key makes a new request.
+    3. Another payload never learns anything and never runs, even if the claim is abandoned.
+
+    :param lease_over: whether the lease is over by the database's clock. It matters only in the state in_progress.
+    :param retention_over: whether the retention is over by the database's clock.
+    :param same_payload: whether the request's fingerprint matches the record's.
+    :param recovery: what the operation declares.
     """
     if status is Status.IN_PROGRESS and not lease_over:
         return Decision.WAIT

@@ -1,6 +1,7 @@
-"""``Operation``: the declared policy of one protected operation, and the registry of them.
+"""``Operation``: the declared policy of one protected operation. ``registry``: the operations of this process.
 
-Imports no models, so an app can declare its operations in an ``operations.py`` that every process discovers.
+This module imports no models, so that an app can declare its operations in an ``operations.py``, which every process
+imports.
 """
 
 from __future__ import annotations
@@ -28,43 +29,46 @@ MAX_NAME_LENGTH = 255
 class Operation(Defaults):
     """The policy of one operation.
 
-    Every argument left out follows the setting of the same meaning at the time of the request; the settings and their
-    defaults are in the documentation's table.
+    An argument that is left out takes its value from the settings at the time of the request. The documentation has a
+    table of the settings and their defaults.
 
-    :param name: part of every record's identity; 1 to 255 printable characters. Renaming an operation forgets its
-        records.
+    :param name: part of every record's identity; 1 to 255 printable characters. If an operation is renamed, its earlier
+        records no longer count.
     :param ttl: how long an outcome is kept and a retry recognised.
-    :param lease: how long a claim is presumed alive without a sign of life.
-    :param heartbeat: renews the lease in the background while the handler runs, up to this long in total, which is at
-        most ``ttl``. Without it a handler that takes longer than its lease calls ``current_claim().renew()``, or is
-        taken over.
-    :param idle_timeout: lets PostgreSQL end the handler's transaction when it has been idle for that long, as a frozen
-        process's is, so that its locks don't outlive its lease. Costs a statement; a default for the role costs none.
+    :param lease: how long a claim is presumed alive after its last renewal.
+    :param heartbeat: renews the lease in the background while the handler runs, for this long in total, which is at
+        most ``ttl``. Without a heartbeat, a handler that takes longer than its lease must call
+        ``current_claim().renew()``, or another attempt takes over.
+    :param idle_timeout: PostgreSQL ends the handler's transaction when it has been idle for this long, as that of a
+        frozen process is, so that its locks don't outlive its lease. It costs one statement; a default for the role
+        costs none.
     :param transaction: True runs the handler and records its outcome in one transaction of the record's database.
-    :param recovery: what an abandoned claim means. ``REEXECUTE`` with ``transaction=True``; no default without.
+    :param recovery: what an abandoned claim means. The default is ``REEXECUTE`` with ``transaction=True``; with
+        ``transaction=False`` there is no default.
     :param in_progress: ``CONFLICT``, ``ACCEPTED``, ``Wait(seconds)`` or, with ``rebuild``, ``Attach(location)``.
     :param required: False lets a request without a key run unprotected.
     :param methods: the HTTP methods that are protected; others pass through.
-    :param command: ``callable(request) -> object``, or a DRF serializer class: what the fingerprint is taken of.
+    :param command: ``callable(request) -> object``, or a DRF serializer class. It returns what the fingerprint is taken
+        of.
     :param account: ``callable(request) -> str | None``, or its dotted path; None refuses the request.
-    :param recordable: ``callable(status: int) -> bool``, or its dotted path: which statuses are outcomes.
-    :param headers: names of the response headers kept with the outcome, besides Content-Type.
-    :param max_body: the largest response body, in bytes, that is recorded.
-    :param rebuild: ``callable(reference: str, request) -> response``: answers a replay from the reference that the
-        handler left in ``current_claim().reference`` instead of from a recorded body.
-    :raises ImproperlyConfigured: an argument is not of its kind, two contradict each other, ``transaction=False``
-        comes without ``recovery``, or the name is declared already with another policy.
-    :raises TypeError: there is no such argument.
+    :param recordable: ``callable(status: int) -> bool``, or its dotted path. It decides which statuses are outcomes.
+    :param headers: the names of the response headers that are kept with the outcome, besides Content-Type.
+    :param max_body: the largest response body that is recorded, in bytes.
+    :param rebuild: ``callable(reference: str, request) -> response``. It answers a replay from the reference that the
+        handler stored in ``current_claim().reference``, instead of from a recorded body.
+    :raises ImproperlyConfigured: an argument has a wrong value, two arguments contradict each other,
+        ``transaction=False`` is given without ``recovery``, or the name is already declared with another policy.
+    :raises TypeError: there is no argument of this name.
     """
 
     name: str
     declared: dict[str, Any]
-    """The arguments by name; None for those that follow a setting."""
+    """The arguments by name. None stands for an argument that was left out."""
     heartbeat: timedelta | None
     idle_timeout: timedelta | None
     transaction: bool
     recovery: Recovery
-    """What an abandoned claim means, without the particulars of a ``Reconcile``."""
+    """What an abandoned claim means. ``RECONCILE`` stands for any ``Reconcile``; see ``reconcile``."""
     command: Callable[..., Any] | None
     rebuild: Callable[[str, Any], Any] | None
 
@@ -84,9 +88,9 @@ class Operation(Defaults):
     if not TYPE_CHECKING:  # a type checker knows the attributes of Defaults, and that there are no others
 
         def __getattr__(self, name: str) -> Any:
-            """An option that has a setting, when it is read for the first time since the settings changed.
+            """Read the options that have a setting, at the first use of one since the settings changed.
 
-            All of them are read and checked together, so that a wrong policy is refused before anything runs.
+            They are read and checked together, so that a wrong policy is refused before anything runs.
 
             :raises ImproperlyConfigured: the settings are wrong, or contradict what the operation declares.
             """
@@ -100,7 +104,7 @@ class Operation(Defaults):
             return vars(self)[name]
 
     def _values(self) -> dict[str, Any]:
-        """The options that have a setting: as declared, or else as the settings say."""
+        """The values of the options that have a setting: the declared value, or else that of the setting."""
         return {
             name: getattr(settings, name) if self.declared[name] is None else resolve(self.declared[name])
             for name, option in OPTIONS.items()
@@ -108,9 +112,9 @@ class Operation(Defaults):
         }
 
     def problems(self) -> list[Problem]:
-        """What is wrong with the operation, its declaration and the settings taken together.
+        """Find the mistakes in the operation's declaration, taken together with the settings.
 
-        :raises ImproperlyConfigured: the settings are wrong by themselves.
+        :raises ImproperlyConfigured: the settings alone are wrong.
         """
         found = [
             Problem(
@@ -129,7 +133,10 @@ class Operation(Defaults):
 
     @property
     def reconcile(self) -> Reconcile:
-        """:raises TypeError: the operation declares another recovery."""
+        """The declared ``Reconcile``.
+
+        :raises TypeError: the operation declares another recovery.
+        """
         declared = self.declared["recovery"]
         if not isinstance(declared, Reconcile):
             raise TypeError(f"Operation {self.name!r} declares no reconciler.")
@@ -140,10 +147,10 @@ class Operation(Defaults):
 
 
 def _checked(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an operation, complete.
+    """Check the arguments of an operation, and add those that were left out as None.
 
-    :raises TypeError: there is no such argument.
-    :raises ImproperlyConfigured: one is not of its kind, or they contradict each other.
+    :raises TypeError: there is no argument of this name.
+    :raises ImproperlyConfigured: an argument has a wrong value, or two contradict each other.
     """
     for argument in policy:
         if argument not in OPTIONS:
@@ -158,9 +165,9 @@ def _checked(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
             raise ImproperlyConfigured(f"Operation {name!r}: {option} {problem}, not {value!r}.")
     if not declared["transaction"] and declared["recovery"] is None:
         raise ImproperlyConfigured(
-            f"Operation {name!r} has transaction=False, so a crash can leave an effect without an outcome. "
-            f"Say what that means with recovery=: REEXECUTE if every effect carries a key derived from the claim, "
-            f"Reconcile(fn) if fn can ask what happened, PARK if it must never run again by itself."
+            f"Operation {name!r} has transaction=False, so a crash can leave an effect without an outcome. Declare "
+            f"what happens then with recovery=: REEXECUTE if every effect carries a key derived from the claim, "
+            f"Reconcile(fn) if fn can find out what happened, PARK if it must never run again automatically."
         )
     if isinstance(declared["in_progress"], Attach) and declared["rebuild"] is None:
         raise ImproperlyConfigured(
@@ -181,7 +188,7 @@ def _recovery_of(declared: Recovery | Reconcile | None) -> Recovery:
 def _contradiction(
     name: str, ttl: timedelta | None, lease: timedelta | None, heartbeat: timedelta | None
 ) -> Problem | None:
-    """What is wrong with durations together. One that is None is not known yet."""
+    """Find a contradiction between durations. None stands for a duration that is not known yet."""
     if ttl is not None and lease is not None and lease >= ttl:
         return Problem(
             f"Operation {name!r} has a lease ({lease}) that is not shorter than its ttl ({ttl}).",
@@ -198,12 +205,13 @@ def _contradiction(
     return None
 
 
-#: The operations that keep values of the settings. Also those that were declared again and are no longer registered.
+#: The operations that have read values from the settings, including those that were declared again and so replaced in
+#: the registry.
 _in_use: WeakSet[Operation] = WeakSet()
 
 
 def _forget_values(*, setting: str, **arguments: Any) -> None:
-    """Let each operation read the settings anew. Receives Django's ``setting_changed``."""
+    """Make each operation read the settings again. Receives Django's ``setting_changed``."""
     if setting == SETTING:
         while _in_use:
             operation = _in_use.pop()
@@ -226,8 +234,8 @@ class Registry:
         known = self._operations.get(operation.name)
         if known is not None and known.declared != operation.declared:
             raise ImproperlyConfigured(
-                f"Operation {operation.name!r} is declared already with another policy. Two operations that share a "
-                f"name would share their records: rename one, or declare it once and pass the Operation itself."
+                f"Operation {operation.name!r} is declared already with another policy. Two operations with one name "
+                f"would share their records. Rename one, or declare it once and pass the Operation itself."
             )
         self._operations[operation.name] = operation
 
@@ -235,22 +243,22 @@ class Registry:
         return self._operations.get(name)
 
     def discard(self, name: str) -> None:
-        """Forget a declaration, as a test does that made one."""
+        """Forget a declaration. For tests that declare operations."""
         self._operations.pop(name, None)
         self._homes.pop(name, None)
 
     def bind(self, name: str, homes: Sequence[str]) -> None:
-        """Give the name to the function that is declared under it.
+        """Remember which function is declared under the name.
 
-        :param homes: the function's module and qualified name, and those of the methods that it overrides. An override
-            belongs to its parent's operation. A module that is loaded again declares the same function again.
-        :raises ImproperlyConfigured: the name is another function's.
+        :param homes: the module and qualified name of the function, and of the methods that it overrides. An override
+            belongs to the operation of the overridden method. A reloaded module declares the same function again.
+        :raises ImproperlyConfigured: another function is declared under the name.
         """
         known = self._homes.setdefault(name, homes[0])
         if known not in homes:
             raise ImproperlyConfigured(
-                f"Operation {name!r} is declared for {homes[0]}, and for {known} already. Two functions that share a "
-                f"name would share their records: rename one, or declare one Operation and pass it to both."
+                f"Operation {name!r} is declared for {homes[0]}, and already for {known}. Two functions with one "
+                f"operation name would share their records. Rename one, or declare one Operation and pass it to both."
             )
 
     def __iter__(self) -> Iterator[Operation]:
@@ -261,14 +269,18 @@ registry = Registry()
 
 
 def operation_for(declaration: str | Operation, policy: OperationPolicy) -> Operation:
-    """The operation that ``@idempotent`` and the mixin mean by their arguments.
+    """Find or declare the operation that the arguments of ``@idempotent`` or of the mixin name.
 
-    A bare name is the operation declared under it, or a new one on the defaults.
+    A bare name means the operation that is declared under it. If there is none, a new one is declared with the
+    defaults.
+
+    :raises ImproperlyConfigured: the policy is wrong, or an ``Operation`` is given with further arguments.
+    :raises TypeError: there is no argument of this name.
     """
     if isinstance(declaration, Operation):
         if policy:
             raise ImproperlyConfigured(
-                f"Operation {declaration.name!r} carries its own policy; give it no further arguments."
+                f"Operation {declaration.name!r} has its own policy. Give no further arguments with it."
             )
         return declaration
     known = registry.get(declaration) if isinstance(declaration, str) and not policy else None

@@ -1,1 +1,1 @@
-"""What makes two requests the same operation: key, scope, and fingerprint of the payload. No models, no I/O."""
+"""What makes two requests the same: the key, the scope, and the fingerprint of the payload. No models and no I/O."""

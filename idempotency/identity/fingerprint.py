@@ -1,16 +1,16 @@
-"""The fingerprint: does a retry carry the same payload as the request that claimed its key?
+"""The fingerprint tells whether a retry has the same payload as the request that claimed its key.
 
-A payload is written down in one canonical text. A keyed digest of that text, with the version of the way it was
-written, is what a record keeps. Imports nothing of DRF and no models.
+A payload is written as a canonical text. A record keeps a keyed digest of that text, and the version of the algorithm
+that wrote it. This module imports neither DRF nor models.
 
-The canonical text is typed and framed, so that two payloads share it only if they are the same value:
+Two payloads have the same canonical text only if they are the same value:
 
-* a tag says the type: 1, 1.0, "1" and True differ, and so do None and an absent name;
-* everything of variable length is preceded by its length (characters of a text, items of a container), so that
-  nothing collides by concatenation;
-* names of an object are sorted, so that their order doesn't count; the order of a list does.
+* A tag names the type: 1, 1.0, "1" and True differ, and so do None and an absent name.
+* A length comes before everything of variable length (the characters of a text, the items of a container), so that two
+  values can't become equal by concatenation.
+* The names of an object are sorted, because their order does not count. The order of a list counts.
 
-Lengths count code points, not bytes, since the whole text is encoded once at the end.
+Lengths are in code points and not in bytes, because the whole text is encoded once at the end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .parsing import CSRF_FIELD, MAX_DEPTH, NOT_FINITE, TOO_DEEP, CanonicalJSON,
 
 CURRENT_VERSION: Final = "v1"
 
-#: Keeps these keys apart from those that Django and others derive from the same secret.
+#: Makes these keys differ from those that Django and other packages derive from the same secret.
 _PURPOSE: Final = "idempotency.fingerprint"
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
@@ -46,11 +46,14 @@ _Write = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Payload:
-    """What one request asks for, apart from who asks and under which key.
+    """What a request asks for, without the account and the key. Headers don't belong to it: a retry may change them.
 
-    ``command`` is the parsed body, or the command object that the operation makes of the request. ``route`` is the
-    route's arguments: ``(args, kwargs)`` as the view is called with them. ``query`` is the raw query string.
-    Headers are left out: a retry may differ in them. Its ``repr`` shows nothing of this, because crash reports show it.
+    The ``repr`` shows none of it, because crash reports show the ``repr`` of local variables.
+
+    :param command: the parsed body, or the command object that the operation makes from the request.
+    :param method: the HTTP method.
+    :param route: the arguments of the route, ``(args, kwargs)``, as the view is called with them.
+    :param query: the raw query string.
     """
 
     command: object
@@ -62,17 +65,18 @@ class Payload:
     def request_hash(self) -> str:
         """The fingerprint to record: the version of the algorithm, a colon, and 64 hexadecimal digits.
 
-        :raises PayloadInvalidError: the client's payload has no canonical form (a number that is not finite, absurd
-            nesting).
-        :raises TypeError: it holds an object of a type that has none, which is the caller's mistake.
+        :raises PayloadInvalidError: the client's payload has no canonical form, because it contains a number that is
+            not finite or is nested too deeply.
+        :raises TypeError: the command contains an object whose type has no canonical form. That is the caller's
+            mistake.
         """
         return _keyed(CURRENT_VERSION, self._current_digest, settings.fingerprint_secrets[0])
 
     def matches(self, request_hash: str) -> bool:
-        """Whether a recorded fingerprint is this payload's, computed with the version that the record was made with.
+        """Whether a recorded fingerprint is the fingerprint of this payload.
 
-        The key that it was made with may be any of those in force. A version that this release doesn't know matches
-        nothing: such a record is never replayed. Raises as ``request_hash`` does.
+        It is compared under the version in which it was recorded and under every secret in force. A version that this
+        release doesn't know never matches, so such a record is never replayed. Raises the errors of ``request_hash``.
         """
         if self.request_hash == request_hash:
             return True
@@ -90,23 +94,23 @@ class Payload:
         try:
             canonical = _ALGORITHMS[version](self)
         except RecursionError:
-            # The depth is bounded, but the caller may have been close to the interpreter's limit already.
+            # The depth is bounded, but the caller's stack may already be close to the interpreter's limit.
             raise PayloadInvalidError(TOO_DEEP) from None
         except TypeError as error:
-            # Raised anew, because the frames that it comes from hold the payload, and crash reports show frames.
+            # Raise a new error, because the frames of this one hold the payload, and crash reports show frames.
             raise TypeError(*error.args) from None
         # A lone surrogate is legal in JSON (as an escape) and in Python, but not in UTF-8.
         return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).digest()
 
 
 def _keyed(version: str, digest: bytes, secret: str | bytes) -> str:
-    # A plain digest would let whoever reads the table find a short secret of the payload (a PIN, a card number) by
-    # trying all of them.
+    # If the digest were not keyed, somebody who reads the table could find a short secret in the payload, such as a PIN
+    # or a card number, by trying all of them.
     return f"{version}:{salted_hmac(_PURPOSE, digest, secret, algorithm='sha256').hexdigest()}"
 
 
 class DigestedUpload(UploadedFile):  # type: ignore[type-arg]
-    """A file of a multipart form of which only the digest was kept. Its fingerprint is that of the file itself."""
+    """An uploaded file of which only the digest was kept. It has the same fingerprint as the file itself."""
 
     def __init__(self, sha256: str, **names: Any) -> None:
         super().__init__(file=None, **names)
@@ -123,18 +127,21 @@ def _canonical_v1(payload: Payload) -> str:
     return "".join(parts)
 
 
-# Never change an algorithm that was released: records were made with it. Add one, and make it CURRENT_VERSION.
+# Never change a released algorithm, because records were made with it. Add a new one and make it CURRENT_VERSION.
 _ALGORITHMS: Mapping[str, Callable[[Payload], str]] = {"v1": _canonical_v1}
 
 
 def _write_value(value: object, write: _Write, depth: int) -> None:
-    """Write the canonical form of one value. ``depth`` is how many levels may still nest in it."""
-    # The types that JSON makes come first and are compared by identity: nearly every payload is made of them alone.
+    """Write the canonical form of one value.
+
+    :param depth: how many further levels of nesting the value may have.
+    """
+    # The types of JSON come first and are compared by identity, which is fast. Most payloads have no other types.
     kind = type(value)
     if kind is str:
         write(f"s{len(value)}:{value}")  # type: ignore[arg-type]
     elif kind is int:
-        # Hexadecimal: str() of a long integer raises, and takes quadratic time before it does.
+        # Hexadecimal, because str() of a long integer takes quadratic time and raises above the digit limit.
         write(f"i{value:x};")
     elif value is None:
         write("n")
@@ -155,7 +162,7 @@ def _write_value(value: object, write: _Write, depth: int) -> None:
 def _write_float(value: float, write: _Write) -> None:
     if not math.isfinite(value):
         raise PayloadInvalidError(NOT_FINITE)
-    # The shortest text that reads back as the same float. The sign of zero is kept: 0.0 and -0.0 differ.
+    # repr() is the shortest text that reads back as the same float. It keeps the sign of zero, so 0.0 and -0.0 differ.
     write(f"d{float.__repr__(value)};")
 
 
@@ -179,10 +186,10 @@ def _write_object(value: Mapping[str, object], write: _Write, depth: int) -> Non
 def _sorted_names(value: Mapping[str, object]) -> list[str]:
     for name in value:
         if type(name) is not str:
-            # Another type of name, or a str that may sort, print or compare in its own way.
+            # A name of another type can't be written here. A subclass of str may sort, print or compare differently.
             raise TypeError(
                 f"A {type(value).__qualname__} with a name of type {type(name).__qualname__} can't be fingerprinted. "
-                "Give the names in the command as plain str."
+                "Use plain str for the names in the command."
             )
     return sorted(value)
 
@@ -204,10 +211,10 @@ def _write_decimal(value: Decimal, write: _Write, depth: int) -> None:
 
 def _write_datetime(value: dt.datetime, write: _Write, depth: int) -> None:
     if value.utcoffset() is None:
-        # fold tells apart the two times that a clock shows when it is put back. isoformat() leaves it out.
+        # When a clock is put back, it shows the same time twice. fold tells the two apart, and isoformat() omits it.
         _write_text("w", f"{value.isoformat()}/{value.fold}", write)
     else:
-        # An instant, however far from UTC it was written: a user's time zone may change between request and retry.
+        # Write the instant and not the offset from UTC, because the user's time zone may change before the retry.
         since = value - _EPOCH
         _write_text("W", f"{since.days}/{since.seconds}/{since.microseconds}", write)
 
@@ -241,7 +248,7 @@ def _write_set(value: Iterable[object], write: _Write, depth: int) -> None:
         parts: list[str] = []
         _write_value(item, parts.append, depth - 1)
         written.append("".join(parts))
-    # A set has no order of its own, and its items may not compare with each other. Their canonical texts do.
+    # Sort the canonical texts, because a set has no order and its items may not be comparable with each other.
     write(f"S{len(written)}:")
     write("".join(sorted(written)))
 
@@ -249,7 +256,7 @@ def _write_set(value: Iterable[object], write: _Write, depth: int) -> None:
 def _write_dataclass(value: object, write: _Write, depth: int) -> None:
     if not depth:
         raise PayloadInvalidError(TOO_DEEP)
-    # What doesn't count when two instances are compared doesn't count here either.
+    # A field that is ignored when two instances are compared is ignored here, too.
     fields = [field.name for field in dataclasses.fields(value) if field.compare]  # type: ignore[arg-type]
     _write_text("c", type(value).__qualname__, write)
     write(f"{len(fields)}:")
@@ -259,7 +266,7 @@ def _write_dataclass(value: object, write: _Write, depth: int) -> None:
 
 
 def _write_form(value: MultiValueDict[str, object], write: _Write, depth: int) -> None:
-    """A parsed form or query: each name has a list of values, whose order counts. The CSRF token doesn't."""
+    """Write a parsed form or query. The order of the values of one name counts. The CSRF token does not count."""
     if not depth:
         raise PayloadInvalidError(TOO_DEEP)
     names = [name for name in _sorted_names(value) if name != CSRF_FIELD]
@@ -270,7 +277,7 @@ def _write_form(value: MultiValueDict[str, object], write: _Write, depth: int) -
 
 
 def _write_upload(value: UploadedFile[Any], write: _Write, depth: int) -> None:
-    """A part of a multipart form by its names and its content, read in chunks. The boundary plays no part in it."""
+    """Write an uploaded file by its names and its content, but not by the boundary of the multipart form."""
     write("U")
     for part in (value.name, value.content_type, value.charset, _content_digest(value)):
         _write_value(part, write, depth)
@@ -282,21 +289,21 @@ def _content_digest(value: UploadedFile[Any]) -> str:
     digest = hashlib.sha256()
     try:
         position = value.tell()
-        # chunks() reads from the beginning, wherever the file stands. The handler must find it as it was.
+        # chunks() reads the file from its beginning. Restore the position afterwards for the handler.
         for chunk in value.chunks():
             digest.update(chunk)
         value.seek(position)
     except (AttributeError, ValueError) as error:
-        # ValueError: the file is closed, or (as io.UnsupportedOperation) can't be rewound.
+        # A ValueError says that the file is closed or, as io.UnsupportedOperation, that it can't be rewound.
         raise TypeError(
             f"The uploaded file {value.name!r} can't be read twice, so it can't be fingerprinted. Give the operation "
-            "a command that stands for it."
+            "a command= that identifies the file without reading it."
         ) from error
     return digest.hexdigest()
 
 
-# In this order: an Enum may be a str or an int as well, a datetime is a date, and a form is a dict. A subclass of a
-# type that JSON makes is written as that type, by its contents.
+# The order matters: an Enum may also be a str or an int, a datetime is a date, and a form is a dict. A subclass of one
+# of JSON's types is written like that type.
 _OTHER_TYPES: Sequence[tuple[type | tuple[type, ...], Callable[[Any, _Write, int], None]]] = (
     (Enum, _write_enum),
     (Decimal, _write_decimal),
@@ -326,7 +333,7 @@ def _write_other(value: object, write: _Write, depth: int) -> None:
         return _write_dataclass(value, write, depth)
     kind = type(value)
     raise TypeError(
-        f"An object of type {kind.__module__}.{kind.__qualname__} can't be fingerprinted. Give the operation a command "
-        "made of plain values (str, int, Decimal, datetime, UUID, dict, list, a dataclass…): for a model instance, for "
-        "example, its primary key."
+        f"An object of type {kind.__module__}.{kind.__qualname__} can't be fingerprinted. Give the operation a "
+        f"command= of plain values (str, int, Decimal, datetime, UUID, dict, list, a dataclass…). Instead of a model "
+        f"instance, use its primary key."
     )

@@ -1,10 +1,11 @@
-"""The client's key: from the header's value to the text that identifies one logical operation.
+"""The client's key: how it is read from the header and validated.
 
-Imports nothing of Django. Whatever is handed in, the answer is a key or a ``KeyInvalidError``, never another exception.
+This module imports nothing of Django. Whatever value it is given, it returns a key or raises ``KeyInvalidError``, and
+never another error.
 
 The header is ``Idempotency-Key`` of draft-ietf-httpapi-idempotency-key-header, whose value is a structured-field
-string (RFC 9651, section 3.3.3). Most clients send it bare, so both spellings are read, and ``"abc"`` and ``abc`` are
-one key.
+string (RFC 9651, section 3.3.3). Most clients send the key without quotes. Both forms are accepted, and ``"abc"`` and
+``abc`` are the same key.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from ..exceptions import KeyInvalidError
 HEADER: Final = "Idempotency-Key"
 META_NAME: Final = "HTTP_IDEMPOTENCY_KEY"
 
-# A UUID needs 36. Four bytes a character is the most any database counts, and 255 of them fit every index.
+# A UUID needs 36 characters. At four bytes a character, the most that any database reserves, 255 fit into any index.
 MAX_LENGTH: Final = 255
 
-# Visible ASCII without the three characters that mean something around a structured-field item: a comma joins two
-# headers into one value, a semicolon starts parameters, a quote starts a string. A key that has them is sent quoted.
+# Visible ASCII without three characters that have a meaning in structured fields: a comma joins two headers into one
+# value, a semicolon starts parameters, and a quote starts a string. A key that contains one of them must be quoted.
 _BARE = re.compile(r"[!#-+\--:<-~]+")
 
-# RFC 9651 also allows a space within a string. A key is visible characters only: what can't be seen in a log or a
-# support ticket can't be compared there either.
+# RFC 9651 also allows spaces in a string. A key may not contain them, because people can't see and compare them in a
+# log or a support ticket.
 _QUOTED = re.compile(r'"((?:[!#-\[\]-~]|\\["\\])+)"')
 _ESCAPED = re.compile(r'\\(["\\])')
 
@@ -35,13 +36,13 @@ _SHOWN = 8
 
 
 def parse_header(value: str) -> str:
-    """The key in a header's value, bare or as a structured-field string.
+    """Read the key from a header's value, with or without quotes.
 
-    Raises KeyInvalidError for an empty, over-long, non-ASCII, parameterised or joined (sent twice) value.
+    :raises KeyInvalidError: the value is empty, too long, not ASCII, has parameters, or was sent twice and joined.
     """
     if not isinstance(value, str):
         raise KeyInvalidError
-    # Optional white space around a field's value is not part of it (RFC 9110, section 5.5).
+    # White space around a field's value does not belong to the value (RFC 9110, section 5.5).
     value = value.strip(" \t")
     if _BARE.fullmatch(value):
         key = value
@@ -56,21 +57,21 @@ def parse_header(value: str) -> str:
 
 
 def validate_key(key: object) -> str:
-    """``key`` itself, if it is a key: for callers that don't come through a header, where nothing can be joined.
+    """Check a key that does not come from a header, and return it. Here commas, semicolons and quotes are allowed.
 
-    Raises KeyInvalidError unless it is a str of 1 to 255 visible ASCII characters.
+    :raises KeyInvalidError: the key is not a str of 1 to 255 visible ASCII characters.
     """
     if not isinstance(key, str) or len(key) > MAX_LENGTH or _VISIBLE.fullmatch(key) is None:
         raise KeyInvalidError(f"An idempotency key is a str of 1 to {MAX_LENGTH} visible ASCII characters.")
-    # A subclass may compare, print or hash in its own way; what is stored is plain text.
+    # Return a plain str, because a subclass may compare, print or hash differently from what is stored.
     return str.__str__(key)
 
 
 def shorten(key: str) -> str:
-    """A form of a key that may be logged: enough to find the record by, too little to use the key.
+    """Shorten a key so that it may be logged: enough to find the record, too little to use the key.
 
-    Whoever holds a key can learn that its operation ran, so a log shows eight characters of it at most, and never
-    more than half.
+    Somebody who has a key can learn that its operation ran. So a log shows at most eight characters of a key, and never
+    more than half of it.
     """
     shown = key[: min(_SHOWN, len(key) // 2)]
     return f"{shown}… ({len(key)} characters)"

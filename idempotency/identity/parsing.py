@@ -1,6 +1,6 @@
-"""What a client sent, as the value to fingerprint: JSON texts, forms and query strings.
+"""Parses JSON texts, forms and query strings into the values that are fingerprinted.
 
-Each parser has a bound, because it runs before the application's own parsers and their limits.
+Each parser is bounded, because it runs before the application's own parsers and their limits.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from django.core.exceptions import TooManyFieldsSent
 
 from ..exceptions import PayloadInvalidError
 
-# How deep a payload may nest. Payloads written by hand stay below 20. One level takes one frame of the interpreter's
-# 1000 (by default), of which a request through a stack of middleware has used about a hundred when it comes here.
+# The number of levels to which a payload may nest. Payloads written by hand stay below 20. Each level takes one of the
+# interpreter's 1000 frames (by default), and a request has used about a hundred for middleware when it arrives here.
 MAX_DEPTH: Final = 200
 
-# How many lists and objects a JSON text may hold to be compared by what it says. A body of 2.5 MB has room for a
-# million, which cost a second. A retry is usually the same text, byte for byte.
+# A JSON text with more lists and objects than this is compared byte by byte and not by its values. A body of 2.5 MB may
+# hold a million, and parsing them takes a second. A retry usually sends the same bytes.
 MAX_CONTAINERS: Final = 100_000
 
 TOO_DEEP: Final = f"The payload is nested more than {MAX_DEPTH} levels deep."
 NOT_FINITE: Final = "The payload holds a number that is not finite."
 
-#: The field in which Django's forms send the CSRF token. It is masked anew each time that the form is shown.
+#: The field in which Django's forms send the CSRF token. Its value differs each time the form is shown.
 CSRF_FIELD: Final = "csrfmiddlewaretoken"
 
 
@@ -39,22 +39,24 @@ CSRF_FIELD: Final = "csrfmiddlewaretoken"
 class CanonicalJSON:
     """A JSON text in its canonical form: names sorted, no white space, one spelling for each value.
 
-    Two kinds of value have no spelling of their own in JSON. They are written as lists that start with a token that
-    JSON doesn't have: ``[NaN,"…"]`` is a number that no float holds, ``[Infinity,[name,value],…]`` an object that
-    has a name twice.
+    Python's parser would lose two kinds of value. They are written as lists that start with a token that JSON doesn't
+    have: ``[NaN,"…"]`` stands for a number that a float can't hold exactly, and ``[Infinity,[name,value],…]`` for an
+    object in which a name occurs twice.
     """
 
     text: str
 
 
 def parse_json(body: bytes) -> CanonicalJSON | bytes:
-    """A JSON text in its canonical form, or the text itself if it has more than ``MAX_CONTAINERS``.
+    """Bring a JSON text into its canonical form.
 
-    Both passes are the standard library's in C, because a pass in Python over a hundred thousand containers takes long.
+    The standard library decodes and encodes it in C, because a loop in Python over a hundred thousand containers would
+    take long.
 
-    :raises PayloadInvalidError: Python can't hold it faithfully: NaN, 1e400, an integer of thousands of digits, absurd
-        nesting.
-    :raises ValueError: it is not JSON in UTF-8 at all. It can still be fingerprinted as the bytes that it is.
+    :returns: the canonical form, or ``body`` itself if it has more than ``MAX_CONTAINERS`` lists and objects.
+    :raises PayloadInvalidError: Python can't represent it exactly: NaN, 1e400, an integer of thousands of digits, or
+        too many levels of nesting.
+    :raises ValueError: it is not JSON in UTF-8. The caller can fingerprint the bytes instead.
     """
     if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
         return body
@@ -66,7 +68,7 @@ def parse_json(body: bytes) -> CanonicalJSON | bytes:
     except RecursionError:
         raise PayloadInvalidError(TOO_DEEP) from None
     except ValueError:
-        # The interpreter's limit on the digits of an integer (sys.set_int_max_str_digits).
+        # An integer has more digits than the interpreter allows (sys.set_int_max_str_digits).
         raise PayloadInvalidError("The payload holds an integer with too many digits.") from None
     if _depth(canonical) > MAX_DEPTH:
         raise PayloadInvalidError(TOO_DEEP)
@@ -74,15 +76,15 @@ def parse_json(body: bytes) -> CanonicalJSON | bytes:
 
 
 def _parse_pairs(pairs: list[tuple[str, object]]) -> object:
-    # Parsers disagree on which of two equal names counts (RFC 8259, section 4), so such an object equals only one with
-    # the same pairs in the same order.
+    # If an object has a name twice, parsers disagree on which value counts (RFC 8259, section 4). So such an object is
+    # equal only to an object with the same pairs in the same order.
     parsed = dict(pairs)
     return parsed if len(parsed) == len(pairs) else [math.inf, *pairs]
 
 
-#: A number of at most 15 significant digits is told apart from every other such number by its float.
+#: Two different numbers of at most 15 significant digits have different floats.
 _EXACT_DIGITS: Final = 15
-#: Below this, floats have fewer digits, and in the end none.
+#: Below this, floats have fewer significant digits.
 _SMALLEST: Final = 1e-290
 
 
@@ -92,18 +94,21 @@ def _parse_float(text: str) -> object:
         raise PayloadInvalidError(NOT_FINITE)
     if len(text) <= _EXACT_DIGITS and abs(number) > _SMALLEST:
         return number
-    # A parser that makes a float of it takes 9007199254740992.5 and 9007199254740993.0 for one number. Others don't.
+    # As floats, 9007199254740992.5 and 9007199254740993.0 are equal. Another parser, such as Decimal, tells them apart.
     try:
         exact = Decimal(text)
     except InvalidOperation:
-        raise PayloadInvalidError("The payload holds a number with an absurd exponent.") from None
+        raise PayloadInvalidError("The payload holds a number with too large an exponent.") from None
     if exact == Decimal(float.__repr__(number)):
         return number
     return [math.nan, decimal_text(exact)]
 
 
 def decimal_text(value: Decimal) -> str:
-    """The one spelling of a finite number: 1.0 and 1.00 are one. ``Decimal.normalize()`` would round."""
+    """Write a finite number so that equal numbers, such as 1.0 and 1.00, have one text.
+
+    ``Decimal.normalize()`` is not used because it rounds.
+    """
     sign, digits, exponent = value.as_tuple()
     written = "".join(map(str, digits)).lstrip("0")
     significant = written.rstrip("0")
@@ -116,7 +121,7 @@ def _refuse_constant(name: str) -> object:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_parse_pairs, parse_float=_parse_float, parse_constant=_refuse_constant)
-# What it is given was parsed a moment ago, so nothing in it contains itself.
+# No circular check, because the value was just parsed from a text and so can't contain itself.
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -125,7 +130,7 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 def _depth(canonical: str) -> int:
-    """How deep a JSON text nests, or an upper bound that is small enough."""
+    """The nesting depth of a JSON text, or an upper bound if that is small enough."""
     bound = canonical.count("[") + canonical.count("{")
     if bound <= MAX_DEPTH:
         return bound
@@ -134,25 +139,27 @@ def _depth(canonical: str) -> int:
 
 
 def sorted_pairs(query: str, without: Collection[bytes] = ()) -> list[str]:
-    """The parameters of a query string or a form, ordered by name. Those of one name keep the order they were sent in.
+    """The parameters of a query string or a form, sorted by name. Parameters of one name keep their order.
 
     They stay encoded, because a handler may read the text as something else than parameters.
 
-    :param without: names that don't count.
-    :raises TooManyFieldsSent: there are more than Django itself accepts. Django answers it with 400.
+    :param query: the text, as it was sent.
+    :param without: the names of parameters to leave out.
+    :raises TooManyFieldsSent: there are more parameters than Django itself accepts. Django turns this error into 400.
     """
     if not query:
         return []
     limit = django_settings.DATA_UPLOAD_MAX_NUMBER_FIELDS
     if limit is not None and query.count("&") + 1 > limit:
         raise TooManyFieldsSent("The number of GET/POST parameters exceeded settings.DATA_UPLOAD_MAX_NUMBER_FIELDS.")
-    # By the decoded name, because "a" and "%61" are one: the order of their values counts.
+    # Sort by the decoded name, because "a" and "%61" are the same name, and the order of their values counts.
     named = [(_decoded_name(parameter), parameter) for parameter in query.split("&")]
     return [parameter for name, parameter in sorted(named, key=lambda pair: pair[0]) if name not in without]
 
 
 def _decoded_name(parameter: str) -> bytes:
-    # Bytes, because the character set of a form is its handler's business. WSGI gives bytes as Latin-1, ASGI as UTF-8.
+    # Compare bytes, because only the handler knows the character set of a form. WSGI decodes the query string as
+    # Latin-1, ASGI as UTF-8.
     name = parameter.partition("=")[0].replace("+", " ")
     try:
         return unquote_to_bytes(name.encode("latin-1"))
@@ -161,8 +168,8 @@ def _decoded_name(parameter: str) -> bytes:
 
 
 def form_pairs(body: bytes) -> list[str]:
-    """The fields of a urlencoded form, as ``sorted_pairs`` gives them, without the CSRF token.
+    """The fields of a urlencoded form, sorted as by ``sorted_pairs``, without the CSRF token.
 
-    :raises TooManyFieldsSent: there are more than Django itself accepts.
+    :raises TooManyFieldsSent: there are more fields than Django itself accepts.
     """
     return sorted_pairs(body.decode("latin-1"), without={CSRF_FIELD.encode()})

@@ -1,4 +1,4 @@
-"""``Scope``: the identity of one logical operation, and the keys derived from it for calls further down."""
+"""``Scope``: the identity of one logical operation, and the keys that are derived from it for downstream calls."""
 
 from __future__ import annotations
 
@@ -12,49 +12,55 @@ from .keys import shorten
 
 MAX_ACCOUNT_LENGTH = 255
 
-#: Bounds of a derived key's text form. 16 hexadecimal digits are 64 bits: below that, two keys of a busy system meet.
+#: Bounds for the text form of a derived key. 16 hexadecimal digits are 64 bits. With fewer, two keys of a busy system
+#: could be equal.
 SHORTEST_TEXT = 16
 LONGEST_TEXT = 64
 
 _PURPOSE = b"django-idempotency derived key v1"
 
-#: What the key of a message looks like: the trace of its chain, a dot, and the message's id.
+#: The form of a message's key: the trace of its chain, a dot, and the message's id.
 _CARRIED = re.compile(r"([0-9a-f]{32})\.[0-9a-f-]{36}")
 
 
 @dataclass(frozen=True, repr=False)
 class Scope:
-    """Who asked for what under which key."""
+    """Who asked for which operation under which key."""
 
     account_id: str
     operation: str
     idempotency_key: str
 
     def __repr__(self) -> str:
-        """Crash reports show it, so it tells neither the account nor the whole key."""
+        """Crash reports show this text, so it contains neither the account nor the whole key."""
         return f"<Scope of operation {self.operation!r}, key {shorten(self.idempotency_key)}>"
 
     def derive_key(self, name: str) -> UUID:
-        """A key for one downstream call of the operation, ``name`` saying which.
+        """Derive the key for one downstream call of the operation.
 
-        The same for every attempt, every retry, and even after the record is lost, because it is made of the scope
-        alone. It does not reveal the client's key, and another account's equal key gives another one. A version 8 UUID
-        (RFC 9562, section 5.8) over SHA-256.
+        The key depends on the scope and the name only. So it is the same for every attempt and every retry, even after
+        the record is lost. It does not reveal the client's key. If two accounts use the same client's key, their
+        derived keys differ.
 
-        Made without a secret: one that is rotated would change the keys of operations under way, and a provider would
-        see new ones. Whoever can guess a client's key can thus compute what is derived from it, as for any digest.
+        No secret is used, because a rotated secret would change the keys of running operations, and a provider would
+        take their calls for new ones. So somebody who guesses a client's key can compute the keys derived from it.
 
+        :param name: names the call.
+        :returns: a version 8 UUID (RFC 9562, section 5.8) made with SHA-256.
         :raises ValueError: the name is empty.
         """
         digest = bytearray(self._digest(name)[:16])
         digest[6] = 0x80 | digest[6] & 0x0F
-        # Never 0x80 itself: MariaDB's column type for UUIDs takes that for bytes in another order, and refuses them.
+        # Avoid the byte 0x80: MariaDB's UUID column would take it for a sign of another byte order and refuse the
+        # value.
         digest[8] = 0x80 | (digest[8] & 0x3F or 1)
         return UUID(bytes=bytes(digest))
 
     def derive_text(self, name: str, length: int = 32) -> str:
-        """The same as ``length`` hexadecimal digits, for providers with limits of their own.
+        """Derive a key as hexadecimal digits, for a provider that doesn't accept a UUID.
 
+        :param name: names the call.
+        :param length: the number of digits, 16 to 64.
         :raises ValueError: the name is empty, or the length is not between 16 and 64.
         """
         if not SHORTEST_TEXT <= length <= LONGEST_TEXT:
@@ -63,34 +69,37 @@ class Scope:
 
     @property
     def trace(self) -> str:
-        """What the operations of one chain have in common, as 32 hexadecimal digits.
+        """The trace: 32 hexadecimal digits that all operations of one chain share.
 
-        Derived from the scope of the first one, and carried on in the keys of the messages that it leads to. For logs
-        and searches only: a client that sends a key of that form chooses its trace, as it may choose a ``traceparent``.
+        It is derived from the scope of the first operation, and the keys of the messages pass it on. It is meant for
+        logs and searches only, because a client that sends a key of a message's form chooses the trace.
         """
         carried = _CARRIED.fullmatch(self.idempotency_key)
         return carried[1] if carried else self.derive_text("trace")
 
     def key_for(self, message_id: UUID) -> str:
-        """The key under which the consumer of a message that this operation publishes claims it."""
+        """The key under which a consumer claims a message of this operation."""
         return f"{self.trace}.{message_id}"
 
     def _digest(self, name: str) -> bytes:
         if not isinstance(name, str) or not name:
-            raise ValueError(f"A derived key needs the name of the call that it is for, not {name!r}.")
+            raise ValueError(f"A derived key needs the name of its call, a str that is not empty, not {name!r}.")
         digest = hashlib.sha256(_PURPOSE)
         for part in (self.account_id, self.operation, self.idempotency_key, name):
             encoded = part.encode("utf-8", "surrogatepass")
-            digest.update(len(encoded).to_bytes(8, "big"))  # framed, so that nothing collides by concatenation
+            digest.update(len(encoded).to_bytes(8, "big"))  # so that concatenated parts can't collide
             digest.update(encoded)
         return digest.digest()
 
 
 def scope_of(operation: str, account_id: str | None, key: str) -> Scope:
-    """The identity of one logical operation, from parts that came from outside.
+    """Make a scope, after checking the account.
 
-    :raises AccountRequiredError: there is no account, or its identifier can't be stored and compared as it is.
-    :raises TypeError: the account resolver returned something else than a str or None.
+    :param operation: the operation's name.
+    :param account_id: what the account resolver returned.
+    :param key: a validated key.
+    :raises AccountRequiredError: there is no account, or its identifier is empty, too long or not printable.
+    :raises TypeError: the account is neither a str nor None.
     """
     if account_id is None:
         raise AccountRequiredError

@@ -1,1 +1,1 @@
-"""The options of an operation: declared once in ``table``; ``values`` holds what some of them take."""
+"""The options of an operation. ``table`` declares them, and ``values`` defines the values that some of them take."""

@@ -1,9 +1,9 @@
 """The options of an operation, each declared once.
 
 ``OperationPolicy`` is that declaration. Its annotations are the types of the keyword arguments of ``Operation``,
-``@idempotent``, ``claim()`` and ``@idempotent_task``; the ``Option`` beside each type says the rest. The constructor,
-the settings, the system checks and their hints are made from it. A test holds the documentation's table, the
-attributes of ``Operation`` and its docstring against it.
+``@idempotent``, ``claim()`` and ``@idempotent_task``. The ``Option`` beside each type holds everything else. The
+constructor, the settings, the system checks and their hints are derived from it. A test compares it with the
+documentation's table, and with the attributes and the docstring of ``Operation``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from django.utils.module_loading import import_string
 from ..lifecycle import Recovery
 from .values import CONFLICT, PARK, REEXECUTE, Attach, InProgress, InProgressAnswer, Reconcile, Wait
 
-#: Headers that belong to the outcome. Everything else is made anew for each response. Vary is among them because
-#: Cache-Control is: a cache that is told how long it may keep a response must be told for whom.
+#: The headers that belong to the outcome. All other headers are made anew for each response. Vary is in the list
+#: because Cache-Control is: a cache that learns how long it may keep a response must also learn for which requests.
 DEFAULT_RECORDED_HEADERS: Final = (
     "Location",
     "ETag",
@@ -37,11 +37,15 @@ DEFAULT_RECORDED_HEADERS: Final = (
 
 
 def resolve(value: Any) -> Any:
-    """``value``, or the object that it names if it is a dotted path."""
+    """Return ``value``, or the object that it names if it is a dotted path.
+
+    :raises ImportError: there is no such object.
+    """
     return import_string(value) if isinstance(value, str) else value
 
 
-# Each validator returns what is wrong with a value, as the end of the sentence "ttl …", or None.
+# Each validator returns what is wrong with a value, as the end of a sentence that begins with the option's name, or
+# None if nothing is wrong.
 
 
 def _positive_duration(value: object) -> str | None:
@@ -101,16 +105,16 @@ class Option:
     """One option of an operation, or one entry of ``IDEMPOTENCY``."""
 
     name: str = ""
-    """The keyword argument, and the attribute of ``Operation`` or of ``conf.settings`` that has the value in force."""
+    """The keyword argument. The attribute of this name of ``Operation`` or ``conf.settings`` has the value in force."""
 
     setting: str | None = None
-    """The entry of ``IDEMPOTENCY`` that gives the default, or None if there is no such entry."""
+    """The entry of ``IDEMPOTENCY`` that sets the default, or None if there is no such entry."""
 
     default: Any = None
-    """The value if neither the argument nor the setting is given."""
+    """The value in force if neither the argument nor the setting is given."""
 
     problem_of: Callable[[Any], str | None]
-    """What is wrong with a value that was given, or None."""
+    """The validator: returns what is wrong with a value, or None."""
 
     takes: str
     """The type, as the documentation's table writes it."""
@@ -122,27 +126,28 @@ class Option:
     """The id of the system check for the setting."""
 
     hint: str = ""
-    """What the system check advises."""
+    """The advice of the system check."""
 
     is_secret: bool = False
     """True if a message must not show the value."""
 
     is_argument: bool = True
-    """False for an entry of ``IDEMPOTENCY`` that holds for all operations alike."""
+    """False for an entry of ``IDEMPOTENCY`` that is the same for all operations."""
 
     def problem_of_setting(self, value: Any) -> str | None:
-        """What is wrong with a value as the project-wide default. A dotted path is imported."""
+        """What is wrong with a value of the setting, or None. A dotted path is imported."""
         if value is None and self.default is None:
             return None
         if isinstance(value, Attach):
-            return "belongs to the job of one operation: declare it there"
+            return "belongs to one operation and its job: declare it there"
         return self.problem_of(value) or self.problem_of_path(value)
 
     def complaint(self, subject: str, problem: str, value: Any) -> str:
-        """A sentence on a wrong value: what was expected and what is there, unless it is a secret.
+        """Describe a wrong value in a sentence. The value itself is left out if it is a secret.
 
-        :param subject: where the value stands.
-        :param problem: what ``problem_of_setting()`` or ``problem_of_path()`` found.
+        :param subject: the setting or argument that has the value.
+        :param problem: what ``problem_of_setting()`` or ``problem_of_path()`` returned.
+        :param value: the wrong value.
         """
         if self.is_secret:
             return f"{subject} {problem}."
@@ -153,7 +158,7 @@ class Option:
         )
 
     def problem_of_path(self, value: Any) -> str | None:
-        """What is wrong with a value as a dotted path to a callable, if it is one."""
+        """If the value is a text: what is wrong with it as a dotted path to a callable. Otherwise None."""
         if not isinstance(value, str):
             return None
         try:
@@ -163,32 +168,33 @@ class Option:
 
 
 class OperationPolicy(TypedDict, total=False):
-    """The keyword arguments that declare an operation. What is left out, or None, follows the setting."""
+    """The keyword arguments of an operation. One that is left out or None takes its value from the setting."""
 
     ttl: Annotated[
         timedelta | None,
         Option(
             setting="TTL",
-            # Longer than the longest source of retries: a dead-letter queue replayed on Monday holds Friday's requests.
+            # Longer than clients and queues go on retrying. The usual longest case is a dead-letter queue that is
+            # replayed on Monday and holds requests of Friday.
             default=timedelta(days=3),
             problem_of=_positive_duration,
             takes="timedelta",
             meaning="retention: how long an outcome is kept and a retry recognised",
             check_id="idempotency.E003",
-            hint="For example timedelta(days=3): longer than any client or queue goes on retrying.",
+            hint="For example timedelta(days=3). It must be longer than any client or queue goes on retrying.",
         ),
     ]
     lease: Annotated[
         timedelta | None,
         Option(
             setting="LEASE",
-            # As long as a handler may be silent before it is presumed dead; above the usual 30 s worker timeout.
+            # Longer than a handler may take. The usual worker timeout is 30 s.
             default=timedelta(seconds=60),
             problem_of=_positive_duration,
             takes="timedelta",
             meaning="how long a claim is presumed alive; shorter than the retention",
             check_id="idempotency.E004",
-            hint="For example timedelta(seconds=60): longer than the slowest handler may take.",
+            hint="For example timedelta(seconds=60). It must be longer than the slowest handler may take.",
         ),
     ]
     heartbeat: Annotated[
@@ -335,7 +341,7 @@ OPTIONS: Final[Mapping[str, Option]] = {
     for name, hint in get_type_hints(OperationPolicy, include_extras=True).items()
 }
 
-#: The entries of ``IDEMPOTENCY``, by name: the defaults of options, and what holds for all operations alike.
+#: The entries of ``IDEMPOTENCY``, by name: the defaults of options, and the entries that apply to all operations.
 SETTINGS: Final[Mapping[str, Option]] = {
     **{option.setting: option for option in OPTIONS.values() if option.setting is not None},
     "MAX_RETRY_AFTER": Option(
@@ -367,7 +373,7 @@ SETTINGS: Final[Mapping[str, Option]] = {
         meaning="the secrets that fingerprints are keyed with: the first makes new ones, all are tried on old ones. "
         "None: `SECRET_KEY` and `SECRET_KEY_FALLBACKS`",
         check_id="idempotency.E019",
-        hint="For example [NEW_SECRET, OLD_SECRET]; keep the old one for as long as records made with it.",
+        hint="For example [NEW_SECRET, OLD_SECRET]. Keep the old secret for as long as records made with it are kept.",
         is_secret=True,
         is_argument=False,
     ),

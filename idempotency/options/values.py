@@ -1,4 +1,4 @@
-"""The words that an operation's policy is written in: what an abandoned claim means, and what a duplicate is told."""
+"""The values of the options ``recovery`` and ``in_progress``: what an abandoned claim means, what a duplicate gets."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ..lifecycle import Recovery
 REEXECUTE = Recovery.REEXECUTE
 PARK = Recovery.PARK
 
-#: How many attempts a record may have had, runs and reconciliations together, before an ``Unknown`` parks it. With the
-#: backoff between them, an operation that was run once is asked about seven times in about four minutes.
+#: An ``Unknown`` parks a record that has had this many attempts, runs and reconciliations together. If the operation
+#: ran once, its reconciler is called seven times, within about four minutes because of the backoff.
 DEFAULT_MAX_ATTEMPTS = 8
 
-#: A bounded wait holds a worker. A client's own timeout is usually 30 s, so a longer wait would answer nobody.
+#: A waiting request occupies a worker. Clients usually give up after 30 s, so a longer wait would be of no use.
 MAX_WAIT = timedelta(seconds=30)
 
 
 @dataclass(frozen=True)
 class Completed:
-    """A reconciler's finding: it happened, and this is its outcome.
+    """A reconciler's answer: the operation took effect, and this is its outcome.
 
-    ``response`` is the ``HttpResponse`` that every retry gets, or, for a ``claim()`` block, its JSON result.
+    :param response: the ``HttpResponse`` that every retry gets, or, for a ``claim()`` block, its JSON result.
     """
 
     response: Any
@@ -35,12 +35,12 @@ class Completed:
 
 @dataclass(frozen=True)
 class NotExecuted:
-    """A reconciler's finding: it certainly did not happen, and certainly will not any more. A retry runs it."""
+    """A reconciler's answer: the operation certainly did not take effect and certainly never will. A retry runs it."""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A reconciler's finding: nobody can say yet. Asked again later, and parked after a bounded number of attempts."""
+    """A reconciler's answer: it is not known yet. It is asked again later, until ``max_attempts`` parks the record."""
 
 
 Finding: TypeAlias = Completed | NotExecuted | Unknown
@@ -50,10 +50,13 @@ Finding: TypeAlias = Completed | NotExecuted | Unknown
 class Reconcile:
     """Ask the outside world what became of an abandoned claim.
 
-    :param find_out: ``callable(record: IdempotencyRecord) -> Completed | NotExecuted | Unknown``. Runs outside of any
-        transaction, one at a time for a record, under a lease of its own, and may be killed and called again. What it
-        raises is an ``Unknown``. ``NotExecuted`` must mean that the first call will not arrive later either.
-    :param max_attempts: an ``Unknown`` parks a record that has had this many attempts.
+    :param find_out: ``callable(record: IdempotencyRecord) -> Completed | NotExecuted | Unknown``, the reconciler. It
+        runs outside of any transaction, under a lease of its own, and only once at a time for a record. It may be
+        killed and called again. If it raises an error, that counts as ``Unknown``. It may return ``NotExecuted`` only
+        if the first call can't arrive later either.
+    :param max_attempts: an ``Unknown`` parks a record that has had this many attempts, runs and reconciliations
+        together.
+    :raises ImproperlyConfigured: an argument has a wrong value.
     """
 
     find_out: Callable[[Any], Finding]
@@ -67,7 +70,7 @@ class Reconcile:
 
 
 class InProgress(Enum):
-    """What a duplicate is told while another attempt runs."""
+    """The status that a duplicate gets while another attempt runs."""
 
     CONFLICT = 409
     ACCEPTED = 202
@@ -79,7 +82,11 @@ ACCEPTED = InProgress.ACCEPTED
 
 @dataclass(frozen=True)
 class Wait:
-    """Hold a duplicate for up to ``seconds`` for the outcome, then answer 409."""
+    """A duplicate waits for the outcome for up to ``seconds`` and then gets 409.
+
+    :param seconds: above 0 and up to 30.
+    :raises ImproperlyConfigured: the number is out of range.
+    """
 
     seconds: float
 
@@ -93,13 +100,15 @@ class Wait:
 
 @dataclass(frozen=True)
 class Attach:
-    """The operation starts a job. Its first request is answered 202, and so is every duplicate until the job ends.
+    """The operation starts a job. The first request gets 202, and so does every duplicate until the job ends.
 
-    What is recorded is that the job was started, with a reference to it; the operation's ``rebuild`` turns that into
-    202 while the job runs, and into its outcome afterwards.
+    The recorded outcome is a reference to the started job. The operation's ``rebuild`` turns it into 202 while the job
+    runs, and into the job's outcome afterwards.
 
-    :param location: ``callable(scope: Scope) -> str``: the job's address, a path or a URL. Made of the scope alone, as
-        by ``scope.derive_key("job")``, because a duplicate may need it before the first request has committed.
+    :param location: ``callable(scope: Scope) -> str``. It returns the job's address, a path or a URL. It may use the
+        scope only, for example ``scope.derive_key("job")``, because a duplicate may need the address before the first
+        request has committed.
+    :raises ImproperlyConfigured: the location is not callable.
     """
 
     location: Callable[[Any], str]

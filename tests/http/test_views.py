@@ -221,7 +221,7 @@ def test_one_name_with_two_policies_is_refused() -> None:
     idempotent("tests.twice")(plain_answer)
     with pytest.raises(ImproperlyConfigured, match="declared already with another policy"):
         idempotent("tests.twice", required=False)
-    with pytest.raises(ImproperlyConfigured, match="carries its own policy"):
+    with pytest.raises(ImproperlyConfigured, match="has its own policy"):
         idempotent(Operation("tests.twice"), required=False)
 
 

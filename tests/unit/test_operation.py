@@ -161,7 +161,7 @@ def test_a_bare_name_means_the_operation_declared_under_it() -> None:
     assert operation_for("unit.elsewhere", {}) is declared
     assert operation_for(declared, {}) is declared
     assert operation_for("unit.new", {}).lease == timedelta(seconds=60)
-    with pytest.raises(ImproperlyConfigured, match="carries its own policy"):
+    with pytest.raises(ImproperlyConfigured, match="has its own policy"):
         operation_for(declared, {"required": False})
 
 

@@ -128,7 +128,7 @@ WRONG = [
         {"RECORDABLE": "no.such.thing"},
         r"'RECORDABLE'\] is 'no.such.thing', which can't be imported \(No module named 'no'\)\.",
     ),
-    ({"IN_PROGRESS": Attach(str)}, r"is Attach\(.*\), which belongs to the job of one operation: declare it there\."),
+    ({"IN_PROGRESS": Attach(str)}, r"is Attach\(.*\), which belongs to one operation and its job: declare it there\."),
     ({"LEASE": timedelta(days=3)}, "shorter than"),
     ([], "must be a dictionary"),
 ]

@@ -51,7 +51,7 @@ def test_a_text_form_too_short_to_be_unique_is_refused(length: int) -> None:
 
 @pytest.mark.parametrize("name", ["", None, 7])
 def test_a_derived_key_needs_a_name(name: str) -> None:
-    with pytest.raises(ValueError, match="name of the call"):
+    with pytest.raises(ValueError, match="name of its call"):
         SCOPE.derive_key(name)
 
 

@@ -92,7 +92,7 @@ def test_a_type_without_a_canonical_form_is_named_with_the_remedy(value: object)
     "command", [{1: "a"}, {"a": 1, 2: 3}, {None: 1, "a": 2}, {Colour.RED: 1}, MultiValueDict({1: []})]
 )
 def test_names_are_plain_text(command: Mapping[object, object]) -> None:
-    with pytest.raises(TypeError, match="Give the names in the command as plain str"):
+    with pytest.raises(TypeError, match="Use plain str for the names in the command"):
         of(command)
 
 
