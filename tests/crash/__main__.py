@@ -12,15 +12,16 @@ import sys
 import time
 
 from tests.crash.arena import arena
-from tests.crash.matrix import Matrix, run_matrix
+from tests.crash.matrix import run_matrix
 from tests.crash.points import DATABASES, DECLARATIONS, FAULTS, POINTS, cells
 from tests.crash.processes import Verdict
-from tests.crash.storms import run_lost_acknowledgements, run_restarts
+from tests.crash.storms import NOT_DURABLE, run_lost_acknowledgements, run_restarts
 from tests.crash.zombies import run_zombies
 from tests.harness.world import say
 
 #: How many cells between two signs of life.
 PACE = 100
+NAMES = ("point", "fault", "declaration")
 
 
 class Report:
@@ -38,17 +39,10 @@ class Report:
         elif self._cells % PACE == 0:
             say(f"… {self._cells} cells, {time.monotonic() - self._started:.0f} s")
 
-    def matrix(self, name: str, matrix: Matrix) -> None:
-        self.failed |= bool(matrix.failures)
-        say(f"\n## {name}\n\n{matrix.totals()}; {self._lap()}.")
-
-    def tally(self, name: str, tally: object, *, passed: bool) -> None:
+    def total(self, name: str, total: object, *, passed: bool) -> None:
         self.failed |= not passed
-        say(f"\n## {name}\n\n{tally}; {self._lap()}.{'' if passed else ' FAILED'}")
-
-    def _lap(self) -> str:
-        started, self._started, self._cells = self._started, time.monotonic(), 0
-        return f"{self._started - started:.0f} s"
+        say(f"\n## {name}\n\n{total}; {time.monotonic() - self._started:.0f} s.{'' if passed else ' FAILED'}")
+        self._started, self._cells = time.monotonic(), 0
 
 
 def main() -> int:
@@ -56,9 +50,8 @@ def main() -> int:
     parser.add_argument("--database", choices=DATABASES, default="postgres")
     parser.add_argument("--seeds", type=int, default=1, help="how often each cell runs, each time prepared otherwise")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--point", choices=POINTS, action="append", help="only this place; may be repeated")
-    parser.add_argument("--fault", choices=FAULTS, action="append", help="only this fault; may be repeated")
-    parser.add_argument("--declaration", choices=DECLARATIONS, action="append", help="only this one; may be repeated")
+    for name, values in zip(NAMES, (POINTS, FAULTS, DECLARATIONS), strict=True):
+        parser.add_argument(f"--{name}", choices=values, action="append", help="only this one; may be repeated")
     parser.add_argument("--zombies", type=int, default=0, help="how many frozen processes, on PostgreSQL")
     parser.add_argument("--acknowledgements", type=int, default=0, help="how many to swallow, on PostgreSQL")
     parser.add_argument("--restarts", type=int, default=0, help="how many stops of PostgreSQL in mid-load")
@@ -66,28 +59,26 @@ def main() -> int:
     chosen = [
         cell
         for cell in cells(options.seeds, options.first_seed)
-        if (not options.point or cell.point in options.point)
-        and (not options.fault or cell.fault in options.fault)
-        and (not options.declaration or cell.declaration in options.declaration)
+        if all(getattr(cell, name) in (getattr(options, name) or [getattr(cell, name)]) for name in NAMES)
     ]
     report = Report()
     with arena("sqlite:" if options.database == "sqlite" else os.environ.get("DATABASE_URL")) as shared:
         matrix = run_matrix(shared, chosen, tell=report.cell)
-        report.matrix("The matrix", matrix)
+        report.total("The matrix", matrix.totals(), passed=not matrix.failures)
         say(f"\n{matrix.table()}\n\n{matrix.reasons()}")
         if options.zombies:
             crowds = run_zombies(shared, options.zombies)
             for verdict in crowds.verdicts:
                 report.cell(verdict)
-            report.matrix("Zombies", crowds)
+            report.total("Zombies", crowds.totals(), passed=not crowds.failures)
         if options.acknowledgements:
             tally = run_lost_acknowledgements(options.acknowledgements, shared.url)
-            report.tally("Lost acknowledgements", tally, passed=not (tally.lost or tally.doubled or tally.stale_writes))
+            report.total("Lost acknowledgements", tally, passed=tally.passed)
     if options.restarts:
         tally = run_restarts(options.restarts)
-        report.tally("Restarts", tally, passed=not (tally.lost or tally.doubled or tally.stale_writes))
-        control = run_restarts(3, parameters={"synchronous_commit": "off", "wal_writer_delay": "10s"})
-        report.tally("Restarts, control without durable commits", control, passed=control.lost > 0)
+        report.total("Restarts", tally, passed=tally.passed)
+        control = run_restarts(3, parameters=NOT_DURABLE)
+        report.total("Restarts, control without durable commits", control, passed=control.lost > 0)
     return 1 if report.failed else 0
 
 

@@ -140,29 +140,16 @@ EXCLUSIONS = (
 
 #: On SQLite a frozen process that has a transaction open holds the file's one write lock, so nobody can win before it
 #: wakes. The cell is run all the same: everybody else must be refused, nothing may take effect, and all must be well
-#: once it wakes.
-SQLITE_WRITE_LOCK = {
-    "inside": (
-        "handler.before",
-        "handler.wrote",
-        "downstream.sent",
-        "downstream.answered",
-        "render.before",
-        "render.after",
-    ),
-}
-SQLITE_WRITE_LOCK_OF_ALL = (
-    "claim.sent",
-    "complete.sent",
-    "release.sent",
-    "takeover.sent",
-    "sweep.selected",
+#: once it wakes. A transaction is open at these places, and at the others while the handler is inside of one.
+SQLITE_WRITE_LOCK = ("claim.sent", "complete.sent", "release.sent", "takeover.sent", "sweep.selected")
+SQLITE_WRITE_LOCK_INSIDE = (
+    *("handler.before", "handler.wrote", "downstream.sent", "downstream.answered", "render.before", "render.after"),
 )
 
 
 def blocks_everybody(cell: Cell, database: str) -> bool:
-    held = cell.point in SQLITE_WRITE_LOCK_OF_ALL or cell.point in SQLITE_WRITE_LOCK.get(cell.declaration, ())
-    return database == "sqlite" and cell.fault.startswith("stop") and held
+    inside = cell.declaration == "inside" and cell.point in SQLITE_WRITE_LOCK_INSIDE
+    return database == "sqlite" and cell.fault.startswith("stop") and (inside or cell.point in SQLITE_WRITE_LOCK)
 
 
 def excluded(cell: Cell, database: str) -> str | None:

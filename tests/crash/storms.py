@@ -26,6 +26,8 @@ CLIENTS = 6
 #: How long a claim that a crash left is in the way, in seconds. By the real clock: nothing is back-dated here.
 LEASE = 0.5
 OPERATION = "crash.storm"
+#: Server settings with which what clients were told may be lost: a control has to see that.
+NOT_DURABLE = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
 
 
 @dataclass
@@ -43,6 +45,10 @@ class Tally:
     lost: int = 0
     doubled: int = 0
     stale_writes: int = 0
+
+    @property
+    def passed(self) -> bool:
+        return not (self.lost or self.doubled or self.stale_writes)
 
     def __str__(self) -> str:
         return (

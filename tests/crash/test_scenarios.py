@@ -1,8 +1,7 @@
-"""Scenarios 3, 4, 22 to 24 and 26 with real processes. Effects are counted in the ledger and the database."""
+"""What is no cell of the matrix, with real processes. Effects are counted in the ledger and the database."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,36 +29,6 @@ def run(shared: Arena, request: pytest.FixtureRequest) -> Iterator[Run]:
         made.end()
 
 
-def cells(
-    mark: pytest.MarkDecorator, points: str, faults: str = "kill", declarations: str = " ".join(DECLARATIONS)
-) -> list[Any]:
-    """Cells of the matrix that are about a scenario or a failure mode."""
-    chosen = itertools.product(points.split(), faults.split(), declarations.split())
-    return [pytest.param(cell := Cell(*names), marks=mark, id=str(cell)) for names in chosen]
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        # A downstream effect is not repeated.
-        *cells(pytest.mark.scenario(3), "downstream.sent downstream.answered"),
-        # A kill in mid-handler leaves exactly one effect.
-        *cells(pytest.mark.scenario(22), "handler.wrote downstream.answered render.after"),
-        # A process that slept beyond its lease leaves nothing.
-        *cells(pytest.mark.scenario(23), "handler.wrote", "stop stop-live", "inside again ask"),
-        # A stale owner that fails frees nobody's claim.
-        *cells(pytest.mark.scenario(24), "release.before", "stop stop-live", "inside again"),
-        # Wrong clocks of processes decide nothing.
-        *cells(pytest.mark.failure_mode(5), "claim.committed", "skew"),
-    ],
-)
-def test_a_broken_process_leaves_one_effect_or_is_parked_as_declared(shared: Arena, cell: Cell) -> None:
-    verdict = run_cell(shared, cell)
-    assert verdict.passed, verdict
-    if cell.point.startswith("downstream."):
-        assert verdict.parked == (cell.declaration == "park")
-
-
 @pytest.mark.scenario(4)
 def test_a_killed_process_is_recovered_after_its_lease(run: Run) -> None:
     """By the real clock: nothing is back-dated."""
@@ -77,9 +46,16 @@ def test_a_killed_process_is_recovered_after_its_lease(run: Run) -> None:
 
 
 @pytest.mark.failure_mode(5)
-@pytest.mark.postgres  # a process that waits inside its transaction holds SQLite's only write lock
-def test_wrong_clocks_decide_nothing_in_mid_handler(shared: Arena) -> None:
-    verdict = run_cell(shared, Cell("handler.wrote", "skew", "inside"))
+@pytest.mark.parametrize(
+    ("point", "declaration"),
+    [
+        *(("claim.committed", declaration) for declaration in DECLARATIONS),
+        # A process that waits inside its transaction holds SQLite's only write lock.
+        pytest.param("handler.wrote", "inside", marks=pytest.mark.postgres),
+    ],
+)
+def test_wrong_clocks_of_processes_decide_nothing(shared: Arena, point: str, declaration: str) -> None:
+    verdict = run_cell(shared, Cell(point, "skew", declaration))
     assert verdict.passed, verdict
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.crash.arena import Arena
-from tests.crash.storms import run_lost_acknowledgements, run_restarts
+from tests.crash.storms import NOT_DURABLE, run_lost_acknowledgements, run_restarts
 from tests.crash.zombies import run_zombies
 
 pytestmark = [pytest.mark.crash, pytest.mark.postgres]
@@ -22,7 +22,7 @@ def test_a_database_stopped_in_mid_flight_loses_nothing_acknowledged_and_doubles
 @pytest.mark.scenario(25)
 def test_the_count_sees_what_a_server_without_durable_commits_loses() -> None:
     """The control: without it, a zero above could come from a test that sees nothing."""
-    tally = run_restarts(3, parameters={"synchronous_commit": "off", "wal_writer_delay": "10s"})
+    tally = run_restarts(3, parameters=NOT_DURABLE)
 
     assert tally.lost > 0, tally
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from testproject.harness.processes import Keeper
 from testproject.harness.redis import Redis
 from testproject.harness.strikes import Strike, held
 from tests.delivery import names, tally
@@ -19,6 +20,7 @@ from tests.delivery.stage import Scene, Stage
 from tests.delivery.tally import Verdict, judge
 from tests.harness.proxy import Proxy
 from tests.harness.world import LONG_AGO
+from tests.harness.zygote import Fork
 
 #: Seconds for which the claim of a worker that was killed is in the way of the next one, by the real clock.
 LEASE = 2.0
@@ -48,13 +50,31 @@ def run(stage: Stage, name: str, messages: int, **defaults: Any) -> Verdict:
     return verdict
 
 
-def send_again_what_was_lost(scene: Scene, verdict: Verdict) -> None:
-    """kombu takes a message off Redis' list first and notes that it has it afterwards. Whoever dies in between, the
-    worker's main process or the server, takes it along. RabbitMQ must lose none.
+def consume(
+    scene: Scene, verdict: Verdict, *strikes: Strike, meanwhile: Callable[[], object] = lambda: None, **options: Any
+) -> Keeper[Fork]:
+    """Workers that are struck consume all messages, which a relay sends while they come up.
+
+    kombu takes a message off Redis' list first and notes that it has it afterwards. Whoever dies in between, the
+    worker's main process or the server, takes it along, so what was lost is sent again. RabbitMQ must lose none.
     """
+    keeper = scene.start_workers(*strikes, **options)
+    relay = scene.start_relay()
+    scene.publish()
+    scene.settle(meanwhile=meanwhile)
     verdict.lost_by_broker = scene.send_again_what_was_lost()
     if not isinstance(scene.stage.broker, Redis):
         verdict.expect(not verdict.lost_by_broker, f"the broker has lost {verdict.lost_by_broker} messages")
+    scene.finish(relay)
+    return keeper
+
+
+def consume_outbox(scene: Scene, **options: Any) -> None:
+    """Workers consume all messages, which are published before any is sent."""
+    scene.start_workers()
+    scene.publish(**options)
+    scene.relay_all()
+    scene.settle()
 
 
 def one_in(scene: Scene, share: int, least: int = 2) -> int:
@@ -66,12 +86,7 @@ def struck_by(act: str, place: str, share: int, **options: Any) -> Callable[[Sce
     """A process of a worker is killed at a place that one message in ``share`` reaches."""
 
     def script(scene: Scene, verdict: Verdict) -> None:
-        keeper = scene.start_workers(Strike(place, act, every=one_in(scene, share)), lease=LEASE, **options)
-        relay = scene.start_relay()
-        scene.publish()
-        scene.settle()
-        send_again_what_was_lost(scene, verdict)
-        scene.finish(relay)
+        keeper = consume(scene, verdict, Strike(place, act, every=one_in(scene, share)), lease=LEASE, **options)
         verdict.struck = scene.marks.count(f"{act}.*")
         verdict.expect(scene.marks.count(f"{act}.*-kept-*"), "no protected message was struck")
         if act != "child":
@@ -88,46 +103,33 @@ def redelivered_while_it_runs(scene: Scene, verdict: Verdict) -> None:
     fault = Strike("handler", "hold", every=one_in(scene, 100))
     if isinstance(scene.stage.broker, Redis):
         # Children enough for what is held and for its second delivery, which is what lets it go.
-        scene.start_workers(fault, visibility=1.0, concurrency=6)
-        relay = scene.start_relay()
-        scene.publish()
-        verdict.struck = _release_each(scene, lambda label: _is_redelivered(scene, label))
+        release = release_each(scene, lambda label: scene.deliveries_of(label.split("-")[-2])[label] > 1)
+        consume(scene, verdict, fault, meanwhile=release, visibility=1.0, concurrency=6)
     else:
         with Proxy(scene.stage.broker.url) as proxy:
-            scene.start_workers(fault, broker=proxy.url)
-            relay = scene.start_relay()
-            scene.publish()
 
             def cut(label: str) -> int:
                 scene.outages += 1
                 return proxy.cut()
 
-            verdict.struck = _release_each(scene, cut)
-    scene.finish(relay)
+            consume(scene, verdict, fault, meanwhile=release_each(scene, cut), broker=proxy.url)
+    verdict.struck = scene.marks.count("go.*")
     judge(scene, verdict)
 
 
-def _release_each(scene: Scene, may_go: Callable[[str], object]) -> int:
-    """For each message that a task is held at, do something until it may go; until all messages are consumed."""
+def release_each(scene: Scene, may_go: Callable[[str], object]) -> Callable[[], None]:
+    """For each message that a task is held at, something is done until it may go."""
 
-    def step() -> None:
+    def release() -> None:
         for label in held(scene.marks):
             if may_go(label):
                 scene.marks.leave(f"go.{label}")
 
-    scene.settle(meanwhile=step)
-    return scene.marks.count("go.*")
-
-
-def _is_redelivered(scene: Scene, label: str) -> bool:
-    return scene.deliveries_of(label.split("-")[-2])[label] > 1
+    return release
 
 
 def published_twice(scene: Scene, verdict: Verdict) -> None:
-    scene.start_workers()
-    scene.publish(sender=names.TWICE)
-    scene.relay_all()
-    scene.settle()
+    consume_outbox(scene, sender=names.TWICE)
     verdict.struck = scene.count
     judge(scene, verdict)
     verdict.expect(verdict.kept.deliveries >= 2 * scene.count, "not every message was delivered twice")
@@ -232,9 +234,6 @@ def broker_restarted(scene: Scene, verdict: Verdict) -> None:
     """
     restarts = max(1, min(5, scene.count // 300))
     workers = 2
-    scene.start_workers(Strike("handler", "hold", every=scene.count // restarts), count=workers, visibility=3.0)
-    relay = scene.start_relay()
-    scene.publish()
     broker = scene.stage.broker
 
     def restart(label: str) -> bool:
@@ -247,17 +246,15 @@ def broker_restarted(scene: Scene, verdict: Verdict) -> None:
         broker.start()
         return True
 
-    verdict.struck = _release_each(scene, restart)
-    send_again_what_was_lost(scene, verdict)
-    scene.finish(relay)
+    fault = Strike("handler", "hold", every=scene.count // restarts)
+    consume(scene, verdict, fault, meanwhile=release_each(scene, restart), count=workers, visibility=3.0)
+    verdict.struck = scene.marks.count("go.*")
     judge(scene, verdict)
 
 
 def other_payload(scene: Scene, verdict: Verdict) -> None:
     """Each protected message is published again under its id with another amount. One of the two is dead-lettered."""
-    scene.start_workers()
-    scene.publish()
-    scene.relay_all()
+    consume_outbox(scene)
     sent = scene.stage.query(
         "SELECT topic, payload ->> 'label', message_id::text, idempotency_key, account_id FROM idempotency_outbox "
         "WHERE payload ->> 'label' LIKE %s",
@@ -284,11 +281,7 @@ def poison(scene: Scene, verdict: Verdict) -> None:
     nothing else would end them.
     """
     every, most = one_in(scene, 50), 6
-    scene.start_workers(Strike("begin", "child", every=every, times=most), lease=LEASE)
-    relay = scene.start_relay()
-    scene.publish()
-    scene.settle()
-    scene.finish(relay)
+    consume(scene, verdict, Strike("begin", "child", every=every, times=most), lease=LEASE)
     poisonous = [number for number in range(scene.count) if number % every == 0]
     others = [number for number in range(scene.count) if number % every]
     runs = {label: scene.marks.count(f"child.{label}.*") for label in scene.labels("kept", poisonous)}
@@ -303,10 +296,7 @@ def forgotten(scene: Scene, verdict: Verdict) -> None:
     """All messages are delivered again long after. For the second half the inbox has forgotten by then, which is what a
     retention shorter than the broker's longest redelivery comes to: they serve as the control.
     """
-    scene.start_workers()
-    scene.publish()
-    scene.relay_all()
-    scene.settle()
+    consume_outbox(scene)
     gone = scene.labels("kept", range(scene.count // 2, scene.count))
     scene.stage.query(
         "UPDATE idempotency_record SET expires_at = %s WHERE operation = %s AND idempotency_key IN ("

@@ -7,6 +7,7 @@ import json
 import pkgutil
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
 
@@ -15,7 +16,7 @@ from django.contrib.auth.models import Permission
 from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
 from django.dispatch import Signal
-from django.urls import resolve
+from django.urls import Resolver404, resolve
 
 import idempotency
 from idempotency import exceptions, signals
@@ -47,13 +48,6 @@ def test_every_number_of_the_statistics_is_listed() -> None:
     assert sorted(listed) == sorted(field.name for field in fields(Stats))
     kinds = [code(row[0]) for row in table(section(page, "How far a number can be trusted"))]
     assert kinds == [str(kind) for kind in Precision]
-
-
-@each_page()
-def test_every_task_of_a_schedule_exists(name: str) -> None:
-    tasks = (ROOT / "idempotency/tasks.py").read_text()  # read, because Celery needn't be installed
-    named = re.findall(r'"task": "([\w.]+)"', text_of(name))
-    assert [task for task in named if f'name="{task}"' not in tasks] == []
 
 
 def test_the_table_of_attempts_and_times_is_right() -> None:
@@ -126,13 +120,48 @@ def test_every_documented_object_exists() -> None:
     assert [name for name in names if not _exists(name)] == []
 
 
+TASKS = (ROOT / "idempotency/tasks.py").read_text()  # read, because Celery needn't be installed
+PROVIDER_OPTIONS = re.findall(r'"(--[a-z-]+)"', (ROOT / "testproject/provider/__main__.py").read_text())
+
+
+def is_endpoint(path: str) -> bool:
+    try:
+        return bool(resolve(path))
+    except Resolver404:
+        return False
+
+
+def is_dotted_name(name: str) -> bool:
+    """Whether it is a check, a permission, the audit's log, or can be reached from a module by its attributes."""
+    if re.search(r"\.[EW]\d{3}$", name) or name == "idempotency.audit":
+        return True
+    return Permission.objects.filter(codename=name.removeprefix("idempotency.")).exists() or _exists(name)
+
+
+#: What pages name, by the pattern that finds it; and whether it is there.
+NAMED: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "task of a schedule": (r'"task": "([\w.]+)"', lambda name: f'name="{name}"' in TASKS),
+    "endpoint of the sample": (r"`(?:[A-Z]+ )?(/[a-z/]+/)`", is_endpoint),
+    "endpoint of the tutorial": (r"http://127\.0\.0\.1:8000(/[a-z/]+/)", is_endpoint),
+    "option of the provider": (r"python -m testproject\.provider.* (--[a-z-]+)", PROVIDER_OPTIONS.__contains__),
+    "file": (r"`((?:idempotency|testproject|docs)/[\w/-]+\.\w+)`", lambda file: (ROOT / file).exists()),
+    "dotted name": (r"`(idempotency(?:\.\w+)+)", is_dotted_name),
+}
+
+
 @pytest.mark.django_db
 @each_page()
-def test_every_dotted_name_exists(name: str) -> None:
-    names = set(re.findall(r"`(idempotency(?:\.\w+)+)", text_of(name)))
-    permissions = {f"idempotency.{codename}" for codename in Permission.objects.values_list("codename", flat=True)}
-    checks_and_logs = {each for each in names if re.search(r"\.[EW]\d{3}$", each)} | {"idempotency.audit"}
-    assert [each for each in names - checks_and_logs - permissions if not _exists(each)] == []
+def test_everything_that_is_named_exists(name: str) -> None:
+    for what, (pattern, exists) in NAMED.items():
+        missing = [named for named in re.findall(pattern, text_of(name)) if not exists(named)]
+        assert missing == [], what
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text_of(name)) if "://" not in link]
+    assert [link for link in links if not (PAGES[name].parent / link).exists()] == []
+
+
+def test_every_pattern_finds_what_it_is_for() -> None:
+    everything = "\n".join(map(text_of, PAGES))
+    assert [what for what, (pattern, _) in NAMED.items() if not re.search(pattern, everything)] == []
 
 
 def _exists(name: str) -> bool:
@@ -153,13 +182,8 @@ def test_every_system_check_is_listed() -> None:
 
 
 #: The package's commands, and the page and section that explains each.
-COMMANDS = {
-    "purge_idempotency": ("reference/commands.md", "`purge_idempotency`"),
-    "recover_idempotency": ("reference/commands.md", "`recover_idempotency`"),
-    "relay_outbox": ("reference/commands.md", "`relay_outbox`"),
-    "erase_idempotency": ("reference/commands.md", "`erase_idempotency`"),
-    "idempotency_stats": ("reference/commands.md", "`idempotency_stats`"),
-}
+#: The package's commands, each of which has a section of its name.
+COMMANDS = ("purge_idempotency", "recover_idempotency", "relay_outbox", "erase_idempotency", "idempotency_stats")
 
 
 @each_page()
@@ -175,25 +199,12 @@ def test_every_option_of_a_command_exists(name: str, command: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_of_a_command_is_listed(name: str) -> None:
     options = options_of(load_command_class("idempotency", name)) - options_of(BaseCommand())
-    cells = [code(row[0]) for row in table(section(*COMMANDS[name]))]
+    cells = [code(row[0]) for row in table(section("reference/commands.md", f"`{name}`"))]
     assert {cell.split()[0] for cell in cells if cell and cell.startswith("--")} == options
 
 
 def options_of(command: BaseCommand) -> set[str]:
     return set(re.findall(r"--[a-z-]+", command.create_parser("manage.py", "command").format_usage()))
-
-
-@each_page()
-def test_every_endpoint_of_the_sample_exists(name: str) -> None:
-    for endpoint in re.findall(r"`(?:[A-Z]+ )?(/[a-z/]+/)`|http://127\.0\.0\.1:8000(/[a-z/]+/)", text_of(name)):
-        resolve("".join(endpoint))
-
-
-@each_page()
-def test_every_option_of_the_provider_exists(name: str) -> None:
-    commands = re.findall(r"python -m testproject\.provider(.*)", "\n".join(blocks(name, "sh")))
-    named = set(re.findall(r"--[a-z-]+", " ".join(commands)))
-    assert named <= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "testproject/provider/__main__.py").read_text()))
 
 
 def test_every_fault_of_the_provider_is_listed() -> None:
@@ -213,12 +224,3 @@ def test_every_row_of_the_demo_that_is_explained_is_shown(heading: str, act: Act
 def test_the_indexes_are_named_as_they_are() -> None:
     named = {name for page in PAGES for name in re.findall(r"`(idempotency_record_\w+)`", text_of(page))}
     assert named == {index.name for index in IdempotencyRecord._meta.indexes}
-
-
-@each_page()
-def test_every_file_that_is_named_exists(name: str) -> None:
-    text, folder = text_of(name), PAGES[name].parent
-    files = [folder / link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
-    files += [ROOT / file for file in re.findall(r"`((?:idempotency|testproject|docs)/[\w/-]+\.\w+)`", text)]
-    missing = [file for file in files if not file.exists()]
-    assert missing == []
