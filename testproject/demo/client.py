@@ -26,7 +26,7 @@ from .acts import Side
 from .plan import Charge, Plan, Trouble
 
 #: Longer than any honest answer takes on a loaded machine, and shorter than a client's patience.
-HONEST_TIMEOUT = 15.0
+HONEST_TIMEOUT = 30.0
 #: A client that is to time out stops waiting after this many seconds, while the server works for longer (in ms).
 SHORT_TIMEOUT = (0.03, 0.10)
 LONG_WORK = (200, 400)

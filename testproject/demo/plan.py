@@ -71,7 +71,7 @@ class Plan:
     lease: int = option(2, 1, 60, "seconds until a killed worker's claim may be taken over")
     time_limit: float = option(300.0, 1, 86400, "seconds after which an act that is not over has failed")
     seed: int = option(1, -(2**31), 2**31, "draws another storm")
-    patience: float = 60.0  # of a client
+    patience: float = 120.0  # of a client: on a loaded machine it may meet many killed workers in a row
 
 
 OPTIONS = {f"--{one.name.replace('_', '-')}": one for one in fields(Plan) if one.metadata}

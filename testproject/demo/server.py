@@ -41,7 +41,7 @@ control_socket_disable = True
 
 #: A stalled request goes on when another has done its work, or so many seconds after the end of its lease; sooner where
 #: no other can.
-WAIT_FOR_THE_WINNER = 8.0
+WAIT_FOR_THE_WINNER = 20.0
 AFTER_THE_LEASE = 0.5
 LOOK_EVERY = 0.05
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from .processes import wait_until
 
 #: Seconds for which a process that is held waits for its owner. Nothing that works comes near it.
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 class Marks:

