@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -21,8 +19,6 @@ from tests.records import from_now
 SENDER = "tests.outbox.broker"
 OTHER_SENDER = "tests.outbox.other_broker"
 PLAIN_SENDER = "tests.outbox.send_plainly"
-FILE_SENDER = "tests.outbox.send_to_file"
-
 _numbers = itertools.count()
 
 
@@ -71,12 +67,6 @@ other_broker = Broker()
 def send_plainly(message: OutboxMessage) -> None:
     """A sender that is a function, and can't be nudged."""
     broker(message)
-
-
-def send_to_file(message: OutboxMessage) -> None:
-    """What other processes can be seen to have sent: a line in a file, appended in one write."""
-    with Path(os.environ["OUTBOX_FILE"]).open("a") as file:
-        file.write(f"{message.message_id} {message.payload}\n")
 
 
 def make_messages(

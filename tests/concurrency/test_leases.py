@@ -294,8 +294,3 @@ def test_an_open_transaction_around_a_claim_block_is_refused() -> None:
         claim(operation, account_id="1", key="k"),
     ):
         raise AssertionError("ran")
-
-
-def test_abandoned_work_of_a_beating_operation_is_taken_over(post: Post, cut_off: Any) -> None:
-    cut_off("/heartbeat/")
-    assert post("/heartbeat/").json()["attempt"] == 2

@@ -213,7 +213,6 @@ class Worker:
         if "heartbeat.before" in faults.armed:
             self.waiting.set()
             assert self.beaten.wait(PATIENCE), "no heartbeat"
-        time.sleep(self.spec.get("takes", 0))  # a handler that takes its time; nothing is ordered by it
 
         def pay() -> Any:
             return self._pay(str(claim.derive_key("payout")), label, valid_until)
