@@ -69,6 +69,10 @@ class Books:
     def are_messages_pending(self) -> bool:
         return self.published().filter(status=MessageStatus.PENDING).exists()
 
+    def are_messages_done(self) -> bool:
+        """Whether everything that was published has had its effect."""
+        return self.messages(OUTBOX).total() >= self.published().count()
+
     def _rows(self, model: type, side: Side) -> QuerySet[Charge]:
         rows: QuerySet[Charge] = model._default_manager.filter(label__startswith=f"{run_of(side, self.run)}-")  # type: ignore[attr-defined]
         return rows

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from testproject.demo import hop as demo_hop
 from testproject.demo.books import Books
 from testproject.demo.hop import Hop
 from testproject.harness.processes import Daemon
@@ -71,3 +72,18 @@ def test_one_that_was_killed_on_purpose_is_not_counted(
     Marks(tmp_path / "marks").leave(mark)
     end(hop, daemons[name])
     assert (hop.ended, hop.what_stopped()) == (0, [])
+
+
+def test_it_is_not_over_while_a_message_that_is_not_lost_has_had_no_effect(
+    hop: Hop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker was killed, and the next one takes its time to come up: nothing moves, and it is not over."""
+    done: list[bool] = [False]
+    monkeypatch.setattr(demo_hop, "STALLED_AFTER", -1.0)
+    monkeypatch.setattr(demo_hop, "resend_lost_messages", lambda **options: 0)
+    monkeypatch.setattr(Redis, "count", lambda redis, queue: 1)
+    monkeypatch.setattr(Books, "are_messages_pending", lambda books: False)
+    monkeypatch.setattr(Books, "are_messages_done", lambda books: done[0])
+    assert not hop.is_over()
+    done[0] = True
+    assert hop.is_over()

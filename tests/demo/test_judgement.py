@@ -196,3 +196,8 @@ def test_the_first_few_of_each_kind_are_shown_with_their_names() -> None:
     }
     assert f"wrong: {NAME} (calm) was answered 201" in "\n".join(found.examples)
     assert f"never learned: {NAME}" in found.examples
+
+
+@pytest.mark.parametrize(("status", "acknowledged"), [(199, False), (200, True), (299, True), (300, False)])
+def test_a_success_is_an_acknowledgement_and_nothing_else_is(status: int, acknowledged: bool) -> None:
+    assert told(CONFLICT, created(status=status)).acknowledged == acknowledged
