@@ -90,7 +90,7 @@ class Hop:
         lost = resend_lost_messages(older_than=timedelta(0), app=app)
         self.resent += lost
         self._quiet, self._seen = 0, -1
-        # A message whose worker was killed is not lost. It comes again once a new worker is up, however long that takes.
+        # A message whose worker was killed is not lost. It comes again when a new worker is up, which may take long.
         return not lost and self._books.are_messages_done()
 
     def _is_busy(self) -> bool:
