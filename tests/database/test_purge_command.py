@@ -1,35 +1,38 @@
-"""``manage.py purge_idempotency``: its arguments, its report, its exit codes, and scenario 27."""
+"""``manage.py purge_idempotency``: records first and then sent messages, its report, its exit codes, and its load."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Barrier, Event
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
-from django.db import connection, connections, transaction
+from django.core.management import CommandError
+from django.db import connections, transaction
 
 from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.management import running
-from idempotency.models import IdempotencyRecord
+from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.operation import Operation
 from idempotency.outcome import Outcome
 from idempotency.protocol import claims
 from idempotency.protocol.ownership import Ownership
 from idempotency.signals import purged
 from tests.commands import run_command
+from tests.outbox import make_messages, statuses
 from tests.records import HOUR, make_records, remaining
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 purged_under_load = Operation("tests.purged_under_load")
+
+NOT_DUE = {MessageStatus.SENT: {"sent": -HOUR}, MessageStatus.DEAD: {"due": -96 * HOUR}, MessageStatus.PENDING: {}}
 
 
 def purge(**options: Any) -> tuple[int, list[str]]:
@@ -38,28 +41,23 @@ def purge(**options: Any) -> tuple[int, list[str]]:
     return code, lines
 
 
-@contextmanager
-def raising_signal(signum: int, *, in_batch: int) -> Iterator[None]:
-    """Send this process a signal while it is in the middle of a batch."""
-    statements = 0
-
-    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        nonlocal statements
-        if "DELETE FROM" in sql and "idempotency_step" not in sql.partition("WHERE")[0]:
-            statements += 1
-            if statements == in_batch:
-                signal.raise_signal(signum)
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(wrapper):
-        yield
+def make_sent(count: int) -> None:
+    """Messages that were sent longer ago than the retention."""
+    make_messages(count, MessageStatus.SENT, sent=-96 * HOUR)
 
 
 def test_it_purges_all_that_is_due_and_says_so() -> None:
     make_records(1_234)
+    make_sent(1)
     kept = make_records(2, expires=HOUR) + make_records(2, Status.PARKED) + make_records(2, Status.IN_PROGRESS)
-    assert purge() == (0, ["Purged 1,234 records from database 'default'."])
+    for status, times in NOT_DUE.items():
+        make_messages(1, status, **times)
+    assert purge() == (
+        0,
+        ["Purged 1,234 records from database 'default'.", "Purged 1 sent message from database 'default'."],
+    )
     assert remaining() == {*kept}
+    assert {status for status, _ in statuses()} == {*NOT_DUE}
     assert purge() == (0, ["Purged 0 records from database 'default'."])
 
 
@@ -69,142 +67,97 @@ def test_parked_records_go_when_asked_for() -> None:
 
 
 def test_a_dry_run_counts_and_deletes_nothing() -> None:
+    assert purge(dry_run=True) == (0, ["Would purge 0 records from database 'default'."])
     make_records(3)
     make_records(2, Status.RECOVERABLE)
     make_records(2, Status.PARKED)
     make_records(1, Status.IN_PROGRESS)
     make_records(7, expires=HOUR)
+    make_sent(5)
     before = remaining()
-    assert purge(dry_run=True) == (
-        0,
-        [
-            "Would purge 5 records from database 'default'.",
-            "Would keep 1 record past retention: in progress.",
-            "Would keep 2 records past retention: parked.",
-        ],
-    )
-    assert purge(dry_run=True, include_parked=True) == (
-        0,
-        ["Would purge 7 records from database 'default'.", "Would keep 1 record past retention: in progress."],
-    )
-    assert remaining() == before
-
-
-def test_a_dry_run_of_an_empty_table_says_that_nothing_is_due() -> None:
-    assert purge(dry_run=True) == (0, ["Would purge 0 records from database 'default'."])
-
-
-def test_a_run_stops_after_its_last_batch_and_tells_that_work_is_left() -> None:
-    make_records(25)
-    code, lines = purge(batch_size=10, max_batches=2)
-    assert code == 3
-    assert lines == ["Purged 20 records from database 'default'.", "Stopped by --max-batches 2. More is due."]
-    assert len(remaining()) == 5
-    assert purge(batch_size=10, max_batches=2)[0] == 0
-    assert remaining() == set()
-
-
-def test_what_falls_due_after_the_last_batch_is_left_to_the_next_run() -> None:
-    def fall_due(**arguments: Any) -> None:
-        make_records(1)
-
-    make_records(1)
-    purged.connect(fall_due)
-    try:
-        assert purge() == (0, ["Purged 1 record from database 'default'."])
-    finally:
-        purged.disconnect(fall_due)
-    assert len(remaining()) == 1
-
-
-def test_a_verbose_run_reports_each_batch() -> None:
-    make_records(3)
-    assert purge(batch_size=2, verbosity=2)[1] == [
-        "Purged 2 records so far.",
-        "Purged 3 records so far.",
-        "Purged 3 records from database 'default'.",
-    ]
+    would = "Would purge {} from database 'default'."
+    claims, parked = "Would keep 1 record past retention: in progress.", "Would keep 2 records past retention: parked."
+    messages = would.format("5 sent messages")
+    assert purge(dry_run=True) == (0, [would.format("5 records"), claims, parked, messages])
+    assert purge(dry_run=True, include_parked=True) == (0, [would.format("7 records"), claims, messages])
+    assert (remaining(), OutboxMessage.objects.count()) == (before, 5)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "--batch-size must be between 1 and 10000"),
-        ({"batch_size": -1}, "--batch-size must be between 1 and 10000"),
-        ({"batch_size": 10_001}, "--batch-size must be between 1 and 10000"),
-        ({"max_batches": 0}, "--max-batches must be 1 or more"),
-        ({"max_batches": -1}, "--max-batches must be 1 or more"),
-        ({"pause": -0.1}, "--pause must be between 0 and 3600 seconds"),
-        ({"pause": float("nan")}, "--pause must be between 0 and 3600 seconds"),
-        ({"pause": float("inf")}, "--pause must be between 0 and 3600 seconds"),
-        ({"database": "nowhere"}, "--database: there is no database 'nowhere'"),
-        ({"database": ""}, "--database: there is no database ''"),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
+    ("records", "messages", "more"),
+    [(5, 0, True), (0, 5, True), (4, 4, False), (3, 3, False)],
+    ids=["records are due", "messages are due", "the last batch was full", "the last batch was not full"],
 )
-def test_a_wrong_argument_is_named_and_nothing_is_done(options: dict[str, Any], message: str) -> None:
+def test_a_run_tells_whether_its_last_batches_have_left_anything(records: int, messages: int, more: bool) -> None:
+    make_records(records)
+    make_sent(messages)
+    code, lines = purge(batch_size=2, max_batches=2)
+    assert (code, "Stopped by --max-batches 2. More is due." in lines) == ((3, True) if more else (0, False))
+    assert len(remaining()) + OutboxMessage.objects.count() == int(more)
+
+
+def test_a_verbose_run_reports_each_batch() -> None:
+    make_records(1)
+    make_sent(2)
+    assert purge(batch_size=1, verbosity=2)[1] == [
+        "Purged 1 record so far.",
+        "Purged 1 record so far.",
+        "Purged 1 record from database 'default'.",
+        "Purged 1 sent message so far.",
+        "Purged 2 sent messages so far.",
+        "Purged 2 sent messages so far.",
+        "Purged 2 sent messages from database 'default'.",
+    ]
+
+
+@contextmanager
+def after_each_batch(call: Callable[[], object]) -> Iterator[None]:
+    def receive(**arguments: Any) -> None:
+        call()
+
+    purged.connect(receive)
+    try:
+        yield
+    finally:
+        purged.disconnect(receive)
+
+
+def test_what_falls_due_after_the_last_batch_is_left_to_the_next_run() -> None:
+    make_records(1)
+    with after_each_batch(make_records):
+        assert purge() == (0, ["Purged 1 record from database 'default'."])
+    assert len(remaining()) == 1
+
+
+def test_a_signal_ends_a_purge_before_its_messages() -> None:
+    make_records(1)
+    make_sent(1)
+    with (
+        after_each_batch(lambda: signal.raise_signal(signal.SIGTERM)),
+        pytest.raises(CommandError, match="Stopped by SIGTERM") as stopped,
+    ):
+        purge()
+    assert stopped.value.returncode == 143
+    assert (remaining(), OutboxMessage.objects.count()) == (set(), 1)
+
+
+@pytest.mark.parametrize("pause", [-0.1, 3600.1, float("nan"), float("inf")])
+def test_a_wrong_pause_is_named_and_nothing_is_done(pause: float) -> None:
     ids = make_records(1)
-    with pytest.raises(CommandError, match=message) as refused:
-        purge(**options)
+    with pytest.raises(CommandError, match="--pause must be between 0 and 3600 seconds") as refused:
+        purge(pause=pause)
     assert refused.value.returncode == 2
-    assert remaining() == {*ids}
-
-
-@pytest.mark.parametrize("arguments", [["--batch-size", "x"], ["--pause", "x"], ["--max-batches"], ["--no-such"]])
-def test_arguments_that_cannot_be_read_are_refused(arguments: list[str]) -> None:
-    with pytest.raises(CommandError, match=r"^Error: "):
-        call_command("purge_idempotency", *arguments)
-
-
-def test_a_database_that_refuses_is_an_error_with_its_own_code() -> None:
-    """Failure mode 29."""
-    ids = make_records(1)
-    read_only, writable = {
-        "postgresql": ("SET default_transaction_read_only = on", "SET default_transaction_read_only = off"),
-        "sqlite": ("PRAGMA query_only = on", "PRAGMA query_only = off"),
-        "mysql": ("SET SESSION TRANSACTION READ ONLY", "SET SESSION TRANSACTION READ WRITE"),
-    }[connection.vendor]
-    with connection.cursor() as cursor:
-        cursor.execute(read_only)
-        try:
-            with pytest.raises(CommandError, match=r"Database 'default' refused: .*(?i:read)") as refused:
-                purge()
-        finally:
-            cursor.execute(writable)
-    assert refused.value.returncode == 1
     assert remaining() == {*ids}
 
 
 def test_a_pause_lies_between_batches_only(monkeypatch: pytest.MonkeyPatch) -> None:
     make_records(25)
     slept: list[float] = []
-    clock = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal clock
-        clock += seconds
-        slept.append(seconds)
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(time, "monotonic", lambda: sum(slept))
     assert purge(batch_size=10, pause=1.0)[0] == 0
     assert sum(slept) == pytest.approx(2.0)
     assert max(slept) <= running.SLICE
-
-
-def test_a_signal_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_records(25)
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    with pytest.raises(CommandError, match="Stopped by SIGTERM"):
-        purge(batch_size=10, pause=60.0)
-    assert slept == [running.SLICE]
-    assert len(remaining()) == 15
 
 
 def scope(key: str) -> Scope:
