@@ -19,8 +19,6 @@ from idempotency.models import MessageStatus, OutboxMessage
 from idempotency.outbox import backlog as messages
 from idempotency.outbox.backlog import Backlog, backlog, purge_sent_batches, purge_sent_once, requeue
 from idempotency.upkeep.resolutions import ResolutionRefusedError
-from idempotency.upkeep.retention import MAX_BATCH_SIZE
-from tests.database.statements import explaining
 from tests.outbox import make_messages, statuses
 from tests.records import HOUR
 
@@ -174,26 +172,3 @@ def test_batches_are_bounded_and_go_on_where_the_one_before_ended() -> None:
     selects = [one["sql"] for one in statements.captured_queries if re.search("sent_at. >=", one["sql"])]
     assert len(selects) == 2
     assert kept() == set()
-
-
-def test_a_large_batch_fits_the_database() -> None:
-    make_messages(1_500, MessageStatus.SENT, sent=-4 * DAY)
-    assert purge_sent_once(batch_size=2_000).deleted == 1_500
-
-
-@pytest.mark.parametrize("size", [0, MAX_BATCH_SIZE + 1])
-def test_a_batch_has_its_bounds(size: int) -> None:
-    with pytest.raises(ValueError, match="batch_size"):
-        purge_sent_once(batch_size=size)
-
-
-@pytest.mark.postgres
-def test_a_purge_reads_the_index_of_what_was_sent() -> None:
-    make_messages(3_000, MessageStatus.SENT, sent=-HOUR)
-    make_messages(10, MessageStatus.SENT, sent=-4 * DAY)
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE idempotency_outbox")
-
-    with explaining("SKIP LOCKED") as plans:
-        assert purge_sent_once(batch_size=5).deleted == 5
-    assert "Index Scan using idempotency_outbox_sent" in plans[0]

@@ -17,7 +17,7 @@ from idempotency.management.commands import recover_idempotency
 from idempotency.models import IdempotencyRecord
 from idempotency.options.values import PARK
 from idempotency.protocol.faults import armed
-from idempotency.upkeep.sweep import abandoned, recover_batches, recover_once
+from idempotency.upkeep.sweep import abandoned, recover_once
 from tests.commands import run_command
 from tests.database import processes
 from tests.database.plans import fill, most_rows_read
@@ -68,8 +68,6 @@ def test_it_settles_what_is_abandoned_and_says_so(monkeypatch: pytest.MonkeyPatc
 
 
 def test_batches_are_taken_until_nothing_is_due() -> None:
-    abandon(7)
-    assert [batch.recoverable for batch in recover_batches(batch_size=3)] == [3, 3, 1]
     abandon(6)
     assert recover(batch_size=3, verbosity=2)[1] == [
         "Settled 3 claims: 3 recoverable, 0 completed, 0 parked so far.",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from idempotency.models import MessageStatus, OutboxMessage
-from idempotency.outbox.relay import RelayResult, relay_batches, relay_once
+from idempotency.outbox.relay import RelayResult, relay_once
 from tests.database.relay.trouble import BROKEN
 from tests.outbox import broker, make_messages
 from tests.records import HOUR, MINUTE
@@ -30,32 +30,6 @@ def test_what_is_due_is_sent_longest_due_first_and_marked() -> None:
     assert {(one.status, one.attempts, one.lease_expires_at, one.error) for one in sent} == {("sent", 1, None, "")}
     assert all(abs((one.sent_at - timezone.now()).total_seconds()) < 60 for one in sent if one.sent_at)
     assert relay_once() == RelayResult()
-
-
-def test_batches_follow_until_nothing_is_due() -> None:
-    make_messages(7)
-    counts = [batch.sent for batch in relay_batches(batch_size=3)]
-    assert counts == [3, 3, 1]
-    assert broker.payloads == [0, 1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.parametrize("size", [0, 501])
-def test_a_batch_has_its_bounds(size: int) -> None:
-    with pytest.raises(ValueError, match="between 1 and 500"):
-        relay_once(batch_size=size)
-
-
-def test_the_largest_batch_is_sent() -> None:
-    make_messages(500, ordering_key="one order")
-    assert relay_once(batch_size=500).sent == 500
-
-
-def test_it_does_not_run_inside_a_transaction() -> None:
-    """What is sent there could neither be leased nor marked before somebody else sends it."""
-    make_messages()
-    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"):
-        relay_once()
-    assert broker.deliveries == []
 
 
 def test_nothing_is_held_while_a_message_is_sent() -> None:
