@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, MessageStatus
 from tests.database import processes
 from tests.outbox import broker, make_messages
-from tests.records import HOUR, make_records, remaining
+from tests.records import HOUR, make_records
 
 pytest.importorskip("celery", reason="the tasks are Celery's, which this environment doesn't have")
 
@@ -40,57 +41,47 @@ def states() -> dict[str, Counter[str]]:
     return found
 
 
-def test_a_run_recovers_batch_after_batch_and_returns_plain_data() -> None:
-    abandon(7)
-    abandon(2, "tests.tasks.unknown")
-    counts = tasks.recover_expired_leases(batch_size=3)
-    assert json.loads(json.dumps(counts)) == counts
-    assert counts == {
-        "recoverable": 7,
-        "completed": 0,
-        "parked": 0,
-        "postponed": 0,
-        "unknown_operations": {"tests.tasks.unknown": 2},
-        "exhausted": True,
-    }
-    assert states() == {again.name: {"recoverable": 7}, "tests.tasks.unknown": {"in_progress": 2}}
+#: What each task is asked to do, and what it returns when it is done and when it has to stop after two batches.
+RUNS = {
+    "recover": (
+        lambda: (abandon(7), abandon(2, "tests.tasks.unknown")),
+        tasks.recover_expired_leases,
+        {"recoverable": 7, "completed": 0, "parked": 0, "postponed": 0}
+        | {"unknown_operations": {"tests.tasks.unknown": 2}, "exhausted": True},
+        {"recoverable": 6, "unknown_operations": {}},
+    ),
+    "purge": (
+        lambda: (make_records(7), make_records(1, Status.PARKED), make_records(1, expires=HOUR)),
+        tasks.purge_expired_records,
+        {"deleted": 7, "messages": 0, "exhausted": True},
+        {"deleted": 6},
+    ),
+    "purge of messages": (
+        lambda: make_messages(7, MessageStatus.SENT, sent=-96 * HOUR),
+        tasks.purge_expired_records,
+        {"deleted": 0, "messages": 7, "exhausted": True},
+        {"messages": 6},
+    ),
+    "relay": (
+        lambda: (make_messages(7), make_messages(1, sender="tests.outbox.removed", due=timedelta(0))),
+        tasks.relay_outbox,
+        {"sent": 7, "postponed": 1, "dead": 0, "put_back": 0, "unavailable": {}, "exhausted": True},
+        {"sent": 6, "postponed": 0},
+    ),
+}
 
 
-def test_a_run_purges_batch_after_batch_and_returns_plain_data() -> None:
-    make_records(7)
-    kept = make_records(1, Status.PARKED) + make_records(1, expires=HOUR)
-    assert tasks.purge_expired_records(batch_size=3) == {"deleted": 7, "messages": 0, "exhausted": True}
-    assert remaining() == {*kept}
-
-
-def test_a_run_is_bounded_and_tells_that_more_is_due() -> None:
-    abandon(5)
-    counts = tasks.recover_expired_leases(batch_size=2, max_batches=2)
-    assert (counts["recoverable"], counts["exhausted"]) == (4, False)
-    make_records(5)
-    counts = tasks.purge_expired_records(batch_size=2, max_batches=2)
-    assert counts == {"deleted": 4, "messages": 0, "exhausted": False}
-    assert tasks.MAX_BATCHES > 1
-
-
-def test_a_run_purges_sent_messages_as_well_and_counts_them_by_themselves() -> None:
-    make_messages(5, MessageStatus.SENT, sent=-96 * HOUR)
-    assert tasks.purge_expired_records(batch_size=2) == {"deleted": 0, "messages": 5, "exhausted": True}
-    make_messages(5, MessageStatus.SENT, sent=-96 * HOUR)
-    counts = tasks.purge_expired_records(batch_size=2, max_batches=2)
-    assert counts == {"deleted": 0, "messages": 4, "exhausted": False}
-
-
-def test_a_run_relays_batch_after_batch_and_returns_plain_data() -> None:
+@pytest.mark.parametrize(("make", "task", "done", "stopped"), RUNS.values(), ids=RUNS)
+def test_a_run_takes_batch_after_batch_up_to_a_bound_and_returns_plain_data(
+    make: Callable[[], object], task: Callable[..., Any], done: dict[str, Any], stopped: dict[str, Any]
+) -> None:
     broker.reset()
-    make_messages(7)
-    make_messages(1, sender="tests.outbox.removed")
-    counts = tasks.relay_outbox(batch_size=3)
-    assert json.loads(json.dumps(counts)) == counts
-    assert counts == {"sent": 7, "postponed": 1, "dead": 0, "put_back": 0, "unavailable": {}, "exhausted": True}
-    assert broker.payloads == [*range(7)]
-    make_messages(7)
-    assert tasks.relay_outbox(batch_size=2, max_batches=2)["exhausted"] is False
+    make()
+    counts = task(batch_size=3)
+    assert json.loads(json.dumps(counts)) == counts == done
+    make()
+    assert task(batch_size=3, max_batches=2) == done | stopped | {"exhausted": False}
+    assert tasks.MAX_BATCHES > 1
 
 
 def test_a_relay_ends_by_itself_before_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,14 +103,7 @@ def test_the_tasks_bear_the_names_that_a_schedule_names() -> None:
         assert task.soft_time_limit is None
 
 
-def test_without_celery_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "celery", None)
-    monkeypatch.delitem(sys.modules, "idempotency.tasks")
-    with pytest.raises(ImportError, match=r"pip install 'django-idempotency\[celery\]'"):
-        importlib.import_module("idempotency.tasks")
-
-
-# Processes that have loaded no view
+# A worker that has loaded no view
 
 #: An app of a project's, that declares its operations where they are discovered, and a settings module that has it.
 OPERATIONS = """
@@ -132,13 +116,6 @@ SETTINGS = """
 from testproject.settings import *
 INSTALLED_APPS = [*INSTALLED_APPS, "shop"]
 ROOT_URLCONF = "shop.urls_that_no_worker_may_import"
-"""
-RUN_TASK = """
-import json
-import django
-django.setup()
-from idempotency.tasks import recover_expired_leases
-print(json.dumps(recover_expired_leases()))
 """
 CELERY_APP = """
 import os
@@ -166,11 +143,6 @@ def shop(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "shop.settings", "SHOP": str(tmp_path)}
 
 
-def abandon_in_the_shop() -> None:
-    for name in ("shop.reexecute", "shop.park", "shop.reconcile", "of.another.project"):
-        abandon(2, name)
-
-
 FINDINGS = {
     "recoverable": 2,
     "completed": 2,
@@ -188,19 +160,9 @@ SETTLED = {
 
 
 @pytest.mark.scenario(29)
-def test_a_process_that_loaded_no_view_recovers_what_it_knows_and_reports_the_rest(
-    shop: dict[str, str],
-) -> None:
-    abandon_in_the_shop()
-    output, errors = processes.start(RUN_TASK, env=shop).communicate(timeout=60)
-    assert json.loads(output or "{}") == FINDINGS, errors
-    assert "2 abandoned claim(s) of operation 'of.another.project' are left alone" in errors
-    assert states() == SETTLED
-
-
-@pytest.mark.scenario(29)
 def test_a_celery_worker_recovers_what_it_knows_and_reports_the_rest(shop: dict[str, str]) -> None:
-    abandon_in_the_shop()
+    for name in SETTLED:
+        abandon(2, name)
     # Else a worker runs Django's system checks when it starts, which load the URLconf.
     environment = {**processes.environment(), **shop, "CELERY_SKIP_CHECKS": "true"}
     worker = subprocess.Popen(

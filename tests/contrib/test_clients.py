@@ -122,7 +122,7 @@ def test_a_server_that_is_down_is_tried_again(sender: Sender) -> None:
     with pytest.raises(sender.unresolved) as raised:
         sender.send(gone.url)
     error: Any = raised.value
-    assert (error.attempts, len(sender.waits)) == (3, 2)
+    assert (error.response, error.attempts, len(sender.waits)) == (None, 3, 2)
 
 
 def test_the_statuses_are_configurable(sender: Sender, server: Server) -> None:
@@ -206,15 +206,6 @@ def test_who_gives_up_says_with_which_key_to_resume(sender: Sender, server: Serv
     assert "Resume later with the same Idempotency-Key" in message
     assert "secret" not in message
     assert error.key not in message
-
-
-def test_who_never_got_an_answer_has_none_to_show(sender: Sender, server: Server) -> None:
-    sender.policy = RetryPolicy(attempts=1)
-    server.script = [cut]
-    with pytest.raises(sender.unresolved) as raised:
-        sender.send(server.url)
-    error: Any = raised.value
-    assert (error.response, error.attempts, sender.waits) == (None, 1, [])
 
 
 def test_an_answer_that_can_not_be_decoded_says_what_its_status_says(sender: Sender, server: Server) -> None:

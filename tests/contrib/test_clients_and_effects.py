@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -76,16 +75,6 @@ def test_a_lost_answer_is_fetched_again_and_the_charge_made_once(
     assert IdempotencyRecord.objects.get().idempotency_key == got.key
 
 
-def test_many_operations_through_a_bad_network_take_effect_once_each(
-    charge: Callable[..., Any], server: Server, live_server: Any
-) -> None:
-    lose, deliver = pass_on(live_server.url, lose_answer=True), pass_on(live_server.url)
-    server.script = [lose, deliver, cut, lose, answer(502), deliver, deliver, lose, lose, deliver] * 3
-    answered = [json.loads(charge().body)["id"] for _ in range(12)]
-    assert sorted(answered) == sorted(Charge.objects.values_list("pk", flat=True))
-    assert len(set(server.keys)) == 12
-
-
 @pytest.mark.parametrize("arrived", [True, False], ids=["had arrived", "had not arrived"])
 def test_who_gave_up_resumes_with_the_saved_key_and_gets_the_same_outcome(
     sender: Sender, charge: Callable[..., Any], server: Server, live_server: Any, arrived: bool
@@ -147,13 +136,6 @@ def test_every_attempt_at_an_operation_sends_the_same_keys(sender: Sender, serve
     place = "http://127.0.0.1/mails"
     names = ["provider.payout", f"POST {place}", f"POST {place}#2", f"PATCH {place}"]
     assert first == [str(record.derive_key(name)) for name in names]
-
-
-def test_another_operation_sends_other_keys(sender: Sender, server: Server) -> None:
-    for key in ("k1", "k2"):
-        attempt(lambda: sender.send(server.url, name="provider.payout"), key=key)
-    sender.send(server.url, name="provider.payout")
-    assert len(set(server.keys)) == 3
 
 
 def test_calls_within_steps_keep_their_keys_though_a_step_is_skipped(sender: Sender, server: Server) -> None:
@@ -273,17 +255,6 @@ def test_a_thread_that_is_given_the_context_sends_the_keys_of_the_claim(sender: 
 
     attempt(work)
     assert server.keys == [str(IdempotencyRecord.objects.get().derive_key("provider.payout"))]
-
-
-def test_a_call_that_gave_up_leaves_the_operation_to_its_retry(sender: Sender, server: Server) -> None:
-    sender.policy = RetryPolicy(attempts=2)
-    server.script = [cut, cut]
-    key = uuid4().hex
-    with pytest.raises(sender.unresolved) as raised:
-        attempt(lambda: sender.send(server.url), key=key)
-    attempt(lambda: sender.send(server.url), key=key)
-    given_up: Any = raised.value
-    assert server.keys == [given_up.key] * 3
 
 
 def test_the_default_bounds_outlive_the_default_lease_of_a_killed_worker() -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import ssl
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -295,46 +292,3 @@ def test_the_default_waits_are_those_of_the_running_event_loop(server: Server) -
 
     server.script = [cut]
     assert asyncio.run(run()) == 201
-
-
-WITHOUT_DJANGO = """
-import sys
-import httpx
-from idempotency.contrib.httpx import IdempotentTransport
-sent = []
-def answer(request):
-    sent.append(request.headers["Idempotency-Key"])
-    return httpx.Response(503 if len(sent) == 1 else 201)
-with httpx.Client(transport=IdempotentTransport(httpx.MockTransport(answer), sleep=lambda seconds: None)) as client:
-    assert client.post("https://shop.test/").status_code == 201
-assert len(sent) == 2 and len(set(sent)) == 1
-from django.conf import settings
-assert not settings.configured, "a client needs no project"
-assert "idempotency.models" not in sys.modules
-"""
-
-
-def test_a_client_needs_no_django_project() -> None:
-    completed = subprocess.run(
-        [sys.executable, "-c", WITHOUT_DJANGO],
-        env={"PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stderr
-
-
-@pytest.mark.parametrize("missing", ["httpx", "tenacity"])
-def test_without_its_libraries_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.delitem(sys.modules, "idempotency.contrib.httpx")
-    with pytest.raises(ImportError, match=r"pip install 'django-idempotency\[httpx\]'"):
-        importlib.import_module("idempotency.contrib.httpx")
-
-
-def test_what_the_clients_share_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tenacity", None)
-    monkeypatch.delitem(sys.modules, "idempotency.contrib.retrying")
-    with pytest.raises(ImportError, match=r"pip install 'django-idempotency\[httpx\]'"):
-        importlib.import_module("idempotency.contrib.retrying")

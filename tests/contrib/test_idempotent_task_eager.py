@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -187,13 +185,6 @@ def test_a_function_of_nothing_but_any_arguments_gets_its_task_too(name: str) ->
 
     policy = TaskPolicy(Operation(name), anything, None, None, 1)
     assert policy.arguments((act, 1), {}, bound=True) == policy.arguments((1,), {}, bound=False) == {"args": (1,)}
-
-
-def test_without_celery_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "celery.signals", None)
-    monkeypatch.delitem(sys.modules, "idempotency.contrib.celery")
-    with pytest.raises(ImportError, match=r"pip install 'django-idempotency\[celery\]'"):
-        importlib.import_module("idempotency.contrib.celery")
 
 
 def test_celery_still_checks_the_arguments_of_a_call() -> None:

@@ -1,4 +1,7 @@
-"""Idempotent tasks in real worker processes, which are killed, at a real broker."""
+"""Idempotent tasks in real worker processes, which are killed, at a real broker.
+
+What else becomes of a message is asked one delivery at a time, in this process, by the tests beside this one.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import transaction
 
-from idempotency import claim
-from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
-from idempotency.outbox import publish
 from testproject.harness.processes import Daemon
 from testproject.harness.redis import Redis
-from testproject.models import Receipt
-from tests.contrib.consumers import FailureError, effects, end_leases, hop, record
+from tests.contrib.consumers import effects, end_leases, record
 from tests.contrib.deliveries import DEAD, QUEUE, Inbox
-from tests.contrib.worker_tasks import auto, gated, gated_outside, gated_unprotected, poison, retried
+from tests.contrib.worker_tasks import gated, gated_unprotected, poison
 from tests.harness.celery import running_worker
 from tests.providers import PATIENCE, eventually
 
@@ -97,27 +95,6 @@ def test_a_message_that_is_delivered_twice_has_one_effect_and_the_control_has_tw
     assert effects() == {gated.name: 1, gated_unprotected.name: 2}
 
 
-def test_a_duplicate_waits_while_the_first_is_under_way_and_then_gets_its_result(inbox: Inbox, line: Line) -> None:
-    task_id = inbox.publish(gated_outside, "a")
-    line.arrived("a")
-    inbox.publish(gated_outside, "a", task_id=task_id)
-    assert line.ended(task_id) == "IGNORED"  # the duplicate, which comes again in a second
-    line.go("a")
-    assert [line.ended(task_id), line.ended(task_id)] == ["SUCCESS", "SUCCESS"]
-    assert (effects(), record().attempt) == ({"a": 1}, 1)
-
-
-@pytest.mark.failure_mode(57)
-def test_an_id_with_another_payload_is_dead_lettered(inbox: Inbox, line: Line) -> None:
-    line.go("a")
-    task_id = inbox.publish(gated, "a")
-    assert line.ended(task_id) == "SUCCESS"
-    inbox.publish(gated, "b", task_id=task_id)
-    assert line.ended(task_id) == "IGNORED"
-    [dead] = inbox.messages(DEAD)
-    assert (dead["id"], dead["body"][0], effects()) == (task_id, ["b"], {"a": 1})
-
-
 @pytest.mark.failure_mode(53)
 @pytest.mark.parametrize(("task", "count"), [(gated, 1), (gated_unprotected, 2)], ids=["protected", "control"])
 def test_a_worker_that_is_killed_after_its_effect_and_its_message_delivered_again(
@@ -144,52 +121,3 @@ def test_a_message_that_kills_its_worker_each_time_is_dead_lettered_and_its_reco
     assert (line.runs("a"), effects(), record().status) == (2, {}, "recoverable")
     [dead] = inbox.messages(DEAD)
     assert dead["idempotency_dead_letter_reason"] == "2 runs were cut off"
-
-
-def test_a_task_that_is_retried_by_celery_has_one_effect(inbox: Inbox, line: Line) -> None:
-    task_id = inbox.publish(auto, "a", 3)
-    assert sorted(line.ended(task_id) for _ in range(3)) == ["RETRY", "RETRY", "SUCCESS"]  # of two processes
-    assert (line.runs("a"), effects()) == (3, {"a": 1})
-
-
-def test_a_task_that_fails_for_good_is_dead_lettered(inbox: Inbox, line: Line) -> None:
-    task_id = inbox.publish(auto, "a", 4)
-    assert sorted(line.ended(task_id) for _ in range(3)) == ["FAILURE", "RETRY", "RETRY"]
-    [dead] = inbox.messages(DEAD)
-    assert (dead["idempotency_dead_letter_reason"], effects()) == ("failed: RuntimeError", {})
-
-
-def test_a_task_that_asks_for_a_retry_itself_has_one_effect(inbox: Inbox, line: Line) -> None:
-    task_id = inbox.publish(retried, "a")
-    states = [line.ended(task_id), line.ended(task_id)]
-    # The retry is published before the first run has ended, and may be met by its claim.
-    while states[-1] != "SUCCESS":
-        states.append(line.ended(task_id))
-    assert {"RETRY", "SUCCESS"} <= set(states)
-    assert effects() == {"a": 1}
-
-
-def test_three_hops_have_one_trace(inbox: Inbox, line: Line) -> None:
-    with claim("tests.outer", account_id="7", key="of-the-client") as run:
-        hop.delay(2)
-        run.result = run.claim and run.claim.trace
-    assert eventually(lambda: Receipt.objects.count() == 3)
-    assert eventually(lambda: IdempotencyRecord.objects.completed().count() == 4)
-    records = IdempotencyRecord.objects.filter(operation="tests.hop")
-    assert {one.scope.trace for one in records} == {run.result}
-    assert len({one.idempotency_key for one in records}) == 3
-
-
-@pytest.mark.failure_mode(54)
-def test_only_what_was_committed_goes_from_the_outbox_to_the_worker(inbox: Inbox, line: Line) -> None:
-    def fails() -> None:
-        with claim("tests.outer", account_id="7", key="key"):
-            publish(hop.name, [0])
-            raise FailureError
-
-    with pytest.raises(FailureError):
-        fails()
-    with transaction.atomic():
-        publish(retried.name, {"label": "committed"})  # the nudge on commit has a worker relay it
-    assert eventually(lambda: effects() == {"committed": 1})
-    assert eventually(lambda: OutboxMessage.objects.get().status == MessageStatus.SENT)

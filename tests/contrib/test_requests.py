@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import pickle
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -188,19 +185,3 @@ def test_a_session_can_be_sent_to_another_process(server: Server) -> None:
         assert copy.post(server.url, timeout=PATIENCE).status_code == 201
         adapter = copy.get_adapter("http://")
     assert (adapter.policy, adapter._pool_maxsize) == (policy, 3)
-
-
-def test_the_adapter_needs_no_django_project() -> None:
-    script = (
-        "import sys; from idempotency.contrib.requests import *; IdempotentAdapter(); "
-        "from django.conf import settings; sys.exit(settings.configured or 'idempotency.models' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": ":".join(sys.path)}, check=True)
-
-
-@pytest.mark.parametrize("missing", ["requests", "tenacity"])
-def test_without_its_libraries_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.delitem(sys.modules, "idempotency.contrib.requests")
-    with pytest.raises(ImportError, match=r"pip install 'django-idempotency\[requests\]'"):
-        importlib.import_module("idempotency.contrib.requests")

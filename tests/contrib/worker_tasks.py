@@ -14,7 +14,6 @@ import redis
 from celery import shared_task
 from celery.signals import task_postrun, worker_ready
 
-from idempotency import REEXECUTE
 from idempotency.contrib.celery import idempotent_task
 from tests.contrib.consumers import LATE, effect
 from tests.contrib.deliveries import DEAD
@@ -56,15 +55,6 @@ def gated(label: str) -> str:
     return f"{label} is done"
 
 
-@shared_task(name="tests.worker.gated_outside", **LATE)
-@idempotent_task("tests.worker.gated_outside", transaction=False, recovery=REEXECUTE, lease=LEASE)
-def gated_outside(label: str) -> str:
-    """Holds no transaction open while it stands still, which on SQLite nobody could write beside."""
-    effect(label)
-    meet(label)
-    return f"{label} is done"
-
-
 @shared_task(name="tests.worker.gated_unprotected", **LATE)
 def gated_unprotected(label: str) -> str:
     """The control."""
@@ -80,23 +70,3 @@ def poison(label: str) -> None:
     effect(label)
     line().incr(f"runs:{label}")
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-@shared_task(name="tests.worker.auto", autoretry_for=(Exception,), default_retry_delay=0, max_retries=2, **LATE)
-@idempotent_task("tests.worker.auto", dead_letter=DEAD)
-def auto(label: str, good: int) -> str:
-    """Fails up to the run of that number."""
-    effect(label)
-    if line().incr(f"runs:{label}") < good:
-        raise RuntimeError("not yet")
-    return label
-
-
-@shared_task(name="tests.worker.retried", bind=True, max_retries=1, **LATE)
-@idempotent_task("tests.worker.retried", dead_letter=DEAD)
-def retried(self: Any, label: str) -> str:
-    """Asks for a retry of its own once."""
-    effect(label)
-    if not self.request.retries:
-        raise self.retry(countdown=0)
-    return label

@@ -1,0 +1,91 @@
+"""What an integration needs to be imported: its libraries, which its error names. A client needs no Django project."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("celery", reason="one of the libraries, which this environment doesn't have")
+pytest.importorskip("httpx", reason="one of the libraries, which this environment doesn't have")
+pytest.importorskip("requests", reason="one of the libraries, which this environment doesn't have")
+
+import idempotency.contrib.celery
+import idempotency.contrib.httpx
+import idempotency.contrib.requests
+import idempotency.tasks  # noqa: F401 - imported before a library is taken away
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "extra"),
+    [
+        ("idempotency.tasks", "celery", "celery"),
+        ("idempotency.contrib.celery", "celery.signals", "celery"),
+        ("idempotency.contrib.httpx", "httpx", "httpx"),
+        ("idempotency.contrib.httpx", "tenacity", "httpx"),
+        ("idempotency.contrib.requests", "requests", "requests"),
+        ("idempotency.contrib.requests", "tenacity", "requests"),
+        ("idempotency.contrib.retrying", "tenacity", "httpx"),
+    ],
+)
+def test_without_its_libraries_the_error_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, module: str, missing: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(ImportError, match=rf"pip install 'django-idempotency\[{extra}\]'"):
+        importlib.import_module(module)
+
+
+def run(script: str) -> None:
+    subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": ":".join(sys.path)}, check=True)
+
+
+CLIENT = """
+import sys
+import httpx
+from idempotency.contrib.httpx import IdempotentTransport
+from idempotency.contrib.requests import IdempotentAdapter
+IdempotentAdapter()
+sent = []
+def answer(request):
+    sent.append(request.headers["Idempotency-Key"])
+    return httpx.Response(503 if len(sent) == 1 else 201)
+with httpx.Client(transport=IdempotentTransport(httpx.MockTransport(answer), sleep=lambda seconds: None)) as client:
+    assert client.post("https://shop.test/").status_code == 201
+assert len(sent) == 2 and len(set(sent)) == 1
+from django.conf import settings
+assert not settings.configured, "a client needs no project"
+assert "idempotency.models" not in sys.modules
+"""
+
+
+def test_a_client_needs_no_django_project() -> None:
+    run(CLIENT)
+
+
+LATE_CELERY = """
+import sys
+import django
+from django.conf import settings
+
+settings.configure(
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "idempotency"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+)
+assert "celery" not in sys.modules
+django.setup()
+integration = sys.modules["idempotency.contrib.celery"]
+
+from celery.signals import before_task_publish
+from django.core.checks.registry import registry
+
+assert [receiver() for _, receiver in before_task_publish.receivers] == [integration.carry_on_identity]
+assert integration.check_tasks in registry.registered_checks
+"""
+
+
+def test_a_project_that_imports_celery_late_is_connected_too() -> None:
+    run(LATE_CELERY)
