@@ -32,7 +32,6 @@ from tests.contrib.consumers import (
     outside,
     plain,
     record,
-    send,
     succeed,
 )
 from tests.contrib.deliveries import DEAD, KEY, Delivered, Inbox
@@ -62,77 +61,66 @@ def cut_off(inbox: Inbox, times: int) -> None:
 
 
 @pytest.mark.failure_mode(58)
-def test_a_poison_message_is_dead_lettered_its_record_is_free_and_it_gets_as_many_tries_again(inbox: Inbox) -> None:
+@pytest.mark.parametrize(
+    ("task", "answer", "dead_letters"), [(act, "acknowledged", 1), (bare, "rejected", 0)], ids=["dead letters", "none"]
+)
+def test_a_poison_message_leaves_its_record_free_and_gets_as_many_tries_again(
+    inbox: Inbox, task: Any, answer: str, dead_letters: int
+) -> None:
     acting("a", dies)
-    inbox.publish(act, "a")
+    message_id = inbox.publish(task, "a")
     for tries in (1, 2):
         cut_off(inbox, 2)
-        assert inbox.deliver().answer == "acknowledged"
-        assert record().status == "recoverable"
-        [dead] = inbox.messages(DEAD)
-        assert dead["idempotency_dead_letter_reason"] == "2 runs were cut off"
-        assert (dead["idempotency_attempts"], effects(), inbox.messages()) == (3 * tries, {}, [])
-        assert redrive(DEAD) == 1
+        assert inbox.deliver().answer == answer
+        assert (record().status, effects(), inbox.messages()) == ("recoverable", {}, [])
+        for dead in inbox.messages(DEAD):
+            assert dead["idempotency_dead_letter_reason"] == "2 runs were cut off"
+            assert dead["idempotency_attempts"] == 3 * tries
+        assert redrive(DEAD) == dead_letters
+        if not dead_letters:
+            inbox.publish(task, "a", task_id=message_id)
     acts["a"] = succeed
     assert inbox.deliver() == Delivered("acknowledged", "done")
     assert effects() == {"a": 1}
 
 
-@pytest.mark.failure_mode(58)
-def test_without_dead_letters_a_poison_message_is_rejected_and_gets_as_many_tries_again(inbox: Inbox) -> None:
-    acting("a", dies)
-    message_id = inbox.publish(bare, "a")
-    for _ in range(2):
-        cut_off(inbox, 2)
-        assert inbox.deliver().answer == "rejected"
-        assert record().status == "recoverable"
-        inbox.publish(bare, "a", task_id=message_id)
+def unreachable() -> None:
+    raise OperationalError("the database has gone")
+
+
+def taken_over() -> None:
+    IdempotencyRecord.objects.update(attempt=F("attempt") + 1)
 
 
 @pytest.mark.failure_mode(58)
-def test_a_claim_that_cannot_be_given_back_runs_out_by_itself(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
-    def unreachable() -> None:
-        raise OperationalError("the database has gone")
-
+@pytest.mark.parametrize(
+    ("trouble", "attempt", "told"),
+    [(unreachable, 3, "could not be released"), (taken_over, 4, "")],
+    ids=["unreachable", "taken over"],
+)
+def test_a_claim_that_cannot_be_given_back_runs_out_by_itself(
+    inbox: Inbox, caplog: pytest.LogCaptureFixture, trouble: Callable[[], None], attempt: int, told: str
+) -> None:
     acting("a", dies)
     inbox.publish(act, "a")
     cut_off(inbox, 2)
-    faults.armed["release.before"] = unreachable
+    faults.armed["release.before"] = trouble
     assert inbox.deliver().answer == "acknowledged"
-    assert "could not be released" in caplog.text
-    assert (record().status, len(inbox.messages(DEAD))) == ("in_progress", 1)
+    assert ("could not be released" in caplog.text, told in caplog.text) == (bool(told), True)
+    assert (record().status, record().attempt, len(inbox.messages(DEAD))) == ("in_progress", attempt, 1)
 
 
-def test_a_claim_that_is_no_longer_there_to_give_back_is_left_alone(inbox: Inbox) -> None:
-    def taken_over() -> None:
-        IdempotencyRecord.objects.update(attempt=F("attempt") + 1)
-
-    acting("a", dies)
-    inbox.publish(act, "a")
-    cut_off(inbox, 2)
-    faults.armed["release.before"] = taken_over
-    assert inbox.deliver().answer == "acknowledged"
-    assert (record().status, record().attempt) == ("in_progress", 4)
-
-
-def test_the_tasks_own_retries_are_not_taken_for_runs_that_were_cut_off(inbox: Inbox) -> None:
+def test_the_tasks_own_retries_lead_to_one_effect_and_are_not_taken_for_runs_that_were_cut_off(inbox: Inbox) -> None:
     acting("a", fail := consumers.fail, fail, succeed)
-    inbox.publish(auto, "a")
-    assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, Retry, str]
-    assert (record().attempt, effects()) == (3, {"a": 1})  # and cut off it may be once
-
-
-# Failures, and Celery's own ways out
-
-
-def test_autoretry_runs_again_and_leaves_one_effect(inbox: Inbox) -> None:
-    acting("a", consumers.fail, succeed)
     message_id = inbox.publish(auto, "a", headers={KEY: "key"})
-    assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, str]
-    assert (effects(), record().idempotency_key) == ({"a": 1}, "key")
+    assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, Retry, str]
+    assert (record().attempt, record().idempotency_key, effects()) == (3, "key", {"a": 1})  # and cut off it may be once
     inbox.publish(auto, "a", task_id=message_id, headers={KEY: "key"})
     assert inbox.deliver() == Delivered("acknowledged", "done")
     assert effects() == {"a": 1}
+
+
+# Failures, and Celery's own ways out
 
 
 @pytest.mark.failure_mode(58)
@@ -150,40 +138,46 @@ def test_a_task_that_fails_for_good_is_dead_lettered_with_fresh_retries_and_its_
     assert effects() == {"a": 1}
 
 
+def loses_an_inner_claim(task: Any) -> None:
+    with claim("tests.inner", account_id="a", key="k") as inner:
+        IdempotencyRecord.objects.filter(operation="tests.inner").update(attempt=F("attempt") + 1)
+        inner.result = None
+
+
+def raises_a_long_name(task: Any) -> None:
+    raise type("E" * 500, (Exception,), {})
+
+
+@pytest.mark.parametrize(
+    ("work", "error", "attempts", "reason"),
+    [
+        (None, TypeError, 0, "failed: TypeError"),
+        (lambda task: object(), TypeError, 1, "failed: TypeError"),
+        (loses_an_inner_claim, LeaseLostError, 1, "failed: LeaseLostError"),
+        (raises_a_long_name, Exception, 1, f"failed: {'E' * (MAX_REASON_LENGTH - 8)}"),
+    ],
+    ids=["arguments it does not take", "a result that is not JSON", "a lost inner claim", "a long name"],
+)
+def test_whatever_a_task_fails_of_is_the_reason_of_its_dead_letter(
+    inbox: Inbox, work: Callable[[Any], Any] | None, error: type[Exception], attempts: int, reason: str
+) -> None:
+    if work is not None:
+        acts["a"] = work
+    inbox.publish(outside, *["a"] * (work is not None))
+    assert isinstance(inbox.deliver().result, error)
+    [dead] = inbox.messages(DEAD)
+    assert (dead["idempotency_dead_letter_reason"], dead["idempotency_attempts"]) == (reason, attempts)
+    assert [one.status for one in IdempotencyRecord.objects.filter(operation="tests.outside")] == [
+        "recoverable"
+    ] * attempts
+
+
 def test_a_task_without_dead_letters_and_a_plain_one_just_fail(inbox: Inbox) -> None:
     acts["a"] = consumers.fail
     inbox.publish(plain, "a")
     inbox.publish(bare, "a", retries=3)
     assert [type(delivered.result) for delivered in inbox.drain()] == [FailureError, FailureError]
     assert inbox.redis.keys("*dead*") == []
-
-
-def test_a_lease_that_a_claim_within_the_task_lost_is_a_failure_like_any_other(inbox: Inbox) -> None:
-    def loses_its_claim(task: Any) -> None:
-        with claim("tests.inner", account_id="a", key="k") as inner:
-            IdempotencyRecord.objects.filter(operation="tests.inner").update(attempt=F("attempt") + 1)
-            inner.result = None
-
-    acts["a"] = loses_its_claim
-    inbox.publish(outside, "a")
-    assert isinstance(inbox.deliver().result, LeaseLostError)
-    [dead] = inbox.messages(DEAD)
-    assert dead["idempotency_dead_letter_reason"] == "failed: LeaseLostError"
-    assert IdempotencyRecord.objects.get(operation="tests.outside").status == "recoverable"
-
-
-def test_arguments_that_the_task_does_not_take_are_a_failure(inbox: Inbox) -> None:
-    inbox.publish(send)
-    assert isinstance(inbox.deliver().result, TypeError)
-    [dead] = inbox.messages(DEAD)
-    assert (dead["idempotency_dead_letter_reason"], dead["idempotency_attempts"]) == ("failed: TypeError", 0)
-
-
-def test_a_result_that_is_not_json_is_a_failure_and_nothing_is_kept(inbox: Inbox) -> None:
-    acts["a"] = lambda task: object()
-    inbox.publish(act, "a")
-    assert isinstance(inbox.deliver().result, TypeError)
-    assert (effects(), record().status) == ({}, "recoverable")
 
 
 def test_self_retry_rolls_back_and_comes_again_as_the_same_message(inbox: Inbox) -> None:
@@ -210,14 +204,6 @@ def test_what_a_task_ignores_or_rejects_is_rolled_back_and_not_dead_lettered(
     delivered = inbox.deliver()
     assert (delivered.answer, type(delivered.result)) == (answer, error)
     assert (effects(), record().status, inbox.messages(DEAD)) == ({}, "recoverable", [])
-
-
-def test_a_long_reason_is_cut(inbox: Inbox) -> None:
-    acts["a"] = lambda task: exec(f"class {'E' * 500}(Exception): ...\nraise {'E' * 500}")
-    inbox.publish(act, "a")
-    inbox.deliver()
-    [dead] = inbox.messages(DEAD)
-    assert len(dead["idempotency_dead_letter_reason"]) == MAX_REASON_LENGTH
 
 
 # Dead letters are redriven
