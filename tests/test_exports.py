@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db.models.functions import Now
 from django.test import Client
 
 from idempotency.contrib.celery import send
@@ -107,13 +106,6 @@ def test_duplicates_attach_to_the_job_while_it_runs(alice: Exporter) -> None:
     assert (Export.objects.count(), OutboxMessage.objects.count()) == (1, 1)
 
 
-def test_simultaneous_duplicates_start_one_job(alice: Exporter) -> None:
-    answers = race([alice.post] * 8)
-    assert all(is_running(answer) for answer in answers)
-    assert {answer["Location"] for answer in answers} == {f"/exports/{Export.objects.get().pk}/"}
-    assert OutboxMessage.objects.count() == 1
-
-
 def test_when_the_job_has_ended_its_outcome_is_replayed(alice: Exporter, bob: Exporter) -> None:
     location = alice.post()["Location"]
     assert run_job() == {"charges": 2, "total": 742}
@@ -146,11 +138,6 @@ def test_only_its_owner_can_look_at_an_export(alice: Exporter, bob: Exporter) ->
     assert alice.get(location).status_code == 200
     assert bob.get(location).status_code == 404
     assert Client().get(location).status_code == 401
-
-
-def test_another_account_with_the_same_key_starts_a_job_of_its_own(alice: Exporter, bob: Exporter) -> None:
-    assert alice.post()["Location"] != bob.post()["Location"]
-    assert Export.objects.count() == 2
 
 
 def test_the_job_takes_effect_once_though_its_message_comes_twice(alice: Exporter) -> None:
@@ -207,14 +194,3 @@ def test_a_worker_runs_the_export_and_its_duplicates_get_what_it_found(
 
 def all_ended(exporter: Exporter, keys: list[str]) -> bool:
     return all(exporter.post(key=key).status_code == 200 for key in keys)
-
-
-def test_a_message_that_waited_for_the_broker_is_sent_when_it_is_back(
-    alice: Exporter, redis: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alice.post()
-    assert relay_once().put_back == 1
-    monkeypatch.setenv("CELERY_BROKER_URL", redis.url)
-    assert relay_once().sent == 0  # not yet
-    OutboxMessage.objects.update(next_try_at=Now())
-    assert relay_once().sent == 1

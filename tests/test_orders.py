@@ -52,10 +52,6 @@ def test_an_order_is_charged_and_leads_to_two_messages(buyer: Buyer) -> None:
     charge = Charge.objects.get()
     assert (answer.status_code, answer.json()) == (201, {"id": charge.pk, **ORDER})
     assert published() == [("send_receipt", ORDER), ("pay_fee", {**ORDER, "amount": 12})]
-
-
-def test_its_messages_and_its_record_have_one_trace(buyer: Buyer) -> None:
-    buyer.post()
     trace = IdempotencyRecord.objects.get().scope.trace
     assert {message.idempotency_key.partition(".")[0] for message in OutboxMessage.objects.all()} == {trace}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from io import StringIO
 from typing import Any
 from uuid import uuid4
@@ -11,6 +12,7 @@ from uuid import uuid4
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
+from django.db.models import Manager
 from django.http import HttpResponse
 from django.test import Client
 from rest_framework.authtoken.models import Token
@@ -33,19 +35,28 @@ TRANSFER = {"recipient": "bob", "amount": 5, "label": "rent"}
 PAYOUT = {"amount": 1000, "label": "wages"}
 NOTIFICATION = {"recipient": "bob", "message": "Hello", "label": "greeting"}
 
-#: (path, a good payload, the model whose rows are its effects)
-ENDPOINTS = [
-    pytest.param("/charges/", CHARGE, Charge, id="charges"),
-    pytest.param("/unprotected/charges/", CHARGE, UnprotectedCharge, id="unprotected"),
-    pytest.param("/transfers/", TRANSFER, Transfer, id="transfers"),
-    pytest.param("/payouts/", PAYOUT, Payout, id="payouts"),
-    pytest.param("/payouts/reexecute/", PAYOUT, Payout, id="payouts-reexecute"),
-    pytest.param("/payouts/park/", PAYOUT, Payout, id="payouts-park"),
-    pytest.param("/unprotected/payouts/", PAYOUT, UnprotectedPayout, id="unprotected-payouts"),
-    pytest.param("/notifications/", NOTIFICATION, Notification, id="notifications"),
-]
-PROTECTED = [endpoint for endpoint in ENDPOINTS if not str(endpoint.id).startswith("unprotected")]
-CHARGES = [endpoint for endpoint in ENDPOINTS if endpoint.id in ("charges", "unprotected")]
+
+@dataclass(frozen=True)
+class Endpoint:
+    path: str
+    payload: dict[str, Any]
+    #: Whose rows are its effects.
+    model: type[Effect]
+
+    @property
+    def effects(self) -> Manager[Any]:
+        return self.model._default_manager
+
+
+CHARGES = [Endpoint("/charges/", CHARGE, Charge), Endpoint("/unprotected/charges/", CHARGE, UnprotectedCharge)]
+PAYOUTS = [Endpoint(f"/payouts/{kind}", PAYOUT, Payout) for kind in ("", "reexecute/", "park/")]
+OTHERS = [Endpoint("/transfers/", TRANSFER, Transfer), Endpoint("/notifications/", NOTIFICATION, Notification)]
+ENDPOINTS = [*CHARGES, *PAYOUTS, *OTHERS, Endpoint("/unprotected/payouts/", PAYOUT, UnprotectedPayout)]
+
+
+def each(endpoints: list[Endpoint]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("endpoint", endpoints, ids=[endpoint.path for endpoint in endpoints])
+
 
 #: Bodies that are not one JSON object, or not JSON.
 MALFORMED = [
@@ -111,127 +122,91 @@ def post(client: Client) -> Post:
     return send
 
 
-@pytest.mark.parametrize(("path", "payload", "effects"), ENDPOINTS)
-def test_a_request_has_one_effect_which_bears_its_account_and_label(
-    post: Post, path: str, payload: dict[str, Any], effects: type[Effect]
-) -> None:
-    response = post(path, payload)
-    assert response.status_code == 201, response.content
-    effect = effects._default_manager.get()
-    assert (effect.account.username, effect.label) == ("alice", payload["label"])
-    assert json.loads(response.content)["id"] == effect.pk
-
-
-@pytest.mark.parametrize(("path", "payload", "effects"), PROTECTED)
-def test_a_retry_of_a_protected_request_replays_its_one_effect(
-    post: Post, path: str, payload: dict[str, Any], effects: type[Effect]
-) -> None:
-    first = post(path, payload, key="k")
-    retry = post(path, payload, key="k")
-    assert (retry.status_code, retry.content) == (201, first.content)
-    assert retry.headers.get("Location") == first.headers.get("Location")
-    assert retry.headers["Idempotency-Replayed"] == "true"
+@each(ENDPOINTS)
+def test_a_retry_replays_the_one_effect_of_a_request_unless_it_is_unprotected(post: Post, endpoint: Endpoint) -> None:
+    first, retry = (post(endpoint.path, endpoint.payload, key="k") for _ in range(2))
+    assert (first.status_code, retry.status_code) == (201, 201), first.content
     assert "Idempotency-Replayed" not in first.headers
-    assert effects._default_manager.count() == 1
+    effect = endpoint.effects.earliest("pk")
+    assert (effect.account.username, effect.label) == ("alice", endpoint.payload["label"])
+    assert json.loads(first.content)["id"] == effect.pk
+    if "unprotected" in endpoint.path:
+        assert endpoint.effects.count() == 2
+    else:
+        assert (retry.content, retry.headers["Idempotency-Replayed"]) == (first.content, "true")
+        assert retry.headers.get("Location") == first.headers.get("Location")
+        assert endpoint.effects.count() == 1
 
 
-@pytest.mark.parametrize(
-    ("path", "payload", "effects"), [endpoint for endpoint in ENDPOINTS if endpoint not in PROTECTED]
-)
-def test_a_retry_of_an_unprotected_request_has_a_second_effect(
-    post: Post, path: str, payload: dict[str, Any], effects: type[Effect]
-) -> None:
-    for _ in range(2):
-        assert post(path, payload, key="k").status_code == 201
-    assert effects._default_manager.filter(label=payload["label"]).count() == 2
-
-
-@pytest.mark.parametrize(("path", "payload", "effects"), CHARGES)
+@each(CHARGES)
 def test_a_charge_is_found_where_its_location_says_and_by_its_owner_only(
-    client: Client, post: Post, path: str, payload: dict[str, Any], effects: type[Effect]
+    client: Client, post: Post, endpoint: Endpoint
 ) -> None:
-    created = post(path, payload)
+    created = post(endpoint.path, endpoint.payload)
     location = created.headers["Location"]
-    assert location.startswith(path)
+    assert location.startswith(endpoint.path)
 
     def get(username: str, where: str) -> HttpResponse:
         return client.get(where, headers={"Authorization": f"Token {token_of(username)}"})
 
     assert get("alice", location).content == created.content
-    assert json.loads(get("alice", path).content)["count"] == 1
+    assert json.loads(get("alice", endpoint.path).content)["count"] == 1
     assert get("bob", location).status_code == 404
-    assert json.loads(get("bob", path).content)["count"] == 0
+    assert json.loads(get("bob", endpoint.path).content)["count"] == 0
 
 
-@pytest.mark.parametrize(("path", "payload", "effects"), CHARGES)
-def test_a_declined_card_is_a_402_without_a_charge(
-    post: Post, path: str, payload: dict[str, Any], effects: type[Effect]
-) -> None:
-    response = post(path, {**payload, "source": "declined"})
+@each(CHARGES)
+def test_a_declined_card_is_a_402_without_a_charge(post: Post, endpoint: Endpoint) -> None:
+    response = post(endpoint.path, {**endpoint.payload, "source": "declined"})
     assert (response.status_code, json.loads(response.content)["code"]) == (402, "card_declined")
-    assert effects._default_manager.count() == 0
+    assert endpoint.effects.count() == 0
 
 
-@pytest.mark.parametrize(("path", "payload", "effects"), CHARGES)
-def test_a_reference_is_charged_once(post: Post, path: str, payload: dict[str, Any], effects: type[Effect]) -> None:
-    referenced = {**payload, "reference": "invoice-7"}
-    assert [post(path, referenced).status_code for _ in range(2)] == [201, 400]
-    assert [post(path, {**payload, "reference": None}).status_code for _ in range(2)] == [201, 201]
-    assert effects._default_manager.filter(reference="invoice-7").count() == 1
+@each(CHARGES)
+def test_a_reference_is_charged_once(post: Post, endpoint: Endpoint) -> None:
+    referenced = {**endpoint.payload, "reference": "invoice-7"}
+    assert [post(endpoint.path, referenced).status_code for _ in range(2)] == [201, 400]
+    assert [post(endpoint.path, {**endpoint.payload, "reference": None}).status_code for _ in range(2)] == [201, 201]
+    assert endpoint.effects.filter(reference="invoice-7").count() == 1
 
 
-@pytest.mark.parametrize(("path", "payload", "effects"), CHARGES)
+@each(CHARGES)
 def test_a_reference_taken_after_it_was_validated_is_a_400(
-    post: Post,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    payload: dict[str, Any],
-    effects: type[Effect],
+    post: Post, monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint
 ) -> None:
     alice = User.objects.get(auth_token=token_of("alice"))
-    taken = False
 
     def somebody_else_is_faster() -> None:
-        nonlocal taken
-        if not taken:
-            effects._default_manager.create(account=alice, amount=1, currency="usd", reference="invoice-7")
-            taken = True
+        endpoint.effects.get_or_create(account=alice, amount=1, currency="usd", reference="invoice-7")
 
     monkeypatch.setattr("testproject.views._talk_to_the_card_network", somebody_else_is_faster)
-    response = post(path, {**payload, "reference": "invoice-7"})
+    response = post(endpoint.path, {**endpoint.payload, "reference": "invoice-7"})
     assert (response.status_code, list(json.loads(response.content))) == (400, ["reference"])
 
 
-@pytest.mark.parametrize(("path", "payload", "effects"), ENDPOINTS)
-@pytest.mark.parametrize("body", MALFORMED, ids=lambda body: ascii(body[:20]))
-def test_a_malformed_body_is_a_400_without_an_effect(
-    post: Post, body: bytes, path: str, payload: dict[str, Any], effects: type[Effect]
-) -> None:
-    assert post(path, body).status_code == 400
-    assert effects._default_manager.count() == 0
+@each(ENDPOINTS)
+def test_a_malformed_body_is_a_400_without_an_effect(post: Post, endpoint: Endpoint) -> None:
+    assert [(ascii(body[:40]), post(endpoint.path, body).status_code) for body in MALFORMED] == [
+        (ascii(body[:40]), 400) for body in MALFORMED
+    ]
+    assert endpoint.effects.count() == 0
 
 
-@pytest.mark.parametrize(("path", "payload", "effects"), ENDPOINTS)
-def test_a_wrong_field_is_a_400_without_an_effect(
-    post: Post, path: str, payload: dict[str, Any], effects: type[Effect]
-) -> None:
+@each(ENDPOINTS)
+def test_a_wrong_field_is_a_400_without_an_effect(post: Post, endpoint: Endpoint) -> None:
+    path, payload = endpoint.path, endpoint.payload
     further = {"reference", "source"} if "charges" in path else {"fault"} if "payouts" in path else set()
-    taken = {*payload, *further}
-    wrong = [(field, value) for field in taken for value in WRONG[field]]
+    wrong = [(field, value) for field in {*payload, *further} for value in WRONG[field]]
     answers = [(field, ascii(value)[:40], post(path, {**payload, field: value}).status_code) for field, value in wrong]
     assert [answer for answer in answers if answer[-1] != 400] == []
-    assert effects._default_manager.count() == 0
+    assert endpoint.effects.count() == 0
 
 
-@pytest.mark.parametrize(("path", "payload", "effects"), ENDPOINTS)
-@pytest.mark.parametrize(
-    "authorization", ["", "Token", "Token a b", "Token " + "0" * 40, "Token a\x00b", "Token é", "Basic YTpi"], ids=ascii
-)
-def test_a_caller_without_a_valid_token_is_refused(
-    post: Post, authorization: str, path: str, payload: dict[str, Any], effects: type[Effect]
-) -> None:
-    assert post(path, payload, authorization=authorization).status_code == 401
-    assert effects._default_manager.count() == 0
+@each(ENDPOINTS)
+def test_a_caller_without_a_valid_token_is_refused(post: Post, endpoint: Endpoint) -> None:
+    for authorization in ("", "Token", "Token a b", "Token " + "0" * 40, "Token a\x00b", "Token é", "Basic YTpi"):
+        assert post(endpoint.path, endpoint.payload, authorization=authorization).status_code == 401, authorization
+    assert endpoint.effects.count() == 0
 
 
 def test_the_demo_users_are_made_once_and_their_tokens_are_printed() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from amqp.exceptions import AccessRefused, NotAllowed
-from celery.exceptions import Ignore
 from celery.signals import import_modules
 from django.db import transaction
 
@@ -19,14 +18,12 @@ from idempotency.contrib.celery import CelerySender, publishing
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox import CELERY, publish
-from idempotency.outbox.relay import relay_once
 from idempotency.protocol import faults
 from testproject.celery import app
 from testproject.harness.processes import free_port
 from testproject.models import Receipt
-from tests.contrib.consumers import FailureError, effects, send
-from tests.contrib.deliveries import Inbox, Killed
-from tests.records import HOUR, from_now
+from tests.contrib.consumers import effects, send
+from tests.contrib.deliveries import Inbox
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -171,40 +168,6 @@ def test_a_message_goes_from_the_commit_through_the_relay_to_its_one_effect(inbo
     assert (sent.status, effects()) == (MessageStatus.SENT, {"a": 1})
     assert (consumed.account_id, consumed.idempotency_key) == ("7", sent.idempotency_key)
     assert consumed.scope.trace == run.result
-
-
-@pytest.mark.failure_mode(54)
-def test_what_a_transaction_published_that_rolled_back_never_reaches_anybody(inbox: Inbox) -> None:
-    def fails() -> None:
-        with claim("tests.outer", account_id="7", key="key"):
-            publish(send.name, ["rolled back"])
-            raise FailureError
-
-    with pytest.raises(FailureError):
-        fails()
-    with transaction.atomic():
-        publish(send.name, ["committed"])
-    relay_once()
-    inbox.drain()
-    assert effects() == {"committed": 1}
-
-
-@pytest.mark.failure_mode(53)
-def test_a_message_that_is_relayed_twice_has_one_effect(inbox: Inbox) -> None:
-    with transaction.atomic():
-        publish(send.name, ["a"])
-
-    def die() -> None:
-        raise Killed
-
-    faults.armed["relay.published"] = die
-    with pytest.raises(Killed):
-        relay_once()
-    faults.armed.clear()
-    OutboxMessage.objects.update(lease_expires_at=from_now(-HOUR))
-    assert relay_once().sent == 1
-    answers = [(delivered.answer, type(delivered.result)) for delivered in inbox.drain()]
-    assert (len(answers), (("acknowledged", Ignore) in answers), effects()) == (3, False, {"a": 1})
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""How the database isolates what tests of it do."""
+"""What each test of the database begins with, and how the database isolates what it does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 from django.db import connection
+
+from idempotency.protocol import faults
+from tests.outbox import broker, other_broker
+
+
+@pytest.fixture(autouse=True)
+def _empty_brokers_and_no_faults() -> Iterator[None]:
+    broker.reset()
+    other_broker.reset()
+    yield
+    faults.armed.clear()
 
 
 @pytest.fixture

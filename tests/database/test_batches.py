@@ -20,7 +20,7 @@ from idempotency.upkeep.erasure import erase_batches, find_traces
 from idempotency.upkeep.retention import purge_batches
 from idempotency.upkeep.sweep import recover_batches
 from tests.database.statements import before_statement, explaining, in_thread
-from tests.outbox import broker, make_messages
+from tests.outbox import make_messages
 from tests.records import HOUR, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -55,11 +55,6 @@ ERASURE = Work(make_records, lambda **options: erase_batches(find_traces("1"), *
 every_kind = pytest.mark.parametrize(
     "work", [PURGE, PURGE_MESSAGES, RELAY, SWEEP, ERASURE], ids=["purge", "messages", "relay", "sweep", "erasure"]
 )
-
-
-@pytest.fixture(autouse=True)
-def _empty_broker() -> None:
-    broker.reset()
 
 
 @every_kind

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.db import connection, transaction
+from django.db import connection
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -34,9 +34,11 @@ def kept() -> set[int]:
 # The backlog
 
 
-def test_an_empty_outbox_has_no_backlog() -> None:
+@pytest.mark.parametrize("waiting", [0, 1], ids=["empty", "not due yet"])
+def test_without_a_due_message_there_is_no_delay(waiting: int) -> None:
     make_messages(3, MessageStatus.SENT, sent=-HOUR)
-    assert backlog() == Backlog(pending=0, oldest_due=None, dead=0)
+    make_messages(waiting, due=HOUR)
+    assert backlog() == Backlog(pending=waiting, oldest_due=None, dead=0)
 
 
 def test_the_backlog_is_what_was_not_sent_and_how_long_it_has_been_due() -> None:
@@ -48,11 +50,6 @@ def test_the_backlog_is_what_was_not_sent_and_how_long_it_has_been_due() -> None
     assert (found.pending, found.dead) == (5, 4)
     assert found.oldest_due is not None
     assert abs(found.oldest_due - 2 * HOUR) < timedelta(minutes=1)
-
-
-def test_what_is_not_due_yet_is_no_delay() -> None:
-    make_messages(due=HOUR)
-    assert backlog() == Backlog(pending=1, oldest_due=None, dead=0)
 
 
 def test_counting_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,15 +132,6 @@ def test_nobody_requeues_without_a_name(by: Any) -> None:
     with pytest.raises(TypeError, match="by="):
         requeue(OutboxMessage.objects.get(), by=by)
     assert statuses() == [("dead", 0)]
-
-
-def test_a_decision_that_is_rolled_back_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    make_messages(1, MessageStatus.DEAD)
-    with caplog.at_level(logging.INFO, "idempotency.audit"), transaction.atomic():
-        requeue(OutboxMessage.objects.get(), by="one")
-        transaction.set_rollback(True)
-    assert statuses() == [("dead", 0)]
-    assert not caplog.text
 
 
 # The purge

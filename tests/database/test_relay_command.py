@@ -9,18 +9,12 @@ import pytest
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.models import MessageStatus
 from tests.commands import run_command
-from tests.outbox import OTHER_SENDER, broker, make_due, make_messages, other_broker
+from tests.outbox import OTHER_SENDER, broker, make_due, make_messages
 from tests.records import HOUR
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 UNREACHABLE = BrokerUnavailableError("no route")
-
-
-@pytest.fixture(autouse=True)
-def _empty_brokers() -> None:
-    broker.reset()
-    other_broker.reset()
 
 
 def run(**options: Any) -> tuple[int, list[str], list[str]]:
