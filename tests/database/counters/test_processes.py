@@ -6,14 +6,14 @@ import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 
 from idempotency.upkeep.counters import counters
+from tests.concurrency.racing import race
 from tests.database import processes
 from tests.database.counters.counting import CLAIMED, count, operation, written
 
@@ -30,43 +30,20 @@ def _threads_take_turns() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_threads_take_turns")
-def test_no_count_is_lost_between_threads() -> None:
-    together = threading.Barrier(8)
+@pytest.mark.parametrize("flushing", [False, True], ids=["counting", "counting and flushing"])
+def test_no_count_is_lost_or_written_twice_between_threads(flushing: bool) -> None:
     receive = counters._receiver("claimed")
 
-    def count_many() -> None:
-        together.wait(60)
-        for _ in range(5000):
-            receive(operation)
+    def work() -> None:
+        for _ in range(20):
+            for _ in range(250):
+                receive(operation)
+            if flushing:
+                counters.flush()
 
-    threads = [threading.Thread(target=count_many) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    race([work] * 8)
     counters.flush()
     assert written() == {CLAIMED: 40_000}
-
-
-@pytest.mark.usefixtures("_threads_take_turns")
-def test_no_count_is_lost_or_written_twice_while_others_count() -> None:
-    """Threads count and flush at the same time, as those of a server do."""
-    together = threading.Barrier(4)
-
-    def work() -> None:
-        together.wait(60)
-        for _ in range(20):
-            count(50)
-            counters.flush()
-        connections.close_all()
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    counters.flush()
-    assert written() == {CLAIMED: 4000}
 
 
 def test_a_forked_child_counts_from_nothing() -> None:
@@ -103,11 +80,6 @@ def count(times):
 """
 
 
-def tell(process: Any, line: str = "") -> None:
-    process.stdin.write(line + "\n")
-    process.stdin.flush()
-
-
 def ends_well(process: Any) -> str:
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
@@ -115,16 +87,7 @@ def ends_well(process: Any) -> str:
 
 
 def test_the_counts_of_processes_add_up_and_a_third_one_shows_them() -> None:
-    running = [
-        processes.start(PROCESS + "print('ready', flush=True); input(); count(int(sys.argv[1]))", times)
-        for times in ("3", "4")
-    ]
-    for process in running:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in running:
-        tell(process)
-    for process in running:
+    for process in [processes.start(PROCESS + "count(int(sys.argv[1]))", times) for times in ("3", "4")]:
         ends_well(process)
     shown = ends_well(
         processes.start(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from idempotency import signals
@@ -14,7 +15,8 @@ from idempotency.models import IdempotencyCounter
 from idempotency.upkeep import counters as counters_module
 from idempotency.upkeep.counters import counters
 from idempotency.upkeep.stats import stats
-from tests.database.counters.counting import CLAIMED, SCOPE, count, operation, written
+from tests.concurrency.racing import race
+from tests.database.counters.counting import CLAIMED, count, operation, written
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -32,28 +34,9 @@ def test_what_was_counted_is_added_to_what_is_there() -> None:
     count(4)
     counters.flush()
     assert written() == {CLAIMED: 7, (operation.name, "replayed"): 2}
-
-
-def test_what_is_written_and_what_is_not_yet_make_one_number() -> None:
-    count(3)
-    counters.flush()
-    count(2)
-    assert written() == {CLAIMED: 3}
-    assert stats().claims.value == 5
-
-
-def test_nothing_new_is_no_statement() -> None:
-    count()
-    counters.flush()
     with CaptureQueriesContext(connection) as captured:
         counters.flush()
-    assert captured.captured_queries == []
-
-
-def test_an_operation_that_the_process_does_not_know_has_no_name() -> None:
-    signals.send(signals.recovered, None, SCOPE, 1, status="completed")
-    counters.flush()
-    assert written() == {("", "recovered"): 1}
+    assert captured.captured_queries == [], "nothing new is no statement"
 
 
 @pytest.mark.postgres
@@ -83,26 +66,8 @@ def test_no_count_is_lost_between_many_that_write_the_same_counters_at_once(monk
     if connection.vendor != "mysql":
         monkeypatch.setattr(counters_module, "MAX_ROUNDS", 1)
     keys = [(f"tests.{number:02}", "claimed") for number in range(20)]
-    together = threading.Barrier(4)
-    errors: list[Exception] = []
-
-    def add(own: list[tuple[str, str]]) -> None:
-        try:
-            for _ in range(10):
-                together.wait(60)
-                counters_module._add(ALIAS, dict.fromkeys(own, 1))
-        except Exception as error:  # noqa: BLE001 - a thread's error is looked at below
-            errors.append(error)
-            together.abort()
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=add, args=(keys if number % 2 else keys[::-1],)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    for _ in range(10):
+        race([lambda own=own: counters_module._add(ALIAS, dict.fromkeys(own, 1)) for own in (keys, keys[::-1]) * 2])
     assert written() == dict.fromkeys(keys, 40)
 
 
@@ -113,56 +78,51 @@ def test_a_counter_says_what_it_counts() -> None:
 # Not writing
 
 
-def test_a_flush_in_an_open_transaction_does_nothing() -> None:
-    count()
-    with transaction.atomic(), CaptureQueriesContext(connection) as captured:
-        counters.flush()
-    assert captured.captured_queries == []
-    counters.flush()
-    assert written() == {CLAIMED: 1}
-
-
-def test_a_flush_in_a_transaction_that_has_lost_its_connection_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    count()
+@contextmanager
+def lost_connection() -> Iterator[None]:
     with transaction.atomic():
         connection.close()
-        counters.flush()
-    assert caplog.records == []
-    counters.flush()
-    assert written() == {CLAIMED: 1}
+        yield
 
 
-def test_a_flush_in_a_transaction_without_atomic_does_nothing() -> None:
-    count()
+@contextmanager
+def no_autocommit() -> Iterator[None]:
     connection.set_autocommit(False)
     try:
-        counters.flush()
+        yield
         connection.rollback()
     finally:
         connection.set_autocommit(True)
-    assert written() == {}
-    counters.flush()
-    assert written() == {CLAIMED: 1}
 
 
-def test_a_flush_in_the_thread_of_an_event_loop_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(transaction.atomic, id="an open transaction"),
+        pytest.param(lost_connection, id="a transaction that has lost its connection"),
+        pytest.param(no_autocommit, id="a transaction without atomic"),
+        pytest.param(lambda: counters._flushing, id="beside the flush of another thread"),
+    ],
+)
+def test_a_flush_does_nothing_where_it_would_be_in_the_way(
+    place: Callable[[], AbstractContextManager[object]], caplog: pytest.LogCaptureFixture
+) -> None:
     count()
-
-    async def flush() -> None:
+    with place():
         counters.flush()
-
-    asyncio.run(flush())
-    assert written() == {}
+        assert counters._pending == {CLAIMED: 1}
     assert caplog.records == []
     counters.flush()
     assert written() == {CLAIMED: 1}
 
 
-def test_only_one_thread_flushes_at_a_time() -> None:
-    count()
-    with counters._flushing:
+def test_a_flush_in_the_thread_of_an_event_loop_does_nothing() -> None:
+    async def flush() -> None:
         counters.flush()
-    assert written() == {}
+
+    count()
+    asyncio.run(flush())
+    assert counters._pending == {CLAIMED: 1}
 
 
 def test_a_reader_does_not_wait_for_a_flush_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

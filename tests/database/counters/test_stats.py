@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +16,6 @@ from idempotency import Operation, signals
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.management.commands import idempotency_stats
-from idempotency.models import IdempotencyCounter
 from idempotency.upkeep import stats
 from idempotency.upkeep.counters import Counters, counters
 from idempotency.upkeep.stats import Number, Precision
@@ -26,18 +25,9 @@ from tests.records import HOUR, from_now, make_records
 pytestmark = pytest.mark.django_db(transaction=True)
 
 operation = Operation("tests.stats")
-another = Operation("tests.another")
 SCOPE = Scope("1", operation.name, "k")
 
 EMPTY = Number(0, Precision.EXACT)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_counted(db: None) -> Iterator[None]:
-    counters.reset()
-    IdempotencyCounter.objects.all().delete()  # which a worker of an earlier test may have written as it ended
-    yield
-    counters.reset()
 
 
 def numbers() -> dict[str, Number]:
@@ -165,25 +155,6 @@ def test_every_event_that_is_counted_has_a_name_here() -> None:
     }
 
 
-def test_what_has_happened_is_known_by_operation() -> None:
-    assert stats.by_operation() == {}
-    happen()
-    signals.send(signals.claimed, another, SCOPE, 1)
-    nothing = dict.fromkeys(stats.EVENTS, 0)
-    assert stats.by_operation() == {
-        "": {**nothing, "recoveries": 1},
-        "tests.another": {**nothing, "claims": 1},
-        "tests.stats": {**nothing, "claims": 3, "take_overs": 1, "replays": 12, "parkings": 2},
-    }
-
-
-def test_it_is_all_plain_data() -> None:
-    data = stats.stats().as_dict()
-    assert json.loads(json.dumps(data)) == data
-    assert data["parked"] == {"value": 0, "kind": "exact"}
-    assert set(data) == {name for name, _ in stats.stats()}
-
-
 # The command
 
 
@@ -197,23 +168,23 @@ def test_the_command_shows_a_table() -> None:
     make_records(1_234)
     make_records(2, Status.PARKED)
     make_records(1, Status.IN_PROGRESS, lease=-timedelta(seconds=90))
-    table = run()
-    assert any(line.split() == ["completed", "1,234", "exact"] for line in table.splitlines())
-    assert any(line.split() == ["parked", "2", "exact"] for line in table.splitlines())
-    assert any(line.split()[:3] == ["longest", "overdue", "90"] for line in table.splitlines()), table
-    assert ("MB" in table) == (connection.vendor == "postgresql")
-
-
-def test_the_command_shows_what_has_happened() -> None:
     happen()
-    lines = [line.split() for line in run().splitlines()]
-    for line in (["replays", "12", "recent"], ["replay", "rate", "75.0%", "recent"], ["recoveries", "1", "recent"]):
-        assert line in lines
+    table = [" ".join(line.split()) for line in run().splitlines()]
+    shown = ["completed 1,234 exact", "parked 2 exact", "replays 12 recent", "replay rate 75.0% recent"]
+    assert set(shown) < set(table)
+    assert any(re.fullmatch("longest overdue 9[0-9] s exact", line) for line in table), table
+    size = r"table and indexes [\d,.]+ MB exact" if connection.vendor == "postgresql" else "table and indexes - unknown"
+    assert re.fullmatch(size, table[0])
 
 
 def test_the_command_shows_what_has_happened_by_operation() -> None:
-    assert run(by_operation=True) == "Nothing has happened yet.\n"
+    assert (stats.by_operation(), run(by_operation=True)) == ({}, "Nothing has happened yet.\n")
     happen()
+    nothing = dict.fromkeys(stats.EVENTS, 0)
+    assert stats.by_operation() == {
+        "": {**nothing, "recoveries": 1},
+        "tests.stats": {**nothing, "claims": 3, "take_overs": 1, "replays": 12, "parkings": 2},
+    }
     assert [line.split() for line in run(by_operation=True).splitlines()] == [
         ["(settled", "by", "an", "operator,", "the", "operation", "was", "not", "known)"],
         ["recoveries", "1"],
@@ -226,12 +197,9 @@ def test_the_command_shows_what_has_happened_by_operation() -> None:
     assert json.loads(run(by_operation=True, json=True)) == stats.by_operation()
 
 
-def test_the_command_shows_what_is_not_there_as_a_dash() -> None:
-    assert any(line.split() == ["oldest", "in", "progress", "-", "exact"] for line in run().splitlines())
-
-
 def test_the_command_writes_json() -> None:
     make_records(2, Status.PARKED)
     data = json.loads(run(json=True))
     assert data["parked"] == {"value": 2, "kind": "exact"}
-    assert set(data) == set(idempotency_stats.LABELS)
+    assert data == stats.stats().as_dict()
+    assert set(data) == set(idempotency_stats.LABELS) == {name for name, _ in stats.stats()}
