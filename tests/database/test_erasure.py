@@ -74,12 +74,6 @@ def test_records_steps_and_messages_are_erased_and_nobody_elses() -> None:
     assert (IdempotencyRecord.objects.count(), OutboxMessage.objects.count()) == (3, 1)
 
 
-def test_nothing_is_there_to_be_erased() -> None:
-    make_records(1, account_id="bob")
-    assert erase() == (ErasureResult(), {})
-    assert IdempotencyRecord.objects.count() == 1
-
-
 def test_what_a_consumer_recorded_and_published_under_its_own_name_is_erased() -> None:
     for account_id in ("alice", "bob"):
         consume(operate(account_id), passes_on=True)
@@ -115,16 +109,12 @@ def make_unfinished() -> None:
     make_messages(5, MessageStatus.DEAD, account_id="alice")
 
 
-def test_what_is_under_way_or_waits_for_somebody_is_left_and_counted() -> None:
+def test_what_is_under_way_is_left_and_what_waits_for_somebody_unless_the_caller_says_so() -> None:
     make_unfinished()
     make_records(1, account_id="alice")
     result, left = erase()
     assert (result.records, result.messages) == (1, 0)
     assert left == {"live": 1, "abandoned": 2, "parked": 3, "pending": 4, "dead": 5}
-
-
-def test_what_waits_for_somebody_is_erased_if_the_caller_says_so() -> None:
-    make_unfinished()
     result, left = erase(include_unresolved=True)
     assert (result.records, result.messages) == (5, 5)
     assert left == {"live": 1, "pending": 4}, "a live claim may have its effect yet, and a message has to be sent"
@@ -190,12 +180,9 @@ def command(account_id: str = "alice", **options: Any) -> tuple[int, list[str]]:
     return code, lines
 
 
-def test_the_command_erases_and_says_so() -> None:
+def test_the_command_erases_and_says_what_is_left_and_why() -> None:
     operate("alice")
     assert command() == (0, ["Erased 1 record and 1 message."])
-
-
-def test_the_command_says_what_is_left_and_why() -> None:
     make_unfinished()
     code, lines = command()
     assert code == running.EXIT_WORK_LEFT
@@ -217,16 +204,13 @@ def test_the_command_says_what_is_left_and_why() -> None:
     ],
 )
 def test_a_dry_run_counts_and_erases_nothing(options: dict[str, Any], first: str) -> None:
+    assert command(dry_run=True, **options) == (0, ["Would erase nothing."])
     operate("alice")
     make_records(1, Status.PARKED, account_id="alice")
     code, lines = command(dry_run=True, **options)
     assert (code, lines[0]) == (0, first)
     assert len(lines) == 1 + (not options)
     assert IdempotencyRecord.objects.count() == 2
-
-
-def test_a_dry_run_finds_nothing() -> None:
-    assert command(dry_run=True) == (0, ["Would erase nothing."])
 
 
 def test_a_signal_ends_it_after_the_batch_in_hand() -> None:

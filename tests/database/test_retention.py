@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from threading import Barrier
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from idempotency.lifecycle import Status
@@ -17,6 +15,7 @@ from idempotency.sql.portable import PortableStore
 from idempotency.sql.postgresql import PostgreSQLStore
 from idempotency.upkeep import retention
 from idempotency.upkeep.retention import PurgeResult, due, purge_batches, purge_once
+from tests.concurrency.racing import race
 from tests.database.statements import before_statement, in_thread
 from tests.records import HOUR, make_records, remaining
 
@@ -80,18 +79,8 @@ def test_the_application_clock_plays_no_part(monkeypatch: pytest.MonkeyPatch) ->
 def test_two_purges_at_once_share_the_work() -> None:
     make_records(300)
     kept = make_records(20, expires=HOUR) + make_records(20, Status.IN_PROGRESS, lease=-HOUR)
-    together = Barrier(4)
-
-    def purge() -> int:
-        together.wait(timeout=30)
-        try:
-            return sum(batch.deleted for batch in purge_batches(batch_size=7))
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(4) as pool:
-        shares = [pool.submit(purge) for _ in range(4)]
-        assert sum(share.result() for share in shares) == 300
+    shares = race([lambda: sum(batch.deleted for batch in purge_batches(batch_size=7))] * 4)
+    assert sum(shares) == 300
     assert remaining() == {*kept}
 
 

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 from django.dispatch import Signal
 
-from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown, claim, signals
+from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown, signals
 from idempotency.exceptions import InProgressError, KeyReusedError, LeaseLostError, OutcomeUnknownError
 from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
@@ -20,7 +20,6 @@ from idempotency.models import IdempotencyRecord
 from idempotency.operation import registry
 from idempotency.options.values import PARK
 from idempotency.outcome import Outcome
-from idempotency.protocol import claims
 from idempotency.protocol.claim import Claim
 from idempotency.protocol.execution import acquire_or_wait, running
 from idempotency.protocol.ownership import Ownership
@@ -106,14 +105,6 @@ def test_a_run_is_claimed_and_completed_and_its_retry_replayed(receiver: Receive
     assert status() == Status.COMPLETED
 
 
-def test_a_block_of_code_announces_the_same(receiver: Receiver) -> None:
-    for _ in range(2):
-        with claim(plain.name, account_id="1", key="k", payload={}) as run:
-            if not run.replayed:
-                run.result = 1
-    assert [name for name, _, _ in receiver.sent] == ["claimed", "completed", "replayed"]
-
-
 def test_a_duplicate_of_a_live_claim_is_a_conflict(receiver: Receiver) -> None:
     acquire()
     with pytest.raises(InProgressError):
@@ -138,12 +129,6 @@ def test_a_run_that_failed_is_released_or_parked(
         _ = 1 / 0
     assert receiver.sent[1:] == [sent(name, operation)]
     assert status() == left
-
-
-def test_the_retry_of_a_released_claim_is_a_claim(receiver: Receiver) -> None:
-    claims.release(acquire())
-    complete(acquire())
-    assert receiver.sent == [sent("claimed"), sent("claimed", attempt=2), sent("completed", attempt=2)]
 
 
 def test_an_abandoned_claim_is_taken_over_and_its_owner_learns_it(receiver: Receiver) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -20,94 +21,80 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.failure_mode(53)
-def test_a_relay_killed_between_publishing_and_marking_sends_again_with_the_same_id() -> None:
-    make_messages(3)
-    faults.armed["relay.published"] = kill
-    relay_killed()
-    assert broker.payloads == [0]
-    faults.armed.clear()
-    assert relay_once().sent == 0, "the lease of the dead relay runs"
-    make_due()
-    assert sum(batch.sent for batch in relay_batches()) == 3
-    assert broker.payloads == [0, 0, 1, 2]
-    assert broker.ids[0] == broker.ids[1]
-    assert statuses() == [("sent", 2)] * 3
-
-
-@pytest.mark.parametrize(("place", "sent"), [("relay.claimed", 0), ("relay.marked", 2)])
-def test_a_relay_killed_elsewhere_loses_and_doubles_nothing(place: str, sent: int) -> None:
+@pytest.mark.parametrize(
+    ("place", "before", "after"),
+    [("relay.claimed", [], [0, 1]), ("relay.published", [0], [0, 1]), ("relay.marked", [0, 1], [])],
+)
+def test_what_a_killed_relay_has_not_marked_is_sent_again_with_the_same_id(
+    place: str, before: list[int], after: list[int]
+) -> None:
     make_messages(2)
     faults.armed[place] = kill
     relay_killed()
     faults.armed.clear()
-    assert len(broker.deliveries) == sent
+    assert broker.payloads == before
+    assert relay_once().sent == 0, "the lease of the dead relay runs"
     make_due()
-    assert sum(batch.sent for batch in relay_batches()) == 2 - sent
-    assert sorted(broker.payloads) == [0, 1]
+    assert sum(batch.sent for batch in relay_batches()) == len(after)
+    assert broker.payloads == before + after
+    assert len(set(broker.ids)) == 2
+    assert statuses() == [("sent", 2 if after else 1)] * 2
 
 
-def overtake() -> None:
+def another_has_sent_it() -> None:
     """The lease is over, and another relay sends what this one has taken."""
     faults.armed.clear()
     make_due()
-    assert sum(batch.sent for batch in relay_batches()) == 2
+    relay_once()
 
 
-def test_a_frozen_relay_sends_again_and_counts_nothing() -> None:
-    make_messages(2)
-    faults.armed["relay.claimed"] = overtake
-    assert relay_once().sent == 0
-    assert broker.ids[:2] == broker.ids[2:]
-    assert statuses() == [("sent", 2)] * 2
+def an_earlier_one_is_confirmed() -> None:
+    """It was slow, and got its confirmation while this one had the message."""
+    OutboxMessage.objects.update(status=MessageStatus.SENT)
+
+
+def another_is_sending_it() -> None:
+    OutboxMessage.objects.update(attempts=F("attempts") + 1, lease_expires_at=from_now(MINUTE))
 
 
 @pytest.mark.parametrize("error", [BROKEN, UNREACHABLE])
-def test_a_frozen_relay_does_not_undo_what_another_has_sent(error: Exception) -> None:
-    make_messages(2)
-
-    def overtake_then_fail() -> None:
-        overtake()
-        broker.refuse(0, 1, error=error)
-
-    faults.armed["relay.claimed"] = overtake_then_fail
-    result = relay_once()
-    assert (result.sent, result.postponed, result.put_back) == (0, 0, 0)
-    assert statuses() == [("sent", 2)] * 2
-
-
-@pytest.mark.parametrize(("error", "attempts"), [(BROKEN, 0), (BROKEN, MAX_ATTEMPTS - 1), (UNREACHABLE, 0)])
-def test_a_frozen_relay_does_not_take_a_message_from_who_is_sending_it(error: Exception, attempts: int) -> None:
-    (pk,) = make_messages(attempts=attempts)
-
-    def another_takes_it() -> None:
-        OutboxMessage.objects.update(attempts=F("attempts") + 1, lease_expires_at=from_now(MINUTE))
+@pytest.mark.parametrize(
+    ("meanwhile", "left"),
+    [
+        (another_has_sent_it, ("sent", 2)),
+        (an_earlier_one_is_confirmed, ("sent", 1)),
+        (another_is_sending_it, ("pending", 2)),
+    ],
+)
+def test_the_failure_of_a_frozen_relay_undoes_nothing_of_another(
+    meanwhile: Callable[[], None], left: tuple[str, int], error: Exception
+) -> None:
+    def freeze() -> None:
+        meanwhile()
         broker.refuse(0, error=error)
 
-    faults.armed["relay.claimed"] = another_takes_it
+    make_messages()
+    faults.armed["relay.claimed"] = freeze
     assert relay_once().touched == 0
-    assert (message(pk).status, message(pk).attempts) == ("pending", attempts + 2)
-    assert message(pk).lease_expires_at is not None
-    assert relay_once().sent == 0
+    assert statuses() == [left]
+    assert relay_once().touched == 0, "the message is not taken from who has it"
 
 
-def test_a_slow_relay_that_gets_its_confirmation_says_so_whoever_has_the_message_by_now() -> None:
+@pytest.mark.parametrize(("meanwhile", "sent"), [(another_has_sent_it, 0), (another_is_sending_it, 1)])
+def test_the_first_confirmation_counts_whoever_has_the_message_by_now(meanwhile: Callable[[], None], sent: int) -> None:
     make_messages()
-    faults.armed["relay.published"] = lambda: OutboxMessage.objects.update(
-        attempts=F("attempts") + 1, lease_expires_at=from_now(MINUTE)
-    )
-    assert relay_once().sent == 1
+    faults.armed["relay.claimed"] = meanwhile
+    assert relay_once().sent == sent
     assert statuses() == [("sent", 2)]
+    assert len(set(broker.ids)) == 1
 
 
-@pytest.mark.parametrize("error", [BROKEN, UNREACHABLE])
-def test_a_failure_undoes_no_confirmation_of_the_relay_before(error: Exception) -> None:
-    """That one was slow, and got its confirmation while this one had the message."""
-    make_messages()
-    broker.refuse(0, error=error)
-    faults.armed["relay.claimed"] = lambda: OutboxMessage.objects.update(status=MessageStatus.SENT)
-    result = relay_once()
-    assert (result.sent, result.postponed, result.put_back) == (0, 0, 0)
-    assert statuses() == [("sent", 1)]
+def test_a_frozen_relay_does_not_declare_a_message_dead_that_another_is_sending() -> None:
+    make_messages(attempts=MAX_ATTEMPTS - 1)
+    faults.armed["relay.claimed"] = another_is_sending_it
+    broker.refuse(0, error=BROKEN)
+    assert relay_once().touched == 0
+    assert statuses() == [("pending", MAX_ATTEMPTS + 1)]
 
 
 def test_a_relay_that_has_used_half_of_its_lease_puts_the_rest_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,10 +33,28 @@ def test_order_is_kept_within_a_key_whatever_the_batches(batch_size: int) -> Non
     assert len(broker.deliveries) == 15
 
 
-def test_a_whole_order_is_sent_in_one_batch() -> None:
+def test_a_whole_order_is_sent_in_one_batch_also_after_a_relay_was_killed() -> None:
     make_messages(50, ordering_key="a")
+    faults.armed["relay.published"] = kill
+    relay_killed()
+    faults.armed.clear()
+    make_due()
     assert relay_once() == RelayResult(sent=50)
-    assert broker.payloads == [*range(50)]
+    assert broker.payloads == [0, *range(50)]
+
+
+@pytest.mark.parametrize(
+    "held_up", [{"due": HOUR}, {"lease": MINUTE, "attempts": 1}], ids=["not due", "another relay is sending it"]
+)
+def test_one_that_can_not_be_sent_now_holds_up_those_behind_it(held_up: dict[str, Any]) -> None:
+    """Another relay may have the second of an order: an earlier one was committed after it took that."""
+    make_messages(ordering_key="a", payload="1")
+    make_messages(ordering_key="a", payload="2", **held_up)
+    make_messages(ordering_key="a", payload="3")
+    assert [batch.sent for batch in relay_batches()] == [1]
+    make_due()
+    assert [batch.sent for batch in relay_batches()] == [2]
+    assert broker.payloads == [1, 2, 3]
 
 
 def test_what_is_behind_a_message_of_another_sender_waits_for_its_own() -> None:
@@ -75,32 +93,3 @@ def test_a_dead_message_holds_up_those_behind_it_until_it_is_requeued() -> None:
     requeue(message(dead), by="a test")
     assert relay_once().sent == 3
     assert broker.payloads == ["elsewhere", 0, "behind", "behind"]
-
-
-def test_one_that_is_not_due_holds_up_those_behind_it() -> None:
-    make_messages(ordering_key="a", payload="1")
-    make_messages(ordering_key="a", payload="2", due=HOUR)
-    make_messages(ordering_key="a", payload="3")
-    assert [batch.sent for batch in relay_batches()] == [1]
-    make_due()
-    assert [batch.sent for batch in relay_batches()] == [2]
-    assert broker.payloads == [1, 2, 3]
-
-
-def test_one_that_another_relay_is_sending_holds_up_those_behind_it() -> None:
-    """It was the first of its order when that relay took it; an earlier one was committed after that."""
-    make_messages(ordering_key="a", payload="1")
-    make_messages(ordering_key="a", payload="2", lease=MINUTE, attempts=1)
-    make_messages(ordering_key="a", payload="3")
-    assert [batch.sent for batch in relay_batches()] == [1]
-    assert broker.payloads == [1]
-
-
-def test_what_a_killed_relay_left_of_an_order_is_sent_in_order() -> None:
-    make_messages(4, ordering_key="a")
-    faults.armed["relay.published"] = kill
-    relay_killed()
-    faults.armed.clear()
-    make_due()
-    list(relay_batches())
-    assert broker.payloads == [0, 0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""What is due is sent, longest due first, in batches, and for a bounded number of statements."""
+"""What is due is sent, longest due first, for a bounded number of statements, through the indexes of what is unsent."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from django.utils import timezone
 from idempotency.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import RelayResult, relay_once
 from tests.database.relay.trouble import BROKEN
+from tests.database.statements import explaining
 from tests.outbox import broker, make_messages
 from tests.records import HOUR, MINUTE
 
@@ -58,3 +59,19 @@ def test_a_batch_costs_the_same_statements_however_many_it_sends() -> None:
     broker.refuse(*range(100), error=BROKEN)
     assert statements_of(1) == statements_of(100) == expected
     assert statements_of(0) == expected - 2
+
+
+@pytest.mark.postgres
+def test_a_batch_is_found_through_the_indexes_of_what_is_not_sent() -> None:
+    make_messages(3_000, MessageStatus.SENT, sent=-HOUR, ordering_key="a")
+    make_messages(20, ordering_key="a")
+    make_messages(20)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE idempotency_outbox")
+    with explaining("FOR UPDATE") as plans:
+        assert relay_once().sent == 40
+    heads, followers = plans
+    assert "idempotency_outbox_unsent" in heads
+    assert "idempotency_outbox_order" in heads
+    assert "idempotency_outbox_order" in followers
+    assert "Seq Scan" not in heads + followers
