@@ -19,21 +19,24 @@ FIRST_PAUSE = 0.1
 T = TypeVar("T")
 
 
-def fenced_change(owned: Ownership, change: Callable[[], T], what: str = "") -> T:
+def fenced_change(owned: Ownership, change: Callable[[], T], *, step: str = "") -> T:
     """Make a fenced change in a transaction of its own.
 
     An operation with effects outside of the database must not lose what has happened because its connection died while
     it talked to somebody else. So it connects again and makes the same change again: the fence lets it happen once.
 
     :param change: may be called again after a COMMIT that was carried out and whose answer was lost.
-    :param what: the subject of an error message; by default the operation.
+    :param step: the name of the step that the change belongs to. Without a step the change is one statement.
     """
+    what = f"Operation {owned.operation.name!r}"
+    if step:
+        what = f"Step {step!r} of operation {owned.operation.name!r}"
     tries = 1 if owned.operation.transaction or owned.shares_connection else MAX_TRIES
     connection = connections[owned.using]
     for number in range(1, tries + 1):
         session = connection.connection
         try:
-            with own_transaction(owned.using, what or f"Operation {owned.operation.name!r}"):
+            with own_transaction(owned.using, what, one_statement=not step):
                 return change()
         except (DatabaseError, InterfaceError):
             # Django may have noticed by itself, and connected again.

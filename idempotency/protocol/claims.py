@@ -57,8 +57,8 @@ class ClaimRequest:
     def store(self) -> Store:
         return sql.store(self.using)
 
-    def own_transaction(self) -> AbstractContextManager[None]:
-        return own_transaction(self.using, f"Operation {self.operation.name!r}")
+    def own_transaction(self, *, one_statement: bool = True) -> AbstractContextManager[None]:
+        return own_transaction(self.using, f"Operation {self.operation.name!r}", one_statement=one_statement)
 
     def owned(self, record_id: int, attempt: int, request_hash: str) -> Ownership:
         return Ownership(self.operation, self.scope, record_id, attempt, request_hash, self.using)
@@ -175,7 +175,7 @@ def _reconcile(request: ClaimRequest, row: Row) -> Ownership | None:
 
 def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
     operation, request_hash = request.operation, request.payload.request_hash
-    with request.own_transaction():
+    with request.own_transaction(one_statement=False):
         # The steps of the request before; undone with the claim if another one wins it.
         steps.forget(request.using, request.scope, row.id)
         won = request.store.start_over(request.scope, row, request_hash, lease=operation.lease, ttl=operation.ttl)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 PLACES = (
     "claim.before",  # nothing has been sent
-    "claim.sent",  # the insert has run, its COMMIT has not
+    "claim.sent",  # the insert has run; if it needs a COMMIT, that has not
     "claim.committed",  # others see the claim
     "handler.before",  # in the business transaction, if there is one
     "render.before",  # the handler has returned
@@ -18,12 +18,12 @@ PLACES = (
     "complete.sent",  # the completing update has run, its COMMIT has not
     "complete.committed",  # business state and outcome are there; nobody has been answered
     "release.before",
-    "release.sent",  # the update has run, its COMMIT has not
+    "release.sent",  # the update has run; if it needs a COMMIT, that has not
     "heartbeat.before",
     "step.started",  # the step's look-up has found nothing
     "step.stored",
     "replay.read",  # the outcome is read, nothing is answered
-    "takeover.sent",  # the update has run, its COMMIT has not
+    "takeover.sent",  # the update has run; if it needs a COMMIT, that has not
     "sweep.selected",  # a batch of abandoned claims is locked
     "reconcile.before",  # the claim is taken over, nobody has been asked
     "reconcile.found",  # the answer is there, nothing is recorded

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from django.db import connections
@@ -60,15 +60,18 @@ def renew(owned: Ownership) -> bool:
         return renewer.renew(owned)
 
 
-@contextmanager
-def heartbeat(owned: Ownership) -> Iterator[None]:
+def heartbeat(owned: Ownership) -> AbstractContextManager[None]:
     """Keep the claim alive during the block, if its operation asks for it."""
     cap = owned.operation.heartbeat
+    if cap is None or owned.shares_connection:
+        return nullcontext()
     needless = owned.operation.transaction and sql.store(owned.using).has_one_writer
-    if cap is None or needless or owned.shares_connection:
-        yield
-        return
-    beat = renewer.add(owned, cap.total_seconds())
+    return nullcontext() if needless else _beating(owned, cap.total_seconds())
+
+
+@contextmanager
+def _beating(owned: Ownership, cap: float) -> Iterator[None]:
+    beat = renewer.add(owned, cap)
     try:
         yield
     finally:
@@ -89,7 +92,7 @@ def _set_lease_over_own_connection(owned: Ownership) -> bool:
         del connection.settings_dict["OPTIONS"]["pool"]
         connections[owned.using] = connection
     connection.close_if_unusable_or_obsolete()  # which Django does where a request begins
-    with own_transaction(owned.using, f"Operation {owned.operation.name!r}"):
+    with own_transaction(owned.using, f"Operation {owned.operation.name!r}", one_statement=True):
         return _set_lease(owned)
 
 

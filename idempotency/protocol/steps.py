@@ -124,7 +124,7 @@ def _change_owned(owned: Ownership, name: str, change: Callable[[], T]) -> T:
         return change()
 
     with on_behalf_of(owned), store_errors(owned.using):
-        return fenced_change(owned, proven, f"Step {name!r} of operation {owned.operation.name!r}")
+        return fenced_change(owned, proven, step=name)
 
 
 def prove_ownership(owned: Ownership) -> None:

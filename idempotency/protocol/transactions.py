@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 
 from django.db import DatabaseError, InterfaceError, connections, router, transaction
 
@@ -25,12 +25,13 @@ def alias() -> str:
 
 
 @contextmanager
-def own_transaction(using: str, what: str) -> Iterator[None]:
+def own_transaction(using: str, what: str, *, one_statement: bool = False) -> Iterator[None]:
     """Run the block in a transaction that is committed when the block ends.
 
     If the process dies before the COMMIT, nothing of the block has happened. If it dies after it, all of it has.
 
     :param what: the subject of an error message, such as "Operation 'charges.create'".
+    :param one_statement: the block sends one statement and no more, which the database may commit by itself.
     :raises OuterTransactionError: this could not be committed by itself, because a transaction is open or autocommit is
         off.
     """
@@ -40,18 +41,22 @@ def own_transaction(using: str, what: str) -> Iterator[None]:
             f"{what} was called with autocommit off on database {using!r}, where its claim could not be committed for "
             f"others to see. Remove AUTOCOMMIT from the database's settings, and leave no set_autocommit(False) behind."
         )
-    with ExitStack() as stack:
-        try:
-            # Allowed inside the transaction that TestCase wraps a test in, and in no other.
-            stack.enter_context(transaction.atomic(using=using, durable=True))
-        except RuntimeError as error:
-            raise OuterTransactionError(
-                f"{what} was called inside an open transaction of database {using!r}, in which its claim could not be "
-                f"committed for others to see. Call it outside of atomic(). Under ATOMIC_REQUESTS a protected view is "
-                f"exempt by itself; if another decorator or an overridden as_view() hides it, mark the outermost view "
-                f"with django.db.transaction.non_atomic_requests."
-            ) from error
-        yield
+    alone = sql.store(using).one_statement() if one_statement else nullcontext()
+    opened = False
+    try:
+        # Allowed inside the transaction that TestCase wraps a test in, and in no other.
+        with transaction.atomic(using=using, durable=True), alone:
+            opened = True
+            yield
+    except RuntimeError as error:
+        if opened:
+            raise
+        raise OuterTransactionError(
+            f"{what} was called inside an open transaction of database {using!r}, in which its claim could not be "
+            f"committed for others to see. Call it outside of atomic(). Under ATOMIC_REQUESTS a protected view is "
+            f"exempt by itself; if another decorator or an overridden as_view() hides it, mark the outermost view "
+            f"with django.db.transaction.non_atomic_requests."
+        ) from error
 
 
 @contextmanager

@@ -143,6 +143,14 @@ class Store(ABC):
     # Transactions
 
     @abstractmethod
+    def one_statement(self) -> AbstractContextManager[None]:
+        """Let the block's one statement be the whole of the transaction that is open and has sent nothing yet.
+
+        A database for which a single statement is a transaction anyway saves two round trips. The statement is
+        committed when it returns, and not at the end of the transaction's block.
+        """
+
+    @abstractmethod
     def bound_transaction(self, *, idle: timedelta, statement: timedelta | None = None) -> None:
         """Let the database end the open transaction, where it can.
 

@@ -215,8 +215,9 @@ def _as_it_was(using: str) -> Iterator[None]:
 
 def _add(using: str, counts: Counts) -> None:
     def transact() -> None:
-        with transaction.atomic(using=using, durable=True):
-            sql.store(using).add_counts(counts)
+        store = sql.store(using)
+        with transaction.atomic(using=using, durable=True), store.one_statement():
+            store.add_counts(counts)
 
     sql.retry_lost_races(MAX_ROUNDS, using, transact)
 

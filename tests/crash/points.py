@@ -9,7 +9,8 @@ from dataclasses import dataclass
 #: harness's own: in its handler, in its call to the provider, in its reconciler, and around COMMIT.
 POINTS = {
     "claim.before": "before the claim",
-    "claim.sent": "claim sent",
+    "claim.unanswered": "claim sent, not answered",
+    "claim.sent": "claim answered",
     "claim.committed": "claim committed",
     "handler.before": "before the handler",
     "on_commit": "in on_commit",
@@ -95,6 +96,18 @@ EXCLUSIONS = (
         "SQLite is a library in the process: there is no session that somebody else could terminate",
         faults=("drop",),
         databases=("sqlite",),
+    ),
+    Exclusion(
+        "SQLite is a library in the process: there is no moment between a statement and its answer",
+        points=("claim.unanswered",),
+        databases=("sqlite",),
+    ),
+    Exclusion(
+        "PostgreSQL commits a claim with its statement, so a parked operation isn't run by another attempt",
+        points=("claim.sent",),
+        faults=("stop-live",),
+        declarations=("park",),
+        databases=("postgres",),
     ),
     Exclusion(
         "there is no heartbeat: while the one writer has its transaction open nobody else could take over",

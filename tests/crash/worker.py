@@ -12,23 +12,27 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import timedelta
 from functools import partial
 from http.client import HTTPConnection
 from itertools import count
 from typing import Any
+from unittest import mock
 from urllib.parse import urlsplit
 
+import psycopg
 from django.db import OperationalError, close_old_connections, connections, transaction
 from django.http import HttpRequest, JsonResponse
 from django.test import Client
 from django.urls import get_resolver
+from psycopg.waiting import Wait
 
 from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, current_claim, idempotent
 from idempotency.identity.scope import Scope
 from idempotency.operation import registry
 from idempotency.protocol import faults
+from idempotency.sql.postgresql import PostgreSQLStore
 from idempotency.upkeep import retention
 from idempotency.upkeep.sweep import recover_once
 from testproject.models import Transfer
@@ -98,6 +102,8 @@ class Worker:
         for point, fault, *passes in self.spec.get("arms", ()):
             if point == "commit.sent":
                 self._arm_commit(fault)
+            elif point == "claim.unanswered":
+                self._arm_claim(fault)
             else:
                 faults.armed[point] = partial(self._strike, point, fault, *passes)
 
@@ -157,6 +163,39 @@ class Worker:
                 raise OperationalError(refused.decode(errors="replace"))
 
         self._commit_outcomes_by(send_and_strike)
+
+    def _arm_claim(self, fault: str) -> None:
+        """Strike when the first claim is on its way to the server, and its answer has not been read."""
+        insert = PostgreSQLStore.insert_claim
+
+        def insert_struck(store: PostgreSQLStore, *arguments: Any, **options: Any) -> int | None:
+            driver = store.connection.connection
+            wait = driver.wait
+
+            def wait_struck(steps: Generator[Wait, Any, Any], *bounds: Any) -> Any:
+                return wait(self._struck_at_first_read(steps, driver, fault), *bounds)
+
+            with mock.patch.object(driver, "wait", wait_struck):
+                return insert(store, *arguments, **options)
+
+        PostgreSQLStore.insert_claim = insert_struck  # type: ignore[method-assign]
+
+    def _struck_at_first_read(
+        self, steps: Generator[Wait, Any, Any], driver: Any, fault: str
+    ) -> Generator[Wait, Any, Any]:
+        """The steps of a statement as psycopg takes them: all of it is sent when it first waits for reading only."""
+        ready = None
+        while True:
+            try:
+                wanted = steps.send(ready)
+            except StopIteration as done:
+                return done.value
+            if wanted is Wait.R:
+                self._strike("claim.unanswered", fault)
+                if fault == "drop":
+                    driver.pgconn.finish()  # its answer may be in the socket already, and is not to be read
+                    raise psycopg.OperationalError("server closed the connection unexpectedly")
+            ready = yield wanted
 
     def _commit_outcomes_by(self, way: Callable[[Callable[[], None]], None]) -> None:
         """Have COMMITs that follow a completing update done by ``way``, which is given what a COMMIT does otherwise."""

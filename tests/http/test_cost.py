@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -177,21 +178,33 @@ def _drf_view(name: str, **policy: Any) -> Callable[..., Any]:
 # Whether COMMIT waits for the disk
 
 
+#: Sent with a statement, in one message, it has the server say what is in force for the statement's transaction.
+TELL = """; DO $$ BEGIN RAISE NOTICE '%%', json_build_object(
+    'synchronous_commit', current_setting('synchronous_commit'), 'lock_timeout', current_setting('lock_timeout'),
+    'idle_in_transaction_session_timeout', current_setting('idle_in_transaction_session_timeout')
+); END $$"""
+
+
 @contextmanager
 def settings_in_force() -> Iterator[dict[str, dict[str, str]]]:
     """The settings of PostgreSQL right after each statement on records, in the transaction that it belongs to."""
     seen: dict[str, dict[str, str]] = {}
-    names = ("synchronous_commit", "lock_timeout", "idle_in_transaction_session_timeout")
+    told: list[str] = []
 
     def look(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
-        result = execute(sql, params, many, context)
-        if in_short(sql).endswith(" idempotency_record"):
-            query = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
-            seen[in_short(sql)] = dict(zip(names, connection.connection.execute(query).fetchone(), strict=True))
+        if not in_short(sql).endswith(" idempotency_record"):
+            return execute(sql, params, many, context)
+        result = execute(sql + TELL, params, many, context)
+        seen[in_short(sql)] = json.loads(told.pop())
         return result
 
-    with connection.execute_wrapper(look):
-        yield seen
+    driver = connection.connection
+    driver.add_notice_handler(hear := lambda notice: told.append(notice.message_primary))
+    try:
+        with connection.execute_wrapper(look):
+            yield seen
+    finally:
+        driver.remove_notice_handler(hear)
 
 
 @pytest.mark.postgres

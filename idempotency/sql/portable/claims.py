@@ -121,6 +121,10 @@ class Claims(Store):
     def park(self, fence: Fence) -> bool:
         return _changed_one(self._fenced(fence), status=Status.PARKED, lease_expires_at=None)
 
+    @contextmanager
+    def one_statement(self) -> Iterator[None]:
+        yield  # SQLite has no round trips
+
     def bound_transaction(self, *, idle: timedelta, statement: timedelta | None = None) -> None:
         """SQLite's processes share a machine, and MySQL has no such bounds for one transaction."""
 

@@ -14,7 +14,10 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache, partial
 from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...identity.scope import Scope
 from ...lifecycle import Status
@@ -27,27 +30,25 @@ from ..watch import TransactionWatch
 LOCK_TIMEOUT = "1000ms"
 #: A process that freezes between its statement and its COMMIT holds the record's lock until this ends its session.
 IDLE_TIMEOUT = "5000ms"
-#: An update of one record takes well under a millisecond. One that is still running after this is in trouble, and so
-#: would be everybody who waits for its row. COMMIT is not bounded by it: the server stops that clock first.
-STATEMENT_TIMEOUT = "5000ms"
 
 #: libpq's PQTRANS_IDLE: no transaction is open.
 TRANSACTION_IDLE = 0
 #: libpq's PQTRANS_INTRANS: a transaction is open, and no statement of it has failed.
 TRANSACTION_SOUND = 2
 
-# Settings ride in a statement that is sent anyway, because a SET LOCAL of its own would be one more round trip on every
-# request. set_config() returns the value that it has set, so the comparison is always true.
+# Settings travel in a statement that is sent anyway, because a SET LOCAL of its own would be one more round trip on
+# every request. set_config() returns the value that it has set, so the comparison is always true. The server computes
+# it before it waits for any lock.
+BOUND_WAITING = f"set_config('lock_timeout', '{LOCK_TIMEOUT}', true)"
 BOUND_IDLING = f"set_config('idle_in_transaction_session_timeout', '{IDLE_TIMEOUT}', true)"
-BOUND_WAITING = f"set_config('lock_timeout', '{LOCK_TIMEOUT}', true) || {BOUND_IDLING}"
 WITHOUT_DISK = "set_config('synchronous_commit', 'off', true)"
 
-# The row is made before the conflict is looked for, so the settings are in force before any wait for a lock.
+# A claim is a transaction of its own, in which nothing can idle. A CASE costs less than the SELECT of a WHERE clause.
 INSERT_CLAIM = """
 INSERT INTO idempotency_record
     (account_id, operation, idempotency_key, request_hash, status, attempt, lease_expires_at, expires_at)
-SELECT %s, %s, %s, %s, 'in_progress', 1, statement_timestamp() + %s, statement_timestamp() + %s
-FROM (SELECT {settings} AS made) AS settings WHERE made <> ''
+VALUES (%s, %s, %s, %s, CASE WHEN {settings} <> '' THEN 'in_progress' END, 1,
+    statement_timestamp() + %s, statement_timestamp() + %s)
 ON CONFLICT (account_id, operation, idempotency_key) DO NOTHING
 RETURNING id
 """
@@ -55,9 +56,10 @@ INSERT_DURABLE_CLAIM = INSERT_CLAIM.format(settings=BOUND_WAITING)
 INSERT_FAST_CLAIM = INSERT_CLAIM.format(settings=f"{BOUND_WAITING} || {WITHOUT_DISK}")
 INSERT_CLAIM_IN_TEST = INSERT_CLAIM.format(settings="'none'")
 
-# The times are judged by the clock that comes with them: comparing three values here is cheaper than planning it there.
+# The server judges the times, because to read a timestamp into Python takes longer.
 READ = """
-SELECT id, attempt, status, request_hash, statement_timestamp(), lease_expires_at, expires_at,
+SELECT id, attempt, status, request_hash,
+    extract(epoch FROM lease_expires_at - statement_timestamp())::double precision, expires_at <= statement_timestamp(),
     response_status, response_headers::text, response_body::text, response_reference
 FROM idempotency_record
 WHERE account_id = %s AND operation = %s AND idempotency_key = %s
@@ -106,18 +108,15 @@ AND lease_expires_at <= statement_timestamp()
 # No word of the lease in the next four: an attempt that is late but was not taken over still owns its record.
 #
 # The completing update is the last statement of the business transaction. All that may still wait then is this process,
-# frozen before it sends COMMIT, and that is what the one setting bounds. It waits for a lock as long as the lock's
+# frozen before it sends COMMIT, and that is what its one setting bounds. It waits for a lock as long as the lock's
 # holder may hold it, because a lock timeout would go on into COMMIT, which checks deferred foreign keys and may wait
 # for rows of the handler's.
 COMPLETE = f"""
 UPDATE idempotency_record
-SET status = CASE WHEN {{settings}} <> '' THEN 'completed' END,
-    completed_at = statement_timestamp(), lease_expires_at = NULL, expires_at = {KEEP},
+SET status = 'completed', completed_at = statement_timestamp(), lease_expires_at = NULL, expires_at = {KEEP},
     response_status = %s, response_headers = %s::jsonb, response_body = %s::json, response_reference = %s
 {FENCED}
 """
-COMPLETE_IN_TEST = COMPLETE.format(settings="'none'")
-COMPLETE = COMPLETE.format(settings=BOUND_IDLING)
 
 RELEASE = f"""
 UPDATE idempotency_record
@@ -136,6 +135,12 @@ UPDATE idempotency_record
 SET status = 'parked', lease_expires_at = NULL
 {FENCED}
 """
+
+
+@cache
+def _with_settings(update: str, settings: str) -> str:
+    """An update that makes settings for its transaction. Each update above ends in a condition."""
+    return f"{update} AND (SELECT {settings}) <> ''"
 
 
 class Claims(Store):
@@ -157,41 +162,39 @@ class Claims(Store):
             row = cursor.fetchone()
         if row is None:
             return None
-        pk, attempt, status, request_hash, now, lease_expires_at, expires_at, *response = row
+        pk, attempt, status, request_hash, lease_left, retention_over, *response = row
         return Row(
             id=pk,
             attempt=attempt,
             status=Status(status),
             request_hash=request_hash,
-            lease_left=0.0 if lease_expires_at is None else (lease_expires_at - now).total_seconds(),
-            retention_over=expires_at <= now,
+            lease_left=lease_left or 0.0,
+            retention_over=retention_over,
             outcome=_outcome(*response) if status == Status.COMPLETED else None,
         )
 
     def take_over(self, scope: Scope, row: Row, *, lease: timedelta, ttl: timedelta) -> bool:
-        return self._change_one_bounded(TAKE_OVER, (lease, ttl, *_observed(scope, row)))
+        return self._change_one(TAKE_OVER, (lease, ttl, *_observed(scope, row)))
 
     def start_over(self, scope: Scope, row: Row, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
-        return self._change_one_bounded(START_OVER, (request_hash, lease, ttl, *_observed(scope, row)))
+        return self._change_one(START_OVER, (request_hash, lease, ttl, *_observed(scope, row)))
 
     def park_abandoned(self, scope: Scope, row: Row) -> bool:
-        return self._change_one_bounded(PARK_ABANDONED, _observed(scope, row))
+        return self._change_one(PARK_ABANDONED, _observed(scope, row))
 
     def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
-        return self._change_one_bounded(SET_LEASE, (duration, ttl, *_fenced(fence)))
+        return self._change_one(SET_LEASE, (duration, ttl, *_fenced(fence)))
 
     def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta) -> bool:
         headers = json.dumps(outcome.headers)
-        return self._change_one(
-            COMPLETE_IN_TEST if self.is_nested else COMPLETE,
-            (ttl, outcome.status, headers, outcome.body, outcome.reference, *_fenced(fence)),
-        )
+        parameters = (ttl, outcome.status, headers, outcome.body, outcome.reference, *_fenced(fence))
+        return self._change_one(COMPLETE, parameters, BOUND_IDLING)
 
     def release(self, fence: Fence) -> bool:
-        return self._change_one_bounded(RELEASE, _fenced(fence))
+        return self._change_one(RELEASE, _fenced(fence))
 
     def park(self, fence: Fence) -> bool:
-        return self._change_one_bounded(PARK, _fenced(fence))
+        return self._change_one(PARK, _fenced(fence))
 
     def bound_transaction(self, *, idle: timedelta, statement: timedelta | None = None) -> None:
         if self.is_nested:
@@ -205,9 +208,24 @@ class Claims(Store):
             )
 
     @contextmanager
+    def one_statement(self) -> Iterator[None]:
+        if self.is_nested:
+            yield
+            return
+        driver = self.connection.connection
+        driver.autocommit = True
+        try:
+            yield
+        finally:
+            # Not if the connection is broken, or interrupted within its statement: Django then rolls back or closes.
+            if driver.pgconn.transaction_status == TRANSACTION_IDLE:
+                driver.autocommit = False
+
+    @contextmanager
     def watch_transaction(self) -> Iterator[TransactionWatch]:
-        watch = TransactionWatch(self._is_open, self._identity)
-        with self.connection.execute_wrapper(watch):
+        connection = self.connection
+        watch = TransactionWatch(partial(_is_open, connection), partial(_identity, connection))
+        with connection.execute_wrapper(watch):
             yield watch
 
     def lost_a_race(self, error: BaseException) -> bool:
@@ -233,33 +251,32 @@ class Claims(Store):
     def is_duplicate(self, error: BaseException) -> bool:
         return False  # ON CONFLICT answers without an error
 
-    def _is_open(self) -> bool:
-        """Whether the server knows of an open transaction. A connection that is closed has nothing to tell."""
-        connection = self.connection.connection
-        return connection is None or connection.pgconn.transaction_status != TRANSACTION_IDLE
-
-    def _identity(self) -> object:
-        """When the open transaction began, which is another moment for another one. None of a failed one can be asked.
-
-        The driver is asked, because Django's cursor would lead back here.
-        """
-        connection = self.connection.connection
-        if connection is None or connection.pgconn.transaction_status != TRANSACTION_SOUND:
-            return None
-        return connection.execute("SELECT now()").fetchone()
-
-    def _change_one_bounded(self, statement: str, parameters: tuple[Any, ...]) -> bool:
-        """Run an update in a transaction of ours, where a wait for the row's lock must end, and the update too."""
-        if not self.is_nested:
-            with self.connection.cursor() as cursor:
-                # The clock of a statement is set when it begins, so only this one can bound the next.
-                cursor.execute(f"SELECT {BOUND_WAITING}, set_config('statement_timeout', '{STATEMENT_TIMEOUT}', true)")
-        return self._change_one(statement, parameters)
-
-    def _change_one(self, statement: str, parameters: tuple[Any, ...]) -> bool:
-        with self.connection.cursor() as cursor:
-            cursor.execute(statement, parameters)
+    def _change_one(self, update: str, parameters: tuple[Any, ...], settings: str = "") -> bool:
+        connection = self.connection
+        if not connection.savepoint_ids:
+            # A statement that is a transaction of its own has no time to idle in.
+            of_update = BOUND_WAITING if connection.connection.autocommit else f"{BOUND_WAITING} || {BOUND_IDLING}"
+            update = _with_settings(update, settings or of_update)
+        with connection.cursor() as cursor:
+            cursor.execute(update, parameters)
             return bool(cursor.rowcount == 1)
+
+
+def _is_open(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the server knows of an open transaction. A connection that is closed has nothing to tell."""
+    driver = connection.connection
+    return driver is None or driver.pgconn.transaction_status != TRANSACTION_IDLE
+
+
+def _identity(connection: BaseDatabaseWrapper) -> object:
+    """When the open transaction began, which is another moment for another one. None of a failed one can be asked.
+
+    The driver is asked, because Django's cursor would lead back to the watch.
+    """
+    driver = connection.connection
+    if driver is None or driver.pgconn.transaction_status != TRANSACTION_SOUND:
+        return None
+    return driver.execute("SELECT now()").fetchone()
 
 
 def _outcome(status: int, headers: str | None, body: str | None, reference: str | None) -> Outcome:
