@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
@@ -63,14 +64,15 @@ def authenticated_user(request: Any) -> str | None:
         return f"{kind.__module__}.{kind.__qualname__}:{account}"
     model = kind._meta.concrete_model  # a proxy has the primary keys of its model
     # If the primary key is a text, somebody may have chosen it to look like the account of a user of another model.
-    if model is _user_model() and ":" not in account:
+    if model is _user_model(django_settings.AUTH_USER_MODEL) and ":" not in account:
         return account
     return f"{model._meta.label}:{account}"
 
 
-def _user_model() -> type[Model] | None:
+@lru_cache
+def _user_model(label: str) -> type[Model] | None:
     try:
-        model: type[Model] | None = apps.get_model(django_settings.AUTH_USER_MODEL)._meta.concrete_model
+        model: type[Model] | None = apps.get_model(label)._meta.concrete_model
     except LookupError:
         return None  # django.contrib.auth is not installed
     return model

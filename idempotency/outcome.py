@@ -10,7 +10,7 @@ import base64
 import functools
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -116,26 +116,8 @@ def outcome_of_result(result: Any, operation: Operation) -> Outcome:
     return Outcome(status=DONE, headers=(("Content-Type", "application/json"),), body=text)
 
 
-def response_of(outcome: Outcome) -> HttpResponse:
-    """The response that ``outcome`` was taken from: status, recorded headers and body, byte for byte.
-
-    Its class is the one of Django's that belongs to the status and content: a redirect has its ``url``.
-
-    :raises OutcomeUnreadableError: the record does not hold what this package wrote.
-    """
-    try:
-        response = _empty_response(outcome)
-        response.content = decode_body(outcome.body)
-        response.status_code = int(outcome.status)
-        if not 100 <= response.status_code <= 599:
-            raise ValueError(f"{response.status_code} is no HTTP status")
-        del response["Content-Type"]  # Django's default; the recorded one, or none, is what was sent
-        for name, value in outcome.headers:
-            response[name] = value
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise OutcomeUnreadableError from error
-    return response
-
+#: What comes of reading a record that this package did not write.
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError)
 
 #: Responses of a class of their own by status.
 _CLASSES: dict[int, type[HttpResponse]] = {
@@ -148,15 +130,33 @@ _PERMANENT_REDIRECTS = frozenset({301, 308})
 _REDIRECTS = frozenset({302, 303, 307}) | _PERMANENT_REDIRECTS
 
 
-def _empty_response(outcome: Outcome) -> HttpResponse:
-    """A response of the class that Django's own views answer with. Its status and content are still to be set."""
-    names = {name.lower(): value for name, value in outcome.headers}
-    if outcome.status in _REDIRECTS and "location" in names:
-        # Made with an address that any redirect allows; the recorded one was checked when it was sent.
-        return (HttpResponsePermanentRedirect if outcome.status in _PERMANENT_REDIRECTS else HttpResponseRedirect)("/")
+def response_of(outcome: Outcome) -> HttpResponse:
+    """The response that ``outcome`` was taken from: status, recorded headers and body, byte for byte.
+
+    Its class is the one of Django's that belongs to the status and content: a redirect has its ``url``.
+
+    :raises OutcomeUnreadableError: the record does not hold what this package wrote.
+    """
+    try:
+        names = {name.lower(): value for name, value in outcome.headers}
+        kind = _class_of(outcome.status, names)
+        response = kind.__new__(kind)
+        # Not the constructor of its own class, which would ask for the data, or check where a redirect goes: that was
+        # done when the response was sent.
+        HttpResponse.__init__(response, decode_body(outcome.body), status=outcome.status, headers=dict(outcome.headers))
+    except UNREADABLE as error:
+        raise OutcomeUnreadableError from error
+    if "content-type" not in names:
+        del response["Content-Type"]  # Django's default, which was not sent
+    return response
+
+
+def _class_of(status: int, names: Mapping[str, str]) -> type[HttpResponse]:
+    if status in _REDIRECTS and "location" in names:
+        return HttpResponsePermanentRedirect if status in _PERMANENT_REDIRECTS else HttpResponseRedirect
     if is_json(names.get("content-type", "")):
-        return JsonResponse(None, safe=False)
-    return _CLASSES.get(outcome.status, HttpResponse)()
+        return JsonResponse
+    return _CLASSES.get(status, HttpResponse)
 
 
 def _recorded_headers(response: HttpResponseBase, operation: Operation) -> tuple[tuple[str, str], ...]:

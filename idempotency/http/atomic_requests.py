@@ -44,6 +44,10 @@ def exempted_by_project(view: object) -> set[str]:
     return exempted.exempted if isinstance(exempted, EveryDatabase) else set(exempted)
 
 
+def databases_with_atomic_requests() -> list[str]:
+    return [using for using, options in connections.settings.items() if options["ATOMIC_REQUESTS"]]
+
+
 class Handler:
     """What answers one request if nothing protects it, and the transactions that belong around it.
 
@@ -63,13 +67,12 @@ class Handler:
     @property
     def databases(self) -> list[str]:
         """Where Django would have opened a transaction for this request. It looks at the view that the URL leads to."""
+        atomic = databases_with_atomic_requests()
+        if not atomic:
+            return atomic
         match = self.request.resolver_match
         exempted = exempted_by_project(self.view if match is None else match.func)
-        return [
-            using
-            for using, options in connections.settings.items()
-            if options["ATOMIC_REQUESTS"] and using not in exempted
-        ]
+        return [using for using in atomic if using not in exempted]
 
     def pass_through(self) -> Any:
         """Answer a request that is not protected as Django would have: in one transaction on each of ``databases``.

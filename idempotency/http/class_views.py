@@ -18,7 +18,7 @@ from django.views import View
 
 from ..identity import keys
 from ..operation import Operation
-from .atomic_requests import EveryDatabase, Handler, exempted_by_project
+from .atomic_requests import EveryDatabase, Handler, databases_with_atomic_requests, exempted_by_project
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
@@ -156,7 +156,7 @@ def _check_routed_handlers(view_class: Any, actions: Mapping[str, str] | None) -
 def _exempt(view: Callable[..., Any], view_class: type) -> Callable[..., Any]:
     @functools.wraps(view)
     def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if _is_protected(view_class, request, getattr(view, "actions", None)):
+        if not databases_with_atomic_requests() or _is_protected(view_class, request, getattr(view, "actions", None)):
             return view(request, *args, **kwargs)
         return Handler(functools.partial(view, request, *args, **kwargs), request, wrapper).pass_through()
 

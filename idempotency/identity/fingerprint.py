@@ -18,17 +18,18 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import hashlib
+import hmac
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final
 from uuid import UUID
 
 from django.core.files.uploadedfile import UploadedFile
-from django.utils.crypto import salted_hmac
 from django.utils.datastructures import MultiValueDict
+from django.utils.encoding import force_bytes
 
 from ..conf import settings
 from ..exceptions import PayloadInvalidError
@@ -106,7 +107,13 @@ class Payload:
 def _keyed(version: str, digest: bytes, secret: str | bytes) -> str:
     # If the digest were not keyed, somebody who reads the table could find a short secret in the payload, such as a PIN
     # or a card number, by trying all of them.
-    return f"{version}:{salted_hmac(_PURPOSE, digest, secret, algorithm='sha256').hexdigest()}"
+    return f"{version}:{hmac.digest(_key_of(secret), digest, 'sha256').hex()}"
+
+
+@lru_cache(maxsize=16)
+def _key_of(secret: str | bytes) -> bytes:
+    """The key that Django's ``salted_hmac`` would derive from the secret."""
+    return hashlib.sha256(_PURPOSE.encode() + force_bytes(secret)).digest()
 
 
 class DigestedUpload(UploadedFile):  # type: ignore[type-arg]

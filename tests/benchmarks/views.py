@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from django.db import connection, transaction
 from django.http import HttpResponse, JsonResponse
 from rest_framework import serializers
+from rest_framework.parsers import JSONParser
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -67,6 +68,8 @@ class TransferSerializer(serializers.ModelSerializer[Any]):
 
 class BareView(APIView):
     """Creates one row, in autocommit."""
+
+    parser_classes = (JSONParser,)  # as most projects have it; the sample project's own is stricter
 
     def post(self, request: Request) -> Any:
         return Response(self.work(request), status=201)

@@ -1,21 +1,22 @@
-"""The adapter for a request to a DRF view.
+"""One request that went through a DRF view.
 
-Authentication, permissions and throttles run before this, because DRF calls a handler after ``initial()``.
+Authentication, permissions and throttles have run before any of this: DRF calls a handler after ``initial()``.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from django.core.exceptions import RequestDataTooBig
 from django.db import connections, transaction
-from django.http import HttpRequest, HttpResponse, RawPostDataException
+from django.http import HttpRequest, RawPostDataException
 from rest_framework import serializers
 from rest_framework.exceptions import UnsupportedMediaType
-from rest_framework.parsers import MultiPartParser
+from rest_framework.negotiation import DefaultContentNegotiation
+from rest_framework.parsers import JSONParser, MultiPartParser
 from rest_framework.renderers import BrowsableAPIRenderer
 from rest_framework.response import Response
 
@@ -24,8 +25,9 @@ from ...http import bodies
 from ...http.adapters import Adapter, register
 from ...http.problems import CONTENT_TYPE, problem
 from ...identity import keys
+from ...identity.parsing import parse_json
 from ...operation import Operation
-from ...outcome import Outcome, is_json
+from ...outcome import UNREADABLE, Outcome, decode_body, is_json
 from ...protocol.transactions import alias
 from .commands import as_sent, declared_fields
 from .errors import IdempotencyAPIException
@@ -33,7 +35,7 @@ from .errors import IdempotencyAPIException
 
 @register
 class RestFrameworkAdapter(Adapter):
-    """The adapter for DRF's ``Request`` and its view."""
+    """DRF's ``Request``, and the view that it went through."""
 
     def __init__(self, request: Any) -> None:
         super().__init__(request)
@@ -46,45 +48,64 @@ class RestFrameworkAdapter(Adapter):
 
     @classmethod
     def request_of_django(cls, request: Any) -> HttpRequest:
-        http: HttpRequest = request._request  # Django's request, because DRF's wrapper proxies attributes slowly
+        http: HttpRequest = request._request  # DRF's wrapper looks nearly everything up by failing first
         return http
 
     def payload(self, operation: Operation) -> object:
-        # If DRF answers by itself, for example because it can't parse the payload, its response has the view's headers.
+        # What DRF answers itself, such as a payload that it can't parse, gets the headers of the view.
         self.view.headers[keys.HEADER] = self.http.META[keys.META_NAME]
         command: Any = operation.command
         if isinstance(command, type) and issubclass(command, serializers.BaseSerializer):
             context = {"request": self.request, "view": self.view, "format": None}
-            # In the form of a partial update, an absent field is not changed. In other forms, an absent checkbox is
-            # False.
+            # A form leaves out what a partial update doesn't change, and else the boxes that aren't ticked.
             partial = self.http.method == "PATCH"
             return declared_fields(command(context=context, partial=partial), self._data())
         if command is not None:
             return command(self.request)
-        return bodies.parts(self.http) if self._has_parts() else as_sent(self._data(), self.http)
+        if self._has_parts():
+            return bodies.parts(self.http)
+        if self._is_json_of_drf():
+            bodies.keep_readable(self.http)
+            with suppress(ValueError):
+                return parse_json(self.http.body)
+        return as_sent(self._data(), self.http)
+
+    def _is_json_of_drf(self) -> bool:
+        """Whether the payload goes to DRF's own JSON parser, which takes whatever has a canonical form.
+
+        Then it need not parse before the handler asks for it, which on a replay is never.
+        """
+        request = self.request
+        return (
+            self.http.content_type == "application/json"
+            and bodies.content_length(self.http) > 0
+            and bodies.fits_in_memory(self.http)
+            and type(request.negotiator) is DefaultContentNegotiation
+            and type(next(iter(request.parsers), None)) is JSONParser
+        )
 
     def _has_parts(self) -> bool:
         if not bodies.has_parts(self.http):
             return False
         parser = self.request.negotiator.select_parser(self.request, self.request.parsers)
-        return type(parser) is MultiPartParser  # a project's own parser may read a form differently
+        return type(parser) is MultiPartParser  # a parser of the project's own may read a form in another way
 
     def _data(self) -> object:
         bodies.keep_readable(self.http)
         if not bodies.content_length(self.http) and self.request.body:
-            return self.request.body  # chunked: DRF takes it for empty, but a handler may still read it
+            return self.request.body  # sent in chunks: DRF takes it for empty, and a handler may read it all the same
         try:
-            return self.request.data  # a ParseError is the view's own answer: nothing is claimed
+            return self.request.data  # a ParseError is the view's own answer, and nothing is claimed
         except UnsupportedMediaType:
             if not bodies.fits_in_memory(self.http):
                 raise
-            return self.request.body  # the handler answers 415 itself if it reads the payload
+            return self.request.body  # the handler says 415 itself, if it looks at the payload at all
 
     def render(self, answer: Any) -> Any:
         response = self._finalize(answer)
         renderer = getattr(response, "accepted_renderer", None)
         if isinstance(renderer, BrowsableAPIRenderer) and not response.is_rendered:
-            # Render the data before the page, because the page's renderer may change the status of the response.
+            # Made first, because a renderer for people may change the response's status.
             self._form_to_record = self._as_data(response, renderer)
         return super().render(response)
 
@@ -96,7 +117,7 @@ class RestFrameworkAdapter(Adapter):
         return response
 
     def _as_data(self, page: Response, renderer: BrowsableAPIRenderer) -> Response | None:
-        """The data of the browsable API's page, rendered by the view's first renderer that is not for people."""
+        """The data of the browsable API's page, as the view's first renderer for programs writes it."""
         data_renderer = renderer.get_default_renderer(self.view)
         if data_renderer is None:
             return None
@@ -109,23 +130,22 @@ class RestFrameworkAdapter(Adapter):
         return response
 
     def form_to_record(self, response: Any) -> Any:
-        # Don't record the page of the browsable API, because it contains the person's name and forms with CSRF tokens.
+        # The page of the browsable API is for one person in one browser: it holds their name, and forms with tokens.
         return response if self._form_to_record is None else self._form_to_record
 
     def answer_to_exception(self, error: Exception) -> Any | None:
         self._form_to_record = None
         if isinstance(error, RawPostDataException) and not bodies.fits_in_memory(self.http):
-            # An unprotected handler that reads a body above the limit gets this error, so a protected one gets it, too.
+            # Unprotected, the handler would have been the first to read a body above the limit, and been told this.
             error = RequestDataTooBig("Request body exceeded settings.DATA_UPLOAD_MAX_MEMORY_SIZE.")
         try:
             return self._handle(error)
         except Exception as unhandled:
             if unhandled is not error:
                 raise
-        response = super().answer_to_exception(error)  # errors that Django answers with 400 and DRF doesn't know
+        response = super().answer_to_exception(error)  # what Django answers with 400, and DRF doesn't know
         if response is None:
-            # The handler crashed. The project's exception handler has just seen the error, so dispatch() must not call
-            # it a second time.
+            # A crash. dispatch() is about to ask the project's exception handler, which has seen it now.
             self.view.handle_exception = _raise
         return response
 
@@ -136,48 +156,43 @@ class RestFrameworkAdapter(Adapter):
         response = self._handle(exception)
         data = getattr(response, "data", None)
         if isinstance(data, dict) and data.get("detail") is exception.detail:
-            # DRF's own exception handler made this response, or a handler that adds to it.
+            # DRF's own exception handler has answered, or one that adds to what DRF's own says.
             response.data = {**problem(error), **{name: value for name, value in data.items() if name != "detail"}}
             if getattr(getattr(self.request, "accepted_renderer", None), "format", None) == "json":
                 response.content_type = CONTENT_TYPE
         return response
 
     def replay(self, outcome: Outcome) -> Any:
-        """Make a DRF ``Response`` with ``data`` if the recorded body is JSON or empty. Others have no ``data``."""
-        recorded = super().replay(outcome)
-        if recorded.content and not is_json(recorded.get("Content-Type", "")):
-            return recorded
-        if not recorded.content and "Content-Type" in recorded:
-            return recorded  # a Django response, because DRF gives an empty one no Content-Type
+        """A ``Response`` with ``data``, if what was recorded is JSON or empty. ``data`` of other content is lost."""
         try:
-            data = json.loads(recorded.content) if recorded.content else None
-        except (ValueError, RecursionError):
-            return recorded
-        return _rendered(data, recorded)
+            headers = dict(outcome.headers)
+            content_type = next((value for name, value in headers.items() if name.lower() == "content-type"), "")
+            content = decode_body(outcome.body)
+            # DRF gives an empty response no type, so an empty one with a type was Django's own.
+            if not (is_json(content_type) if content else not content_type):
+                return super().replay(outcome)
+            data = json.loads(content) if content else None
+            response = Response(data, status=outcome.status, headers=headers, exception=outcome.status >= 400)
+            response.content = content  # the recorded bytes, not another rendering of the data
+        except (RecursionError, *UNREADABLE):
+            return super().replay(outcome)  # which raises, unless it is only the data that can't be had
+        if not content_type:
+            del response["Content-Type"]
+        return response
 
     def _handle(self, error: Exception) -> Any:
         """The view's own answer to an exception.
 
-        DRF's handler marks the transactions of ATOMIC_REQUESTS databases for rollback. No such transaction of the
-        request is open here, but in a TestCase the test's transaction is. The block takes the mark in its place.
+        DRF's handler marks the transactions of ATOMIC_REQUESTS databases for rollback. None of the request's is open
+        here, but the one that TestCase wraps a test in is; the mark ends with this block instead.
         """
         using = alias()
         with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
             return self.view.handle_exception(error)
 
 
-def _rendered(data: Any, recorded: HttpResponse) -> Response:
-    """Make a DRF response that has ``data`` and whose rendered content is the recorded bytes."""
-    response = Response(data, status=recorded.status_code, exception=recorded.status_code >= 400)
-    del response["Content-Type"]
-    for name, value in recorded.items():
-        response[name] = value
-    response.content = recorded.content
-    return response
-
-
 class _Finalized:
-    """Replaces a view's ``finalize_response``, so that ``dispatch()`` does not finalize the final response again."""
+    """``finalize_response`` of a view whose response is final. ``dispatch()`` calls it with the handler's answer."""
 
     def __init__(self, response: Any, finalize: Callable[..., Any]) -> None:
         self.response = response
