@@ -16,26 +16,43 @@ from django.http import HttpRequest
 from django.test import AsyncClient, Client
 from django.test.client import encode_multipart
 
-from idempotency import idempotent
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
 from tests.factories import TokenFactory
-from tests.http.views import work
 from tests.records import from_now
 
-Serve = Callable[..., None]
-
 FORM = "application/x-www-form-urlencoded"
+
+#: The problems of the wire contract, and the status of each.
+PROBLEMS = {
+    "idempotency_key_missing": 400,
+    "idempotency_key_invalid": 400,
+    "idempotency_payload_invalid": 400,
+    "idempotency_account_required": 401,
+    "idempotency_in_progress": 409,
+    "idempotency_outcome_unknown": 409,
+    "idempotency_key_reused": 422,
+    "idempotency_response_unrecordable": 500,
+    "idempotency_outcome_unreadable": 500,
+    "idempotency_transaction_broken": 500,
+    "idempotency_outer_transaction": 500,
+    "idempotency_unavailable": 503,
+}
 
 
 class Caller:
     """One account at the other end of the wire. A response is what a client would see: a crash is a 500."""
 
     def __init__(self, user: User | None, transport: str = "wsgi") -> None:
-        self.user = user
+        self._user = user
         self.token = None if user is None else TokenFactory(user=user)
         self.transport = transport
+
+    @property
+    def user(self) -> User:
+        assert self._user is not None
+        return self._user
 
     def request(
         self,
@@ -62,9 +79,6 @@ class Caller:
     def post(self, url: str = "/", data: Any = None, **options: Any) -> Any:
         return self.request("POST", url, data, **options)
 
-    def patch(self, url: str = "/", data: Any = None, **options: Any) -> Any:
-        return self.request("PATCH", url, data, **options)
-
     def get(self, url: str = "/", **options: Any) -> Any:
         return self.request("GET", url, b"", **options)
 
@@ -73,7 +87,7 @@ async def _request_async(method: str, url: str, arguments: dict[str, Any]) -> An
     return await AsyncClient(raise_request_exception=False).generic(method, url, **arguments)
 
 
-def multipart(data: dict[str, Any], boundary: str) -> dict[str, Any]:
+def multipart(data: dict[str, Any], boundary: str = "one") -> dict[str, Any]:
     """The arguments of a request that sends ``data``, files among it, as a multipart form."""
     return {"data": encode_multipart(boundary, data), "content_type": f"multipart/form-data; boundary={boundary}"}
 
@@ -82,15 +96,57 @@ def effects() -> int:
     return Transfer.objects.count()
 
 
+def records() -> list[tuple[str, int]]:
+    """The status and the attempt of each record."""
+    return list(IdempotencyRecord.objects.order_by("pk").values_list("status", "attempt"))
+
+
 def problem_code(response: Any) -> str:
-    """The code of a response that is a problem of the wire contract, in every member."""
+    """The code of a response that is a problem of the wire contract, in its status and in every member."""
     assert response["Content-Type"] == "application/problem+json"
     problem = json.loads(response.content)
     assert problem.keys() == {"type", "title", "status", "detail", "code"}
-    assert problem["status"] == response.status_code
     assert all(isinstance(problem[member], str) and problem[member] for member in ("type", "title", "detail"))
     code: str = problem["code"]
+    assert problem["status"] == response.status_code == PROBLEMS[code]
     return code
+
+
+def replayed(caller: Caller, url: str = "/", data: Any = None, *, wrote: int = 1, **options: Any) -> tuple[Any, Any]:
+    """The first answer and its replay, which has the same status and bytes. Only the first one has had its effects."""
+    sent = {"method": "POST", "key": "k", **options}
+    before = effects()
+    first = caller.request(url=url, data=data, **sent)
+    assert "Idempotency-Replayed" not in first
+    assert effects() == before + wrote
+    replay = caller.request(url=url, data=data, **sent)
+    assert replay["Idempotency-Replayed"] == "true"
+    assert (replay.status_code, replay.content) == (first.status_code, first.content)
+    assert effects() == before + wrote
+    return first, replay
+
+
+def assert_refused(caller: Caller, code: str, url: str = "/", data: Any = None, **options: Any) -> Any:
+    """Make a request that is refused with a problem, has no effect and changes no record; the answer."""
+    before = effects(), records()
+    refused = caller.request(url=url, data=data, **{"method": "POST", **options})
+    assert problem_code(refused) == code
+    assert "Idempotency-Replayed" not in refused
+    assert (effects(), records()) == before
+    return refused
+
+
+def assert_nothing_kept(caller: Caller, status: int, url: str = "/", **options: Any) -> Any:
+    """Make a request and its retry, which both run and have no effect, and leave a claim to retry; the last answer."""
+    for attempt in (1, 2):
+        answer = caller.post(url, key="k", **options)
+        assert answer.status_code == status
+        assert "Idempotency-Replayed" not in answer
+        assert effects() == 0
+        record = IdempotencyRecord.objects.get()
+        assert (record.status, record.attempt, record.response_status) == (Status.RECOVERABLE, attempt, None)
+        assert record.response_body is None
+    return answer
 
 
 def claim_anew(*, lease: timedelta = timedelta(seconds=60)) -> None:
@@ -155,24 +211,3 @@ class Gate:
         finally:
             self._go_on.set()
             first.answer()
-
-
-def serve_answer(serve: Serve, make: Callable[[], Any], **policy: Any) -> None:
-    """Serve an operation that has its effect and then answers with what ``make`` makes."""
-
-    @idempotent("tests.answer", **policy)
-    def view(request: HttpRequest) -> Any:
-        work(request)
-        return make()
-
-    serve(view)
-
-
-def replayed(alice: Caller, **options: Any) -> tuple[Any, Any]:
-    """The first answer and its replay, after one effect."""
-    first = alice.post(key="k", **options)
-    replay = alice.post(key="k", **options)
-    assert "Idempotency-Replayed" not in first
-    assert replay["Idempotency-Replayed"] == "true"
-    assert effects() == 1
-    return first, replay

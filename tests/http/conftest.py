@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.core.cache import cache
 from django.db import connection
-from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
-from rest_framework.decorators import api_view, parser_classes
-from rest_framework.parsers import FormParser, JSONParser, MultiPartParser
-from rest_framework.request import Request
-from rest_framework.response import Response
 
-from idempotency import idempotent
 from testproject.authentication import token_required
 from tests.factories import UserFactory
-from tests.http.callers import Caller, Serve
+from tests.http.callers import Caller
 from tests.http.sameness import Same
-from tests.http.views import drf_answer, plain_answer, work
+from tests.http.serving import Framework, Serve
 from tests.operations import forgetting_operations
 
 
@@ -79,12 +73,6 @@ def _authenticated(view: Any) -> Any:
 
 
 @pytest.fixture
-def urls(settings: Any) -> None:
-    """The views of ``tests.http.views``, at the paths of ``tests.http.urls``."""
-    settings.ROOT_URLCONF = "tests.http.urls"
-
-
-@pytest.fixture
 def atomic_requests() -> Iterator[None]:
     """ATOMIC_REQUESTS on the record's database. Every connection to it shares this dictionary."""
     before = connection.settings_dict["ATOMIC_REQUESTS"]
@@ -93,36 +81,18 @@ def atomic_requests() -> Iterator[None]:
     connection.settings_dict["ATOMIC_REQUESTS"] = before
 
 
-def _serve_plain(serve: Serve, **policy: Any) -> None:
-    serve(idempotent("tests.plain", **policy)(plain_answer))
-
-
-def _serve_drf(serve: Serve, **policy: Any) -> None:
-    serve(api_view(["POST", "PATCH"])(idempotent("tests.drf", **policy)(drf_answer)))
-
-
-@pytest.fixture(params=[_serve_plain, _serve_drf], ids=["plain", "drf"])
-def serve_operation(request: pytest.FixtureRequest, serve: Serve) -> Callable[..., None]:
-    """Serve one operation at ``/``, under the policy given: as a plain view, and as a DRF view."""
-    return lambda **policy: request.param(serve, **policy)
+@pytest.fixture(params=[False, True], ids=["", "ATOMIC_REQUESTS"])
+def atomic(request: pytest.FixtureRequest) -> bool:
+    """Without ATOMIC_REQUESTS and with them, for a test that asks for it."""
+    if request.param:
+        request.getfixturevalue("atomic_requests")
+    return bool(request.param)
 
 
 @pytest.fixture(params=["plain", "drf"])
-def serve_parsing(request: pytest.FixtureRequest, serve: Serve) -> Callable[..., None]:
-    """Serve an operation that takes JSON, forms and uploads: as a plain view, and as a DRF view."""
-
-    @idempotent("tests.plain_payload")
-    def plain(request: HttpRequest) -> HttpResponse:
-        return plain_answer(request)
-
-    @api_view(["POST", "PATCH"])
-    @parser_classes([JSONParser, FormParser, MultiPartParser])
-    @idempotent("tests.drf_payload")
-    def drf(request: Request) -> Response:
-        answer, status = work(request)
-        return Response(answer, status=status)
-
-    return lambda: serve(plain if request.param == "plain" else drf)
+def framework(request: pytest.FixtureRequest, serve: Serve) -> Framework:
+    """Both frameworks, for a test that asks for it."""
+    return Framework(request.param, serve)
 
 
 @pytest.fixture

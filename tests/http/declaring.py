@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from rest_framework.response import Response
 
+from idempotency import Operation, idempotent
+from idempotency.contrib.rest_framework import IdempotentMixin
 from tests.http.callers import Caller, effects
-from tests.http.views import drf_answer
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+WAYS = ["decorator", "mixin"]
 
 
 @contextmanager
@@ -26,6 +27,15 @@ def refused(match: str) -> Iterator[None]:
     assert match in str(error)
 
 
+def protecting(way: str, base: Any, operations: Mapping[str, str | Operation]) -> Any:
+    """A subclass whose handlers of these names are protected, by the decorator on each or by the mixin."""
+    if way == "mixin":
+        return type(base.__name__, (IdempotentMixin, base), {"idempotent_operations": operations})
+    return type(
+        base.__name__, (base,), {name: idempotent(each)(getattr(base, name)) for name, each in operations.items()}
+    )
+
+
 def runs_once(alice: Caller, method: str, url: str = "/") -> bool:
     """Whether a request and its retry take effect once, and a request without a key doesn't."""
     before = effects()
@@ -33,12 +43,3 @@ def runs_once(alice: Caller, method: str, url: str = "/") -> bool:
     assert {answer.status_code for answer in answers} == {201}
     alice.request(method, url)
     return effects() == before + 1 and answers[1].content == answers[0].content
-
-
-class Writing:
-    """Two handlers without protection, to put before or behind what protects them."""
-
-    def post(self, request: Any) -> Response:
-        return drf_answer(request)
-
-    put = post

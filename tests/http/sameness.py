@@ -5,25 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 from idempotency.models import IdempotencyRecord
-from testproject.models import Transfer
-from tests.http.callers import Caller, effects, problem_code
+from tests.http.callers import Caller, effects, problem_code, replayed
 
 
 class Same:
-    """Asserts what is one request and what is another one, by effects and by answers."""
+    """Says whether a second request is the first one again, by effects and by answers.
+
+    A request is given as its body (bytes), as its URL, or as the arguments of ``Caller.request``.
+    """
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
 
-    def __call__(self, first: dict[str, Any], second: dict[str, Any]) -> bool:
-        Transfer.objects.all().delete()
+    def __call__(self, first: Any, second: Any, **of_both: Any) -> bool:
         IdempotencyRecord.objects.all().delete()
-        answers = [self.caller.request(**{"method": "POST", **arguments}, key="k") for arguments in (first, second)]
-        assert answers[0].status_code == 201, answers[0].content
-        assert effects() == 1
-        if answers[1].status_code == 201:
-            assert answers[1].content == answers[0].content
-            assert answers[1]["Idempotency-Replayed"] == "true"
+        one, other = ({"method": "POST", "key": "k"} | of_both | _arguments(sent) for sent in (first, second))
+        answer, _ = replayed(self.caller, **one)
+        assert answer.status_code == 201, answer.content
+        before = effects()
+        again = self.caller.request(**other)
+        assert effects() == before
+        if again.status_code == 201:
+            assert (again.content, again["Idempotency-Replayed"]) == (answer.content, "true")
             return True
-        assert problem_code(answers[1]) == "idempotency_key_reused"
+        assert problem_code(again) == "idempotency_key_reused"
         return False
+
+
+def _arguments(sent: Any) -> dict[str, Any]:
+    if isinstance(sent, bytes):
+        return {"data": sent}
+    return {"url": sent} if isinstance(sent, str) else sent

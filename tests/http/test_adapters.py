@@ -16,7 +16,8 @@ from idempotency.http import adapters
 from idempotency.http.adapters import Adapter, adapter_for, register, unregister
 from idempotency.operation import Operation
 from idempotency.outcome import Outcome
-from tests.http.callers import Caller, Serve, effects
+from tests.http.callers import Caller, effects, replayed
+from tests.http.serving import Serve
 from tests.http.views import CrashError, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -108,17 +109,11 @@ def toy(serve: Serve) -> None:
 
 @pytest.mark.usefixtures("toy")
 def test_a_handler_of_a_third_framework_runs_once_and_is_replayed(alice: Caller) -> None:
-    first = alice.post(data={"command": 1}, key="k")
+    first, _ = replayed(alice, data={"command": 1})
     assert (first.status_code, first.toy["status"], first["Idempotency-Key"]) == (201, 201, "k")
-    replay = alice.post(data={"command": 1, "not compared": True}, key="k")
-    assert (replay.status_code, replay.content, replay.toy) == (201, first.content, first.toy)
-    assert replay["Idempotency-Replayed"] == "true"
-    assert effects() == 1
-
-
-@pytest.mark.usefixtures("toy")
-def test_a_third_framework_tells_our_errors_in_its_own_way(alice: Caller) -> None:
-    alice.post(data={"command": 1}, key="k")
+    again = alice.post(data={"command": 1, "not compared": True}, key="k")
+    assert (again.content, again.toy) == (first.content, first.toy)
+    # It tells our errors in its own way.
     assert alice.post(data={"command": 2}, key="k").toy["code"] == "idempotency_key_reused"
     assert alice.post(data={"command": 1}).toy["code"] == "idempotency_key_missing"
     assert effects() == 1
@@ -126,10 +121,8 @@ def test_a_third_framework_tells_our_errors_in_its_own_way(alice: Caller) -> Non
 
 @pytest.mark.usefixtures("toy")
 def test_a_refusal_of_a_third_framework_is_recorded_and_its_crash_is_not(alice: Caller) -> None:
-    for _ in range(2):
-        refused = alice.post("/?refuse=1", data={"command": 1}, key="refused")
-        assert (refused.status_code, refused.toy["refused"]) == (409, "no")
-    assert refused["Idempotency-Replayed"] == "true"
+    refused, _ = replayed(alice, "/?refuse=1", {"command": 1}, wrote=0)
+    assert (refused.status_code, refused.toy["refused"]) == (409, "no")
     assert alice.post("/?crash=1", data={"command": 1}, key="crash").status_code == 500
     assert effects() == 0
 
@@ -150,15 +143,9 @@ def test_the_adapter_registered_last_is_asked_first() -> None:
     assert adapters.adapter_type_for(request) is ToyAdapter
 
 
-def test_what_no_framework_made_is_no_request() -> None:
+def test_django_itself_is_asked_last_and_a_crash_is_no_answer_of_it(rf: Any) -> None:
+    assert RestFrameworkAdapter in adapters._registered  # by the app
     assert adapter_for("request") is None
-
-
-def test_the_app_registers_djangos_rest_framework() -> None:
-    assert RestFrameworkAdapter in adapters._registered
-
-
-def test_a_crash_is_no_answer_of_django(rf: Any) -> None:
     adapter = adapter_for(rf.post("/"))
     assert type(adapter) is Adapter
     assert adapter.answer_to_exception(CrashError()) is None

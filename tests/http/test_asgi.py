@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,16 +13,14 @@ from django.core.handlers.asgi import ASGIHandler
 from django.db import connection, connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncRequestFactory
-from django.test.client import encode_multipart
 from django.urls import resolve
-from rest_framework.decorators import api_view
-from rest_framework.response import Response
 
 from idempotency import PARK, idempotent
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import Caller, Serve, effects
+from tests.http.callers import Caller, effects, multipart, records
+from tests.http.serving import Framework, Serve
 from tests.http.views import plain_answer, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -90,24 +88,49 @@ class Visit:
 
 
 KEY = (b"idempotency-key", b"k")
-POLICIES: dict[str, dict[str, Any]] = {"in a transaction": {}, "outside": {"transaction": False, "recovery": PARK}}
+
+policies = pytest.mark.parametrize(
+    "policy", [{}, {"transaction": False, "recovery": PARK}], ids=["in a transaction", "outside"]
+)
 
 
 async def happens(event: asyncio.Event) -> None:
     await asyncio.wait_for(event.wait(), 30)
 
 
-def slow_view(policy: str) -> tuple[Any, asyncio.Event, asyncio.Event]:
-    """A protected view that stands still before its effect: the view, when it does, and what it waits for."""
-    entered, go_on = asyncio.Event(), asyncio.Event()
+class Slow:
+    """A protected view that stands still before its effect, until it is told to go on."""
 
-    @idempotent("tests.slow", **POLICIES[policy])
-    async def view(request: HttpRequest) -> HttpResponse:
-        entered.set()
-        await happens(go_on)
-        return await sync_to_async(plain_answer)(request)
+    def __init__(self, serve: Serve, answer: Callable[[HttpRequest], Any] = plain_answer, **policy: Any) -> None:
+        self.entered, self.go_on = asyncio.Event(), asyncio.Event()
 
-    return view, entered, go_on
+        @idempotent("tests.slow", **policy)
+        async def view(request: HttpRequest) -> Any:
+            if request.headers["Idempotency-Key"] != "fast":
+                self.entered.set()
+                await happens(self.go_on)
+            return await sync_to_async(answer)(request)
+
+        self.view = view
+        serve(view)
+
+    async def finish(self, task: asyncio.Task[None]) -> None:
+        """Let the view go on, and wait for the end of its request."""
+        self.go_on.set()
+        await asyncio.wait([task])
+
+    async def visit_and_leave(self, caller: Caller) -> Visit:
+        """A request whose client goes away while its view runs."""
+        visit = Visit(caller, KEY)
+        task = asyncio.create_task(visit.run())
+        await happens(self.entered)
+        visit.leaves.set()
+        await turns()
+        assert not task.done()  # it is waiting for the run
+        await self.finish(task)
+        assert task.exception() is None
+        assert visit.sent == []  # there was nobody to send it to
+        return visit
 
 
 async def turns(count: int = 20) -> None:
@@ -116,40 +139,36 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
+def visited(*visits: Visit) -> list[int]:
+    """The statuses of requests that are made one after the other."""
+
+    async def one_by_one() -> list[int]:
+        for visit in visits:
+            await visit.run()
+        return [visit.status for visit in visits]
+
+    return asyncio.run(one_by_one())
+
+
 @pytest.mark.failure_mode(33)
-@pytest.mark.parametrize("policy", POLICIES)
+@policies
 def test_the_run_of_an_async_view_whose_client_goes_away_ends_and_is_recorded(
-    alice: Caller, serve: Serve, policy: str
+    alice: Caller, serve: Serve, policy: dict[str, Any]
 ) -> None:
-    async def scenario() -> Visit:
-        view, entered, go_on = slow_view(policy)
-        serve(view)
-        visit = Visit(alice, KEY)
-        task = asyncio.create_task(visit.run())
-        await happens(entered)
-        visit.leaves.set()
-        await turns()
-        assert not task.done()  # it is waiting for the run
-        go_on.set()
-        await asyncio.wait([task])
-        assert task.exception() is None
-        return visit
+    async def scenario() -> None:
+        await Slow(serve, **policy).visit_and_leave(alice)
 
-    visit = asyncio.run(scenario())
-    assert visit.sent == []  # there was nobody to send it to
+    asyncio.run(scenario())
     assert effects() == 1
-    assert IdempotencyRecord.objects.get().status == Status.COMPLETED
-    replay = alice.post(key="k")
-    assert replay.status_code == 201
-    assert replay["Idempotency-Replayed"] == "true"
+    assert alice.post(key="k")["Idempotency-Replayed"] == "true"
     assert effects() == 1
 
 
 @pytest.mark.failure_mode(33)
-@pytest.mark.parametrize("policy", POLICIES)
+@policies
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_async_view_that_is_cancelled_ends_its_run_first(
-    alice: Caller, serve: Serve, policy: str, times: int
+    alice: Caller, serve: Serve, policy: dict[str, Any], times: int
 ) -> None:
     """Cancelled itself, as by a server that shuts down, and once more because it has not obeyed."""
 
@@ -164,16 +183,14 @@ def test_an_async_view_that_is_cancelled_ends_its_run_first(
                 await sync_to_async(connections.close_all)()
 
     async def scenario() -> None:
-        view, entered, go_on = slow_view(policy)
-        serve(view)
-        task = asyncio.create_task(call(view))
-        await happens(entered)
+        slow = Slow(serve, **policy)
+        task = asyncio.create_task(call(slow.view))
+        await happens(slow.entered)
         for _ in range(times):
             task.cancel()
             await turns()
         assert not task.done()
-        go_on.set()
-        await asyncio.wait([task])
+        await slow.finish(task)
         assert task.cancelled()  # passed on in the end
 
     asyncio.run(scenario())
@@ -183,81 +200,49 @@ def test_an_async_view_that_is_cancelled_ends_its_run_first(
 
 
 @pytest.mark.failure_mode(33)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_run_that_fails_after_the_client_has_gone_is_released(alice: Caller, serve: Serve, policy: str) -> None:
+@policies
+def test_a_run_that_fails_after_the_client_has_gone_is_released(
+    alice: Caller, serve: Serve, policy: dict[str, Any]
+) -> None:
+    def fail(request: HttpRequest) -> None:
+        raise ValueError
+
     async def scenario() -> None:
-        entered, go_on = asyncio.Event(), asyncio.Event()
-
-        @idempotent("tests.slow", **POLICIES[policy])
-        async def view(request: HttpRequest) -> HttpResponse:
-            entered.set()
-            await happens(go_on)
-            raise ValueError
-
-        serve(view)
-        visit = Visit(alice, KEY)
-        task = asyncio.create_task(visit.run())
-        await happens(entered)
-        visit.leaves.set()
-        await turns()
-        go_on.set()
-        await asyncio.wait([task])
-        assert task.exception() is None
-        assert visit.sent == []
+        await Slow(serve, fail, **policy).visit_and_leave(alice)
 
     asyncio.run(scenario())
-    expected = Status.RECOVERABLE if policy == "in a transaction" else Status.PARKED
-    assert IdempotencyRecord.objects.get().status == expected
-    assert effects() == 0
+    assert IdempotencyRecord.objects.get().status == (Status.PARKED if policy else Status.RECOVERABLE)
 
 
 @pytest.mark.failure_mode(33)
 def test_a_client_that_goes_while_another_request_runs_disturbs_nobody(alice: Caller, serve: Serve) -> None:
-    async def scenario() -> list[Visit]:
-        entered, go_on = asyncio.Event(), asyncio.Event()
-
-        @idempotent("tests.slow", transaction=False, recovery=PARK)
-        async def view(request: HttpRequest) -> HttpResponse:
-            if request.headers["Idempotency-Key"] == "slow":
-                entered.set()
-                await happens(go_on)
-            return await sync_to_async(plain_answer)(request)
-
-        serve(view)
-        leaving, staying = Visit(alice, (b"idempotency-key", b"slow")), Visit(alice, (b"idempotency-key", b"fast"))
+    async def scenario() -> tuple[Visit, Visit]:
+        slow = Slow(serve, transaction=False, recovery=PARK)
+        leaving, staying = Visit(alice, KEY), Visit(alice, (b"idempotency-key", b"fast"))
         task = asyncio.create_task(leaving.run())
-        await happens(entered)
+        await happens(slow.entered)
         leaving.leaves.set()
         await staying.run()  # not behind the first: each has a thread of its own
-        go_on.set()
-        await asyncio.wait([task])
-        return [leaving, staying]
+        await slow.finish(task)
+        return leaving, staying
 
     leaving, staying = asyncio.run(scenario())
     assert leaving.sent == []
     assert staying.status == 201
-    assert effects() == 2
-    assert IdempotencyRecord.objects.completed().count() == 2
+    assert effects() == IdempotencyRecord.objects.completed().count() == 2
 
 
 def test_an_async_view_keeps_one_transaction_over_several_threads_calls(alice: Caller, serve: Serve) -> None:
-    async def scenario() -> Visit:
-        @idempotent("tests.async")
-        async def view(request: HttpRequest) -> HttpResponse:
-            assert await sync_to_async(lambda: connection.in_atomic_block)()
-            await Transfer.objects.acreate(account_id=request.user.pk, recipient="a", amount=1)
-            assert await Transfer.objects.acount() == 1
-            await Transfer.objects.acreate(account_id=request.user.pk, recipient="b", amount=1)
-            return JsonResponse({}, status=503)
+    @idempotent("tests.async")
+    async def view(request: HttpRequest) -> HttpResponse:
+        assert await sync_to_async(lambda: connection.in_atomic_block)()
+        await Transfer.objects.acreate(account_id=request.user.pk, recipient="a", amount=1)
+        assert await Transfer.objects.acount() == 1
+        return JsonResponse({}, status=503)
 
-        serve(view)
-        visit = Visit(alice, KEY)
-        await visit.run()
-        return visit
-
-    assert asyncio.run(scenario()).status == 503
-    assert effects() == 0
-    assert IdempotencyRecord.objects.get().status == Status.RECOVERABLE
+    serve(view)
+    assert visited(Visit(alice, KEY)) == [503]
+    assert (effects(), records()) == (0, [("recoverable", 1)])
 
 
 @pytest.mark.failure_mode(39)
@@ -270,85 +255,47 @@ def test_a_multipart_body_in_chunks_is_compared_by_its_bytes(
     alice: Caller, serve: Serve, size: int, expected: list[int]
 ) -> None:
     """Sent in chunks it has no Content-Length, and without one Django finds no parts in it."""
-
-    def handler(request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"parts": len(request.FILES), "size": len(request.body)})
-
-    serve(idempotent("tests.chunked")(handler), **{"twin/": handler})
+    Framework("plain", serve).serve_twins(lambda request: {"files": len(request.FILES), "size": len(request.body)})
 
     def upload(content: bytes, path: str = "/") -> Visit:
-        body = encode_multipart("one", {"file": SimpleUploadedFile("name", content)})
-        return Visit(alice, KEY, path=path, body=body, content_type=b"multipart/form-data; boundary=one")
+        sent = multipart({"file": SimpleUploadedFile("name", content)})
+        return Visit(alice, KEY, path=path, body=sent["data"], content_type=sent["content_type"].encode())
 
-    async def scenario() -> list[int]:
-        visits = [upload(size * b"a", "/twin/"), upload(size * b"a"), upload(size * b"a"), upload(size * b"b")]
-        for visit in visits:
-            await visit.run()
-        return [visit.status for visit in visits]
-
-    assert asyncio.run(scenario()) == expected
+    visits = upload(size * b"a", "/twin/"), upload(size * b"a"), upload(size * b"a"), upload(size * b"b")
+    assert visited(*visits) == expected
 
 
 @pytest.mark.failure_mode(46)
 def test_a_body_in_chunks_is_compared_though_drf_takes_it_for_empty(alice: Caller, serve: Serve) -> None:
-    @api_view(["POST"])
-    @idempotent("tests.chunked_drf")
-    def view(request: Any) -> Response:
+    def handler(request: Any) -> dict[str, Any]:
         work(request)
-        return Response({"body": request.body.decode(), "data": request.data})
+        return {"body": request.body.decode(), "data": request.data}
 
-    serve(view)
-
-    async def scenario() -> list[int]:
-        visits = [Visit(alice, KEY, body=body) for body in (b'{"a": 1}', b'{"a": 1}', b'{"a": 2}')]
-        for visit in visits:
-            await visit.run()
-        return [visit.status for visit in visits]
-
-    assert asyncio.run(scenario()) == [200, 200, 422]
+    Framework("drf", serve).serve(handler)
+    bodies = b'{"a": 1}', b'{"a": 1}', b'{"a": 2}'
+    assert visited(*(Visit(alice, KEY, body=body) for body in bodies)) == [200, 200, 422]
     assert effects() == 1
 
 
 @pytest.mark.failure_mode(40)
-def test_a_header_sent_twice_is_refused(alice: Caller, serve: Serve) -> None:
-    async def scenario() -> Visit:
-        serve(idempotent("tests.plain")(plain_answer))
-        visit = Visit(alice, (b"idempotency-key", b"a"), (b"idempotency-key", b"b"))
-        await visit.run()
-        return visit
+def test_every_byte_in_a_header_is_taken_or_refused(alice: Caller, serve: Serve) -> None:
+    serve(idempotent("tests.plain")(plain_answer))
+    statuses = visited(*(Visit(alice, (b"idempotency-key", b"k" + bytes([byte]) + b"k")) for byte in range(256)))
+    assert set(statuses) == {201, 400}
+    taken = {byte for byte, status in enumerate(statuses) if status == 201}
+    assert taken == set(range(0x21, 0x7F)) - set(b'",;')
+    assert effects() == len(taken)
 
-    assert asyncio.run(scenario()).status == 400
+
+@pytest.mark.failure_mode(40)
+def test_a_header_sent_twice_is_refused(alice: Caller, serve: Serve) -> None:
+    serve(idempotent("tests.plain")(plain_answer))
+    assert visited(Visit(alice, (b"idempotency-key", b"a"), (b"idempotency-key", b"b"))) == [400]
     assert effects() == 0
 
 
 @pytest.mark.failure_mode(40)
 def test_a_header_with_an_underscore_is_no_key(alice: Caller, serve: Serve) -> None:
     """Servers drop it, since it could be passed off as the other one. Django's ASGI handler does from 5.2.8 on."""
-
-    async def scenario() -> Visit:
-        serve(idempotent("tests.plain")(plain_answer))
-        visit = Visit(alice, (b"idempotency_key", b"k"))
-        await visit.run()
-        return visit
-
-    visit = asyncio.run(scenario())
-    assert visit.status in {201, 400}
-    assert effects() == (1 if visit.status == 201 else 0)
-
-
-@pytest.mark.failure_mode(40)
-def test_every_byte_in_a_header_is_taken_or_refused(alice: Caller, serve: Serve) -> None:
-    async def scenario() -> dict[int, int]:
-        serve(idempotent("tests.plain")(plain_answer))
-        statuses = {}
-        for byte in range(256):
-            visit = Visit(alice, (b"idempotency-key", b"k" + bytes([byte]) + b"k"))
-            await visit.run()
-            statuses[byte] = visit.status
-        return statuses
-
-    statuses = asyncio.run(scenario())
-    taken = {byte for byte, status in statuses.items() if status == 201}
-    assert set(statuses.values()) == {201, 400}
-    assert taken == set(range(0x21, 0x7F)) - set(b'",;')
-    assert effects() == len(taken)
+    serve(idempotent("tests.plain")(plain_answer))
+    assert (visited(Visit(alice, (b"idempotency_key", b"k"))), effects()) in (([201], 1), ([400], 0))

@@ -8,7 +8,7 @@ import pytest
 from django.core.checks import run_checks
 from django.urls import include, path
 from django.views.generic import CreateView
-from rest_framework import generics, viewsets
+from rest_framework import generics, serializers, viewsets
 from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 
@@ -16,9 +16,9 @@ from idempotency import PARK, Operation, idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.http.checks import check_models
 from testproject.models import Transfer
-from tests.http.views import TransferSerializer, drf_answer, plain_answer
+from tests.http.views import Methods, plain_answer
 
-pytestmark = pytest.mark.failure_mode(27)
+pytestmark = [pytest.mark.failure_mode(27), pytest.mark.urls(__name__)]
 
 
 class TransfersElsewhere:
@@ -30,6 +30,12 @@ def named() -> list[str]:
     return [f"{message.id} {message.msg}" for message in run_checks() if message.id == "idempotency.W010"]
 
 
+class LabelSerializer(serializers.ModelSerializer[Transfer]):
+    class Meta:
+        model = Transfer
+        fields: ClassVar = ["label"]
+
+
 class Transfers(IdempotentMixin, viewsets.ModelViewSet[Transfer]):
     queryset = Transfer.objects.all()
     idempotent_operations: ClassVar = {
@@ -38,12 +44,9 @@ class Transfers(IdempotentMixin, viewsets.ModelViewSet[Transfer]):
     }
 
 
-class BySerializer(IdempotentMixin, generics.GenericAPIView[Any]):
-    serializer_class = TransferSerializer
+class BySerializer(IdempotentMixin, Methods, generics.GenericAPIView[Any]):
+    serializer_class = LabelSerializer
     idempotent_operations: ClassVar = {"put": "urls.put"}
-
-    def put(self, request: Any) -> Any:
-        return drf_answer(request)
 
 
 class ByModel(CreateView):
@@ -54,11 +57,8 @@ class ByModel(CreateView):
         return plain_answer(request)
 
 
-class WithoutModel(IdempotentMixin, APIView):
+class WithoutModel(IdempotentMixin, Methods, APIView):
     idempotent_operations: ClassVar = {"post": "urls.unknown"}
-
-    def post(self, request: Any) -> Any:
-        return drf_answer(request)
 
 
 router = SimpleRouter()
@@ -72,14 +72,9 @@ urlpatterns = [
 ]
 
 
-@pytest.fixture
-def urls_here(settings: Any) -> Any:
-    settings.ROOT_URLCONF = tuple(urlpatterns)
-    return settings
-
-
-def test_a_model_that_is_written_elsewhere_is_warned_of(urls_here: Any) -> None:
-    urls_here.DATABASE_ROUTERS = [TransfersElsewhere()]
+def test_a_model_that_is_written_elsewhere_is_warned_of(settings: Any) -> None:
+    assert named() == []
+    settings.DATABASE_ROUTERS = [TransfersElsewhere()]
     found = named()
     assert len(found) == 3
     for operation, view in (("create", "Transfers"), ("put", "BySerializer"), ("post", "ByModel")):
@@ -87,11 +82,7 @@ def test_a_model_that_is_written_elsewhere_is_warned_of(urls_here: Any) -> None:
     assert all("testproject.Transfer is written to database 'elsewhere'" in message for message in found)
 
 
-def test_a_model_beside_the_records_is_right(urls_here: Any) -> None:
-    assert named() == []
-
-
-def test_a_project_without_urls_has_nothing_to_check(urls_here: Any) -> None:
-    urls_here.DATABASE_ROUTERS = [TransfersElsewhere()]
-    urls_here.ROOT_URLCONF = None
+def test_a_project_without_urls_has_nothing_to_check(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [TransfersElsewhere()]
+    settings.ROOT_URLCONF = None
     assert check_models(None) == []

@@ -10,12 +10,10 @@ import pytest
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.test.client import encode_multipart
-from django.utils.decorators import method_decorator
-from django.views import View
 from django.views.debug import ExceptionReporter
 from django.views.decorators.debug import sensitive_post_parameters
 
-from idempotency import PARK, Operation, claim, current_claim, idempotent
+from idempotency import PARK, Operation, claim, idempotent, require_claim
 from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
@@ -64,21 +62,6 @@ def test_the_report_of_a_crash_hides_what_the_unprotected_views_report_hides(bod
     assert ours.count(KEY) == plain.count(KEY)  # Django shows the headers, whatever the view does
 
 
-def test_the_report_of_a_crash_in_a_method_hides_them_too() -> None:
-    class Crashing(View):
-        @method_decorator(sensitive_post_parameters())
-        def dispatch(self, *args: Any, **kwargs: Any) -> Any:
-            return super().dispatch(*args, **kwargs)
-
-        @idempotent("tests.crash", account=lambda request: ACCOUNT)
-        def post(self, request: HttpRequest) -> HttpResponse:
-            return crash(request)
-
-    ours = report_of(Crashing.as_view(), "form")
-    assert CARD not in ours
-    assert ACCOUNT not in ours
-
-
 def test_a_payload_that_cannot_be_compared_is_not_shown() -> None:
     class Opaque:
         def __repr__(self) -> str:
@@ -112,23 +95,20 @@ def test_no_object_of_ours_shows_payload_body_key_or_account() -> None:
 
     @idempotent("tests.objects", account=lambda request: ACCOUNT)
     def view(request: HttpRequest) -> HttpResponse:
-        claim = current_claim()
-        assert claim is not None
+        claim = require_claim()
         seen.extend([claim, claim.scope, claim.ownership, claim.ownership.fence])
         return HttpResponse(CARD)
 
     view(request_with("json"))
-    shown = [
-        *seen,
+    seen += [
         IdempotencyRecord.objects.get(),
         Payload({"card": CARD}, query=CARD),
         Outcome(status=200, headers=(("Location", CARD),), body=CARD, reference=CARD),
         Scope(ACCOUNT, "tests.objects", KEY),
         Operation("tests.objects.too"),
     ]
-    for thing in shown:
-        for secret in (CARD, KEY, ACCOUNT):
-            assert secret not in repr(thing)
+    shown = " ".join(map(repr, seen))
+    assert [secret for secret in (CARD, KEY, ACCOUNT) if secret in shown] == []
 
 
 def test_the_report_of_a_payload_without_a_canonical_form_shows_nothing_of_it() -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
-from django.http import HttpRequest, HttpResponse
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.mixins import PermissionRequiredMixin
+from django.utils.decorators import method_decorator
 from django.views import View
-from rest_framework.request import Request
-from rest_framework.response import Response
+from rest_framework import viewsets
 from rest_framework.views import APIView
 
-from idempotency import idempotent
+from idempotency import Operation, idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import Caller, Serve, effects
-from tests.http.declaring import Writing, refused, runs_once
-from tests.http.views import UndecoratedView, drf_answer, plain_answer
+from tests.http.callers import Caller, effects
+from tests.http.declaring import WAYS, protecting, refused, runs_once
+from tests.http.serving import Serve
+from tests.http.views import Methods, PlainView, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(62)]
 
@@ -40,120 +42,141 @@ class SkipsDispatch:
         return self.finalize_response(request, response, *args, **kwargs)  # type: ignore[attr-defined]
 
 
+class Declaring(IdempotentMixin):
+    """A mixin of the project's own, which passes the protection on."""
+
+    idempotent_operations: ClassVar = {"post": "tests.declaring"}
+
+
+class Creating:
+    """A mixin of the project's own with a decorated method."""
+
+    @idempotent("declarations.creating")
+    def post(self, request: Any) -> Any:
+        return drf_answer(request)
+
+    def put(self, request: Any) -> Any:
+        return drf_answer(request)
+
+
 BASES = {
-    "first": (IdempotentMixin, Writing, APIView),
-    "last": (Writing, APIView, IdempotentMixin),
-    "behind an initial() of the project": (SkipsInitial, IdempotentMixin, Writing, APIView),
-    "behind a dispatch() of the project": (SkipsDispatch, IdempotentMixin, Writing, APIView),
+    "first": (Declaring, Methods, APIView),
+    "last": (Methods, APIView, Declaring),
+    "behind an initial() of the project": (SkipsInitial, Declaring, Methods, APIView),
+    "behind a dispatch() of the project": (SkipsDispatch, Declaring, Methods, APIView),
+    "decorated": (Creating, APIView),
 }
 
 
-@pytest.mark.parametrize("atomic", [False, True], ids=["", "ATOMIC_REQUESTS"])
 @pytest.mark.parametrize("bases", BASES.values(), ids=BASES)
 def test_a_mixin_protects_wherever_it_stands(
-    alice: Caller, serve: Serve, request: pytest.FixtureRequest, bases: tuple[type, ...], atomic: bool
+    alice: Caller, serve: Serve, bases: tuple[type, ...], atomic: bool
 ) -> None:
-    if atomic:
-        request.getfixturevalue("atomic_requests")
-    view: Any = type("Mixed", bases, {"idempotent_operations": {"post": "tests.mixin"}})
+    view: Any = type("Mixed", bases, {})
     serve(view.as_view())
     assert runs_once(alice, "POST")
-    assert IdempotencyRecord.objects.get().operation == "tests.mixin"
     # What isn't protected has its transaction still.
     assert alice.request("PUT", "/?crash=1").status_code == 500
     assert effects() == (1 if atomic else 2)
 
 
 def test_the_mixin_protects_a_plain_view(alice: Caller, serve: Serve) -> None:
-    class Plain(IdempotentMixin, UndecoratedView):
-        idempotent_operations: ClassVar = {"post": "tests.plain"}
-
-    serve(Plain.as_view())
+    serve(protecting("mixin", PlainView, {"post": "tests.plain"}).as_view())
     assert runs_once(alice, "POST")
     assert not runs_once(alice, "GET")
 
 
-def test_a_mixin_of_ones_own_passes_the_protection_on(alice: Caller, serve: Serve, atomic_requests: None) -> None:
-    class Creating:
-        @idempotent("tests.creating")
-        def post(self, request: HttpRequest) -> HttpResponse:
-            return plain_answer(request)
-
-        def put(self, request: HttpRequest) -> HttpResponse:
-            return plain_answer(request)
-
-    class Declaring(IdempotentMixin):
-        idempotent_operations: ClassVar = {"post": "tests.declaring"}
-
-    class Decorated(Creating, View):
-        pass
-
-    class Mixed(Declaring, Writing, APIView):
-        pass
-
-    serve(Decorated.as_view(), **{"mixin/": Mixed.as_view()})
-    for url in ("/", "/mixin/"):
-        assert runs_once(alice, "POST", url)
-        written = effects()
-        assert alice.request("PUT", f"{url}?crash=1").status_code == 500
-        assert effects() == written
-
-
 def test_a_handler_that_is_replaced_later_is_protected(alice: Caller, serve: Serve, monkeypatch: Any) -> None:
-    class Mixed(IdempotentMixin, Writing, APIView):
-        idempotent_operations: ClassVar = {"post": "tests.replaced"}
+    class Mixed(Declaring, Methods, APIView):
+        pass
 
-    class HasItsOwnNew(Mixed):
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            return super().__new__(cls, *args, **kwargs)
-
-    serve(Mixed.as_view(), **{"new/": HasItsOwnNew.as_view(http_method_names=["post"])})
+    serve(Mixed.as_view())
     assert runs_once(alice, "POST")
     monkeypatch.setattr(Mixed, "post", lambda self, request: drf_answer(request))
     IdempotencyRecord.objects.all().delete()
     assert runs_once(alice, "POST")
-    IdempotencyRecord.objects.all().delete()
-    assert runs_once(alice, "POST", "/new/")
 
 
-def test_the_mixin_calls_the_base_classes_own_new(alice: Caller, serve: Serve) -> None:
-    class Counting(Writing):
-        made: ClassVar[list[dict[str, Any]]] = []
+def test_the_mixin_calls_the_new_of_subclasses_and_bases(alice: Caller, serve: Serve) -> None:
+    made: list[tuple[str, dict[str, Any]]] = []
 
+    class Base(Methods):
         def __new__(cls, **initkwargs: Any) -> Any:
-            cls.made.append(initkwargs)
+            made.append(("base", initkwargs))
             return super().__new__(cls)
 
-    class Mixed(IdempotentMixin, Counting, APIView):
-        idempotent_operations: ClassVar = {"post": "tests.counted"}
+    class Mixed(Declaring, Base, APIView):
+        def __new__(cls, **initkwargs: Any) -> Any:
+            made.append(("subclass", initkwargs))
+            return super().__new__(cls, **initkwargs)
 
     serve(Mixed.as_view(http_method_names=["post"]))
     assert runs_once(alice, "POST")
-    assert Counting.made == [{"http_method_names": ["post"]}] * 3
+    given = {"http_method_names": ["post"]}
+    assert made == [("subclass", given), ("base", given)] * 3
 
 
 def test_wrong_mappings_are_refused() -> None:
     with refused("must map the names of handlers to operations"):
-
-        class Listed(IdempotentMixin, APIView):
-            idempotent_operations: ClassVar = ["post"]
-
+        type("Listed", (IdempotentMixin, APIView), {"idempotent_operations": ["post"]})
+    with refused("names 'creat', and Misspelt has no such handler"):
+        type("Misspelt", (IdempotentMixin, viewsets.ViewSet), {"idempotent_operations": {"creat": "tests.misspelt"}})
     with refused("before authentication"):
-
-        class Dispatching(IdempotentMixin, Writing, APIView):
-            idempotent_operations: ClassVar = {"dispatch": "tests.dispatch"}
-
-    with refused("'tests.mixin', and @idempotent on the method gives it to 'tests.decorator'"):
-
-        class Twice(IdempotentMixin, APIView):
-            idempotent_operations: ClassVar = {"post": "tests.mixin"}
-
-            @idempotent("tests.decorator")
-            def post(self, request: Request) -> Response:
-                return drf_answer(request)
-
-    class Mixed(IdempotentMixin, Writing, APIView):
-        pass
-
+        protecting("mixin", APIView, {"dispatch": "tests.dispatch"})
+    with refused("'tests.mixin', and @idempotent on the method gives it to 'declarations.creating'"):
+        protecting("mixin", type("Twice", (Creating, APIView), {}), {"post": "tests.mixin"})
+    mixed = type("Mixed", (IdempotentMixin, Methods, APIView), {})
     with refused("is an attribute of the class Mixed, not an argument of as_view()"):
-        Mixed.as_view(idempotent_operations={"post": "tests.late"})
+        mixed.as_view(idempotent_operations={"post": "tests.late"})  # type: ignore[attr-defined]
+
+
+# Where a declaration would run before the caller is asked for, or be thrown away
+
+
+class Asking(PermissionRequiredMixin, PlainView):
+    permission_required = "testproject.add_transfer"
+
+
+@pytest.mark.parametrize("base", [PlainView, Asking, type("Drf", (Methods, APIView), {})])
+def test_the_decorator_on_dispatch_is_refused_or_never_runs(alice: Caller, serve: Serve, base: Any) -> None:
+    with refused(f"{base.__name__}.dispatch, where it would run before authentication and permissions"):
+        protecting("decorator", base, {"dispatch": "tests.dispatch"})
+    decorate: Any = method_decorator(idempotent("tests.dispatch"), name="dispatch")
+    serve(decorate(type("Dispatching", (base,), {})).as_view())
+    assert alice.post(key="k").status_code == 500
+    assert effects() == 0
+
+
+def test_the_decorator_above_what_asks_for_the_caller_is_refused() -> None:
+    decorated: Any = method_decorator(login_required, name="dispatch")(type("Login", (PlainView,), {}))
+    for view in (Asking, decorated):
+        with refused("its dispatch(), which may ask for a login or a permission"):
+            idempotent("tests.asking")(view.as_view())
+    with refused("stands above login_required"):
+        idempotent("tests.asking")(login_required(plain_answer))
+
+
+@pytest.mark.parametrize("name", ["setup", "initial", "check_permissions"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_hook_whose_answer_is_thrown_away_is_refused(name: str, way: str) -> None:
+    def hook(self: Any, request: Any) -> None:
+        """Stand where the framework expects a hook."""
+
+    with refused("its answer is thrown away"):
+        protecting(way, type("Shop", (APIView,), {name: hook}), {name: Operation("tests.hook")})
+
+
+@pytest.mark.parametrize("base", [View, APIView])
+def test_a_hook_that_a_method_decorator_hides_stops_the_request(alice: Caller, serve: Serve, base: Any) -> None:
+    class Shop(base):  # type: ignore[misc]
+        @method_decorator(idempotent("tests.hook"))
+        def setup(self, request: Any, *args: Any, **kwargs: Any) -> None:
+            super().setup(request, *args, **kwargs)
+
+        def post(self, request: Any) -> Any:
+            ran.append(request)
+
+    ran: list[Any] = []
+    serve(Shop.as_view())
+    assert alice.post(key="k").status_code == 500
+    assert ran == []

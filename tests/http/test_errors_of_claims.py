@@ -12,7 +12,7 @@ from django import db
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from rest_framework.decorators import api_view
 
-from idempotency import ACCEPTED, REEXECUTE, claim, current_claim, idempotent
+from idempotency import ACCEPTED, REEXECUTE, claim, require_claim
 from idempotency.exceptions import (
     IdempotencyError,
     InProgressError,
@@ -22,9 +22,8 @@ from idempotency.exceptions import (
     UnavailableError,
 )
 from idempotency.http.problems import response_for
-from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord
-from tests.http.callers import Caller, Serve, claim_anew, effects, problem_code
+from tests.http.callers import Caller, assert_nothing_kept, assert_refused, claim_anew, problem_code
+from tests.http.serving import Framework, Serve, serve_answer
 from tests.http.test_problems import store_refusing
 from tests.http.views import work
 
@@ -61,12 +60,10 @@ def test_the_middleware_answers_what_a_view_lets_through(
     serve(view)
     first = alice.post("/?key=k", {"a": 1})
     assert alice.post("/?key=k", {"a": 1}).content == first.content
-    assert problem_code(alice.post("/?key=k", {"a": 2})) == "idempotency_key_reused"
-    assert problem_code(alice.post("/?key=")) == "idempotency_key_invalid"
-    assert effects() == 1
+    assert_refused(alice, "idempotency_key_reused", "/?key=k", {"a": 2})
+    assert_refused(alice, "idempotency_key_invalid", "/?key=")
     claim_anew()
-    busy = alice.post("/?key=k", {"a": 1})
-    assert problem_code(busy) == "idempotency_in_progress"
+    busy = assert_refused(alice, "idempotency_in_progress", "/?key=k", {"a": 1})
     assert int(busy["Retry-After"]) >= 1
 
 
@@ -108,50 +105,35 @@ INNER: list[IdempotencyError] = [
 @pytest.mark.failure_mode(65)
 @pytest.mark.parametrize("error", INNER, ids=lambda error: error.code)
 @pytest.mark.parametrize("with_middleware", [False, True])
-@pytest.mark.parametrize("drf", [False, True], ids=["plain", "drf"])
 def test_the_error_of_an_inner_claim_is_no_answer_to_the_outer_key(
-    alice: Caller, serve: Serve, settings: Any, error: IdempotencyError, with_middleware: bool, drf: bool
+    alice: Caller, framework: Framework, settings: Any, error: IdempotencyError, with_middleware: bool
 ) -> None:
     if with_middleware:
         settings.MIDDLEWARE = [*settings.MIDDLEWARE, MIDDLEWARE]
 
-    @idempotent("tests.outer", in_progress=ACCEPTED)
-    def view(request: Any) -> HttpResponse:
+    def failing(request: Any) -> None:
         work(request)
         raise error
 
-    serve(api_view(["POST"])(view) if drf else view)
-    for attempt in (1, 2):
-        crashed = alice.post(key="k")
-        assert crashed.status_code == 500
-        assert "problem" not in crashed["Content-Type"]
-        assert effects() == 0
-        record = IdempotencyRecord.objects.get()
-        assert (record.status, record.attempt) == (Status.RECOVERABLE, attempt)
+    framework.serve(failing, in_progress=ACCEPTED)
+    assert "problem" not in assert_nothing_kept(alice, 500)["Content-Type"]
 
 
 @pytest.mark.failure_mode(1)
 def test_the_lease_that_the_handler_finds_lost_is_its_own(alice: Caller, serve: Serve) -> None:
-    @idempotent("tests.renewing")
-    def view(request: HttpRequest) -> HttpResponse:
-        held = current_claim()
-        assert held is not None
+    def finding() -> None:
+        held = require_claim()
         held.ownership.lost = True
         held.ensure_owned()
-        raise NotImplementedError
 
-    serve(view)
+    serve_answer(serve, finding)
     assert problem_code(alice.post(key="k")) == "idempotency_in_progress"
 
 
 def test_a_failure_of_the_store_inside_of_a_handler_is_the_stores(alice: Caller, serve: Serve) -> None:
-    @idempotent("tests.unavailable", transaction=False, recovery=REEXECUTE)
-    def view(request: HttpRequest) -> HttpResponse:
-        held = current_claim()
-        assert held is not None
+    def renewing() -> None:
         with store_refusing("UPDATE", db.OperationalError("read-only")):
-            held.renew()
-        raise NotImplementedError
+            require_claim().renew()
 
-    serve(view)
+    serve_answer(serve, renewing, transaction=False, recovery=REEXECUTE)
     assert problem_code(alice.post(key="k")) == "idempotency_unavailable"

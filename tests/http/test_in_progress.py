@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.http import JsonResponse
 
-from idempotency import ACCEPTED, PARK, Wait, idempotent
-from idempotency.lifecycle import Status
+from idempotency import ACCEPTED, PARK, Attach, Operation, Wait, idempotent
+from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import Caller, Gate, InThread, Serve, claim_anew, effects, problem_code
-from tests.http.views import plain_answer
+from tests.http.callers import Caller, Gate, InThread, assert_refused, claim_anew, effects, records, replayed
+from tests.http.serving import Framework, Serve
+from tests.http.views import plain_answer, work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario(12)]
 
 # Outside of a transaction, a handler that is half way leaves SQLite's one write lock to others, so that the same can
 # be seen there. What SQLite does while a handler's transaction is open is a test of its own, further down.
 OUTSIDE = {"transaction": False, "recovery": PARK}
 
 
-@pytest.mark.scenario(12)
+PAYLOADS = ({"amount": 1}, {"amount": 2})  # another payload learns no more than the same one
+
+either_payload = pytest.mark.parametrize("payload", PAYLOADS, ids=["same payload", "other payload"])
+
+
 def test_a_duplicate_of_a_running_request_gets_409_at_once(alice: Caller, serve: Serve) -> None:
     gate = Gate(plain_answer)
     serve(idempotent("tests.slow", **OUTSIDE)(gate))
     with gate.running(lambda: alice.post(data={"amount": 1}, key="k")) as first:
-        for payload in ({"amount": 1}, {"amount": 2}):  # another payload learns no more than the same one
-            refused = alice.post(data=payload, key="k")
-            assert refused.status_code == 409
-            assert problem_code(refused) == "idempotency_in_progress"
+        for payload in PAYLOADS:
+            refused = assert_refused(alice, "idempotency_in_progress", data=payload, key="k")
             assert 1 <= int(refused["Retry-After"]) <= 30
             assert refused["Idempotency-Key"] == "k"
     assert first.answer().status_code == 201
@@ -39,46 +43,48 @@ def test_a_duplicate_of_a_running_request_gets_409_at_once(alice: Caller, serve:
     assert effects() == 1
 
 
-@pytest.mark.scenario(12)
 @pytest.mark.postgres
 def test_a_duplicate_does_not_wait_for_the_transaction_of_the_first(alice: Caller, serve: Serve) -> None:
     gate = Gate(plain_answer)
     serve(idempotent("tests.slow")(gate))
     with gate.running(lambda: alice.post(key="k")) as first:
         assert effects() == 0  # not committed yet
-        assert problem_code(alice.post(key="k")) == "idempotency_in_progress"
+        assert_refused(alice, "idempotency_in_progress", key="k")
     assert first.answer().status_code == 201
     assert effects() == 1
 
 
-@pytest.mark.scenario(12)
-@pytest.mark.sqlite
-def test_sqlite_has_one_writer_so_a_duplicate_waits_for_it_and_replays(alice: Caller, serve: Serve) -> None:
+@pytest.mark.parametrize(
+    "policy",
+    [
+        # SQLite has one writer, so a duplicate waits for it.
+        pytest.param({}, marks=pytest.mark.sqlite),
+        {"in_progress": Wait(20), **OUTSIDE},
+    ],
+    ids=["SQLite", "Wait"],
+)
+def test_a_waiting_duplicate_is_given_the_outcome(alice: Caller, serve: Serve, policy: dict[str, Any]) -> None:
     gate = Gate(plain_answer)
-    serve(idempotent("tests.slow")(gate))
+    serve(idempotent("tests.slow", **policy)(gate))
     with gate.running(lambda: alice.post(key="k")) as first:
         second = InThread(lambda: alice.post(key="k"))
-    assert second.answer().content == first.answer().content
+    assert (second.answer().status_code, second.answer().content) == (201, first.answer().content)
     assert second.answer()["Idempotency-Replayed"] == "true"
     assert effects() == 1
 
 
-@pytest.mark.scenario(12)
-@pytest.mark.parametrize("payload", [{"amount": 1}, {"amount": 2}], ids=["same payload", "other payload"])
+@either_payload
 @pytest.mark.parametrize(("lease", "bound"), [(timedelta(seconds=5), 5), (timedelta(hours=1), 30)])
 def test_retry_after_is_bounded_by_the_lease_and_by_the_setting(
-    alice: Caller, serve_operation: Callable[..., None], payload: Any, lease: timedelta, bound: int
+    alice: Caller, framework: Framework, payload: Any, lease: timedelta, bound: int
 ) -> None:
-    serve_operation(lease=timedelta(hours=3))
+    framework.serve(lease=timedelta(hours=3))
     alice.post(data={"amount": 1}, key="k")
     claim_anew(lease=lease)  # of a lease of three hours, that is all that is left
-    refused = alice.post(data=payload, key="k")
-    assert problem_code(refused) == "idempotency_in_progress"
+    refused = assert_refused(alice, "idempotency_in_progress", data=payload, key="k")
     assert 1 <= int(refused["Retry-After"]) <= bound
-    assert effects() == 1
 
 
-@pytest.mark.scenario(12)
 def test_max_retry_after_is_a_setting(alice: Caller, serve: Serve, settings: Any) -> None:
     settings.IDEMPOTENCY = {"MAX_RETRY_AFTER": timedelta(seconds=3)}
     serve(idempotent("tests.long", lease=timedelta(hours=3))(plain_answer))
@@ -87,19 +93,16 @@ def test_max_retry_after_is_a_setting(alice: Caller, serve: Serve, settings: Any
     assert alice.post(key="k")["Retry-After"] == "3"
 
 
-@pytest.mark.scenario(12)
 @pytest.mark.parametrize("by", ["policy", "setting"])
 def test_a_duplicate_is_accepted_where_the_operation_says_so(
-    alice: Caller, serve_operation: Callable[..., None], settings: Any, by: str
+    alice: Caller, framework: Framework, settings: Any, by: str
 ) -> None:
     if by == "setting":
         settings.IDEMPOTENCY = {"IN_PROGRESS": ACCEPTED}
-        serve_operation()
-    else:
-        serve_operation(in_progress=ACCEPTED)
+    framework.serve(**({"in_progress": ACCEPTED} if by == "policy" else {}))
     alice.post(data={"amount": 1}, key="k")
     claim_anew()
-    for payload in ({"amount": 1}, {"amount": 2}):
+    for payload in PAYLOADS:
         accepted = alice.post(data=payload, key="k")
         assert accepted.status_code == 202
         assert 1 <= int(accepted["Retry-After"]) <= 30
@@ -108,61 +111,150 @@ def test_a_duplicate_is_accepted_where_the_operation_says_so(
     assert effects() == 1
 
 
-@pytest.mark.scenario(12)
-def test_a_waiting_duplicate_is_given_the_outcome(alice: Caller, serve: Serve) -> None:
-    gate = Gate(plain_answer)
-    serve(idempotent("tests.slow", in_progress=Wait(20), **OUTSIDE)(gate))
-    with gate.running(lambda: alice.post(key="k")) as first:
-        second = InThread(lambda: alice.post(key="k"))
-    assert second.answer().status_code == 201
-    assert second.answer().content == first.answer().content
-    assert second.answer()["Idempotency-Replayed"] == "true"
-    assert effects() == 1
-
-
-@pytest.mark.scenario(12)
-@pytest.mark.parametrize("payload", [{"amount": 1}, {"amount": 2}], ids=["same payload", "other payload"])
-def test_a_wait_is_bounded_and_ends_in_409(alice: Caller, serve_operation: Callable[..., None], payload: Any) -> None:
-    serve_operation(in_progress=Wait(0.2))
+@either_payload
+def test_a_wait_is_bounded_and_ends_in_409(alice: Caller, framework: Framework, payload: Any) -> None:
+    framework.serve(in_progress=Wait(0.2))
     alice.post(data={"amount": 1}, key="k")
     claim_anew()
-    refused = alice.post(data=payload, key="k")
-    assert problem_code(refused) == "idempotency_in_progress"
-    assert effects() == 1
+    assert_refused(alice, "idempotency_in_progress", data=payload, key="k")
 
 
-@pytest.mark.scenario(12)
-def test_an_abandoned_claim_is_run_again_once_and_only_for_its_payload(
-    alice: Caller, serve_operation: Callable[..., None]
-) -> None:
-    serve_operation()
+def test_an_abandoned_claim_is_run_again_once_and_only_for_its_payload(alice: Caller, framework: Framework) -> None:
+    framework.serve()
     alice.post(data={"amount": 1}, key="k")
     Transfer.objects.all().delete()
     claim_anew(lease=-timedelta(seconds=1))  # the process died before its COMMIT
-    assert problem_code(alice.post(data={"amount": 2}, key="k")) == "idempotency_key_reused"
-    assert effects() == 0
-    again = alice.post(data={"amount": 1}, key="k")
-    assert again.status_code == 201
-    assert "Idempotency-Replayed" not in again
-    assert alice.post(data={"amount": 1}, key="k").content == again.content
-    assert effects() == 1
-    assert IdempotencyRecord.objects.get().attempt == 2
+    assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
+    replayed(alice, data={"amount": 1})
+    assert records() == [("completed", 2)]
 
 
-@pytest.mark.scenario(12)
-def test_an_abandoned_claim_of_a_parked_operation_is_never_run_again(
-    alice: Caller, serve_operation: Callable[..., None]
-) -> None:
-    serve_operation(**OUTSIDE)
+def test_an_abandoned_claim_of_a_parked_operation_is_never_run_again(alice: Caller, framework: Framework) -> None:
+    framework.serve(**OUTSIDE)
     alice.post(data={"amount": 1}, key="k")
     claim_anew(lease=-timedelta(seconds=1))
-    assert problem_code(alice.post(data={"amount": 2}, key="k")) == "idempotency_key_reused"
-    for _ in range(2):
-        refused = alice.post(data={"amount": 1}, key="k")
-        assert refused.status_code == 409
-        assert problem_code(refused) == "idempotency_outcome_unknown"
-        assert "Retry-After" not in refused
-        assert refused["Idempotency-Key"] == "k"
-    assert IdempotencyRecord.objects.get().status == Status.PARKED
-    assert problem_code(alice.post(data={"amount": 2}, key="k")) == "idempotency_key_reused"
+    assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
+    alice.post(data={"amount": 1}, key="k")
+    assert records() == [("parked", 1)]
+    refused = assert_refused(alice, "idempotency_outcome_unknown", data={"amount": 1}, key="k")
+    assert "Retry-After" not in refused
+    assert refused["Idempotency-Key"] == "k"
+    assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
     assert effects() == 1
+
+
+# An operation that starts a job: its duplicates attach to the job, and get its outcome when it has ended
+
+
+def address(scope: Scope) -> str:
+    return f"/jobs/{scope.derive_key('job')}/"
+
+
+class Jobs:
+    """One job, which runs until a test says that it has ended."""
+
+    def __init__(self) -> None:
+        self.outcome: dict[str, Any] | None = None
+        self.references: list[str] = []
+
+    def rebuild(self, reference: str, request: Any) -> Any:
+        self.references.append(reference)
+        if self.outcome is None:
+            return JsonResponse({"state": "running"}, status=202)
+        return JsonResponse(self.outcome)
+
+    def policy(self) -> dict[str, Any]:
+        return {"in_progress": Attach(address), "rebuild": self.rebuild}
+
+
+@pytest.fixture
+def jobs() -> Jobs:
+    return Jobs()
+
+
+def start(request: Any) -> Any:
+    work(request)
+    return JsonResponse({"state": "running"}, status=202)
+
+
+def expected(alice: Caller) -> str:
+    return address(Scope(str(alice.user.pk), "tests.job", "k"))
+
+
+def test_duplicates_attach_to_the_job_until_it_ends_and_then_replay_its_outcome(
+    alice: Caller, framework: Framework, jobs: Jobs
+) -> None:
+    def starting(request: Any) -> Any:
+        work(request)
+        return {"state": "running"}, 202
+
+    framework.serve(starting, operation="tests.job", **jobs.policy())
+    for _ in range(3):
+        running = alice.post(key="k")
+        assert (running.status_code, running["Location"]) == (202, expected(alice))
+        assert int(running["Retry-After"]) >= 1
+        assert "Idempotency-Replayed" not in running  # not an outcome yet
+    jobs.outcome = {"rows": 7}
+    for _ in range(2):
+        ended = alice.post(key="k")
+        assert (ended.status_code, json.loads(ended.content)) == (200, {"rows": 7})
+        assert ended["Idempotency-Replayed"] == "true"
+        assert "Retry-After" not in ended
+    assert effects() == 1
+    assert set(jobs.references) == {expected(alice)}  # what the handler left no reference of is known by its address
+
+
+def test_a_duplicate_that_comes_before_the_first_request_has_committed_is_told_the_same_address(
+    alice: Caller, serve: Serve, jobs: Jobs
+) -> None:
+    gate = Gate(start)
+    serve(idempotent("tests.job", transaction=False, recovery=PARK, **jobs.policy())(gate))
+    with gate.running(lambda: alice.post(key="k")) as first:
+        early = alice.post(key="k")
+        assert (early.status_code, early["Location"]) == (202, expected(alice))
+        assert int(early["Retry-After"]) >= 1
+    assert first.answer()["Location"] == early["Location"]
+    assert effects() == 1
+
+
+def test_another_payload_is_refused_while_the_job_runs_and_afterwards(alice: Caller, serve: Serve, jobs: Jobs) -> None:
+    serve(idempotent("tests.job", **jobs.policy())(start))
+    assert alice.post(data={"amount": 1}, key="k").status_code == 202
+    for outcome in (None, {"rows": 7}):
+        jobs.outcome = outcome
+        assert "Location" not in assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
+
+
+def test_a_start_that_was_cut_off_is_taken_over(alice: Caller, serve: Serve, jobs: Jobs) -> None:
+    serve(idempotent("tests.job", **jobs.policy())(start))
+    alice.post(key="k")
+    claim_anew()
+    assert alice.post(key="k")["Location"] == expected(alice)  # alive, as far as anybody knows
+    IdempotencyRecord.objects.update(lease_expires_at="2000-01-01T00:00Z", response_reference=None)
+    assert alice.post(key="k").status_code == 202
+    assert records() == [("completed", 2)]
+
+
+def test_a_job_that_need_not_be_started_is_an_outcome_like_any_other(alice: Caller, serve: Serve, jobs: Jobs) -> None:
+    serve(idempotent("tests.job", **jobs.policy())(lambda request: JsonResponse({"why": "no"}, status=400)))
+    first, _ = replayed(alice, wrote=0)
+    assert (first.status_code, jobs.references) == (400, [])
+
+
+def test_what_the_handler_and_the_rebuilt_answer_say_themselves_is_kept(
+    alice: Caller, serve: Serve, jobs: Jobs
+) -> None:
+    def patient(*args: Any) -> Any:
+        return JsonResponse({}, status=202, headers={"Location": "/mine/", "Retry-After": "20"})
+
+    serve(idempotent("tests.job", in_progress=Attach(address), rebuild=patient)(patient))
+    for _ in range(2):
+        answer = alice.post(key="k")
+        assert (answer["Location"], answer["Retry-After"]) == ("/mine/", "20")
+
+
+def test_attach_needs_a_way_to_look_at_the_job_and_to_name_it() -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"tests\.job.*rebuild="):
+        Operation("tests.job", in_progress=Attach(address))
+    with pytest.raises(ImproperlyConfigured, match="takes a callable"):
+        Attach("/jobs/")  # type: ignore[arg-type]

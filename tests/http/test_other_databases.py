@@ -12,23 +12,20 @@ from asgiref.sync import sync_to_async
 from django.db import OperationalError, connections, transaction
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.views import View
-from rest_framework.decorators import api_view
 from rest_framework.exceptions import ValidationError
 from rest_framework.views import exception_handler
 
 from idempotency import PARK, REEXECUTE, Reconcile, Unknown, idempotent
-from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord
 from idempotency.protocol import claims
 from testproject.models import Transfer
-from tests.http.callers import Caller, Serve, problem_code
+from tests.http.callers import Caller, assert_refused, effects, problem_code, records
+from tests.http.serving import Serve, drf_view
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(61)]
 
-POLICIES: dict[str, dict[str, Any]] = {
-    "in a transaction": {},
-    "outside": {"transaction": False, "recovery": REEXECUTE},
-}
+policies = pytest.mark.parametrize(
+    "policy", [{}, {"transaction": False, "recovery": REEXECUTE}], ids=["in a transaction", "outside"]
+)
 
 
 def _connect() -> None:
@@ -91,14 +88,10 @@ def serve_writing(serve: Serve, end: Callable[[HttpRequest], Any], **policy: Any
 
 
 def created(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({}, status=201)
+    return HttpResponse(status=201)
 
 
-def record_status() -> str:
-    return IdempotencyRecord.objects.get().status
-
-
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@policies
 def test_the_other_database_commits_before_the_outcome(
     alice: Caller, serve: Serve, other: str, policy: dict[str, Any], monkeypatch: Any
 ) -> None:
@@ -117,7 +110,7 @@ def test_the_other_database_commits_before_the_outcome(
     assert notes() == ["written"]
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@policies
 def test_an_effect_that_the_other_database_refuses_at_commit_is_not_recorded(
     alice: Caller, serve: Serve, other: str, policy: dict[str, Any]
 ) -> None:
@@ -130,10 +123,10 @@ def test_an_effect_that_the_other_database_refuses_at_commit_is_not_recorded(
     serve_writing(serve, end, **policy)
     assert alice.post(key="k").status_code == 500  # as the unprotected view
     assert notes() == []
-    assert record_status() == Status.RECOVERABLE
+    assert records() == [("recoverable", 1)]
     assert alice.post(key="k").status_code == 201
     assert notes() == ["written", "child"]
-    assert Transfer.objects.count() == (1 if not policy else 2)
+    assert effects() == (1 if not policy else 2)
 
 
 def crash(request: HttpRequest) -> HttpResponse:
@@ -147,49 +140,45 @@ def not_found(request: HttpRequest) -> HttpResponse:
 def marks(request: HttpRequest) -> HttpResponse:
     transaction.set_rollback(True, using="other")
     transaction.set_rollback(True) if transaction.get_connection().in_atomic_block else None
-    return JsonResponse({}, status=400)
+    return returns_400(request)
 
 
 def busy(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({}, status=503)
+    return HttpResponse(status=503)
 
 
 def returns_400(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({}, status=400)
+    return HttpResponse(status=400)
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@policies
 @pytest.mark.parametrize(
     ("end", "status", "record", "kept"),
     [
-        (crash, 500, Status.RECOVERABLE, False),
-        (not_found, 404, Status.COMPLETED, False),
-        (marks, 400, Status.COMPLETED, False),
-        (returns_400, 400, Status.COMPLETED, True),
-        (busy, 503, Status.RECOVERABLE, False),  # the retry runs: nothing of this run may be kept
+        (crash, 500, "recoverable", []),
+        (not_found, 404, "completed", []),
+        (marks, 400, "completed", []),
+        (returns_400, 400, "completed", ["written"]),
+        (busy, 503, "recoverable", []),  # the retry runs: nothing of this run may be kept
     ],
 )
 def test_the_other_database_keeps_what_django_would_keep(
-    alice: Caller, serve: Serve, other: str, policy: dict[str, Any], end: Any, status: int, record: str, kept: bool
+    alice: Caller, serve: Serve, other: str, policy: dict[str, Any], end: Any, status: int, record: str, kept: list[str]
 ) -> None:
     serve_writing(serve, end, **policy)
     assert alice.post(key="k").status_code == status
-    assert notes() == (["written"] if kept else [])
-    assert record_status() == record
+    assert (notes(), records()) == (kept, [(record, 1)])
 
 
 @pytest.mark.parametrize("handled", [False, True], ids=["raised", "handled"])
 def test_drf_rolls_the_other_database_back(alice: Caller, serve: Serve, other: str, handled: bool) -> None:
-    @api_view(["POST"])
-    @idempotent("tests.drf")
-    def view(request: Any) -> Any:
+    def handler(request: Any) -> Any:
         write("written")
-        error = ValidationError()
         if handled:
-            return exception_handler(error, {})
-        raise error
+            return exception_handler(ValidationError(), {})
+        raise ValidationError
 
-    serve(view)
+    serve(drf_view(idempotent("tests.drf")(handler)))
     assert alice.post(key="k").status_code == 400
     assert notes() == []
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
@@ -200,7 +189,7 @@ def swallows(request: HttpRequest) -> HttpResponse:
     return created(request)
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@policies
 @pytest.mark.parametrize("by", ["a mark", "the database"])
 def test_a_success_over_a_broken_transaction_is_an_error(
     alice: Caller, serve: Serve, other: str, policy: dict[str, Any], by: str, monkeypatch: Any
@@ -208,10 +197,8 @@ def test_a_success_over_a_broken_transaction_is_an_error(
     if by == "the database":  # which doesn't say so at COMMIT
         monkeypatch.setattr(connections["other"], "is_usable", lambda: False)
     serve_writing(serve, created if by == "the database" else swallows, **policy)
-    refused = alice.post(key="k")
-    assert problem_code(refused) == "idempotency_transaction_broken"
-    assert notes() == []
-    assert record_status() == Status.RECOVERABLE
+    assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
+    assert (notes(), records()) == ([], [("recoverable", 1)])
 
 
 def test_nothing_is_claimed_if_the_other_database_is_gone(
@@ -223,10 +210,10 @@ def test_nothing_is_claimed_if_the_other_database_is_gone(
     monkeypatch.setattr(connections["other"], "ensure_connection", refuse)
     serve_writing(serve, created, transaction=False, recovery=PARK)
     assert alice.post(key="k").status_code == 500
-    assert not IdempotencyRecord.objects.exists()
+    assert records() == []
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@policies
 def test_a_transaction_that_would_commit_after_the_outcome_is_refused(
     alice: Caller, serve: Serve, other: str, policy: dict[str, Any]
 ) -> None:
@@ -241,9 +228,7 @@ def test_a_transaction_that_would_commit_after_the_outcome_is_refused(
     exempt = transaction.non_atomic_requests(using="other")(lambda request: view(request))
     serve(hides, **{"exempt/": exempt, "hand/": transaction.atomic(using="other")(view)})
     for url in ("/", "/hand/"):
-        refused = alice.post(url, key="k")
-        assert problem_code(refused) == "idempotency_outer_transaction"
-    assert not IdempotencyRecord.objects.exists()
+        assert_refused(alice, "idempotency_outer_transaction", url, key="k")
     assert alice.post("/exempt/", key="k").status_code == 201
 
 
@@ -298,7 +283,7 @@ def test_what_is_not_protected_has_one_transaction_on_every_database(
             assert alice.request(method, f"{url}?crash=1").status_code == 500
     assert blocks == [[1, 1]] * 8
     assert notes() == ["GET", "POST"] * 2
-    assert not IdempotencyRecord.objects.exists()
+    assert records() == []
 
 
 def test_an_async_views_transactions_commit_before_its_outcome(alice: Caller, serve: Serve, other: str) -> None:
@@ -332,7 +317,7 @@ def test_an_outcome_that_is_refused_after_the_other_database_has_committed_is_no
     monkeypatch.setattr(claims, "complete", refuse)
     serve_writing(serve, created, recovery=recovery)
     assert problem_code(alice.post(key="k")) == "idempotency_unavailable"
-    assert (notes(), Transfer.objects.count(), record_status()) == (["written"], 0, left)
+    assert (notes(), effects(), records()) == (["written"], 0, [(left, 1)])
     monkeypatch.undo()
     assert problem_code(alice.post(key="k")) == again
     assert notes() == ["written"]

@@ -3,62 +3,53 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django import db
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, JsonResponse
 from django.urls import path
-from rest_framework.decorators import api_view, permission_classes, renderer_classes
+from rest_framework.decorators import api_view, permission_classes
 from rest_framework.exceptions import APIException
 from rest_framework.permissions import AllowAny
 from rest_framework.renderers import StaticHTMLRenderer
-from rest_framework.request import Request
 from rest_framework.response import Response
 
-from idempotency import idempotent
-from idempotency.models import IdempotencyRecord
-from tests.http.callers import Caller, Serve, claim_anew, effects, problem_code
+from idempotency import PARK, claim, idempotent
+from tests.http.callers import Caller, assert_refused, claim_anew, effects, problem_code, records, replayed
+from tests.http.serving import Framework, Serve, drf_view
 from tests.http.views import drf_answer, plain_answer
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_an_anonymous_caller_is_refused_by_a_plain_view(anonymous: Caller, settings: Any) -> None:
-    settings.ROOT_URLCONF = (path("", idempotent("tests.open")(plain_answer)),)
-    refused = anonymous.post(key="k")
-    assert refused.status_code == 401
-    assert problem_code(refused) == "idempotency_account_required"
-    assert effects() == 0
-    assert not IdempotencyRecord.objects.exists()
-
-
-def test_an_anonymous_caller_is_refused_by_a_drf_view_that_lets_everybody_in(anonymous: Caller, serve: Serve) -> None:
-    serve(api_view(["POST"])(permission_classes([AllowAny])(idempotent("tests.open")(drf_answer))))
-    refused = anonymous.post(key="k")
-    assert refused.status_code == 401
-    assert problem_code(refused) == "idempotency_account_required"
+def test_an_anonymous_caller_is_refused_by_a_view_that_lets_everybody_in(anonymous: Caller, settings: Any) -> None:
+    protected = idempotent("tests.open")(plain_answer)
+    drf = api_view(["POST"])(permission_classes([AllowAny])(idempotent("tests.open_drf")(drf_answer)))
+    settings.ROOT_URLCONF = (path("", protected), path("drf/", drf))
+    assert_refused(anonymous, "idempotency_account_required", key="k")
+    refused = assert_refused(anonymous, "idempotency_account_required", "/drf/", key="k")
     assert refused["WWW-Authenticate"] == "Token"
-    assert effects() == 0
 
 
 @pytest.mark.parametrize("account", ["", "a" * 256, "a\x00b", "a\nb"], ids=["empty", "long", "NUL", "line feed"])
 def test_an_account_that_no_database_could_hold_is_refused(alice: Caller, serve: Serve, account: str) -> None:
     serve(idempotent("tests.account", account=lambda request: account)(plain_answer))
-    assert problem_code(alice.post(key="k")) == "idempotency_account_required"
-    assert effects() == 0
+    assert_refused(alice, "idempotency_account_required", key="k")
 
 
 def test_an_account_resolver_that_returns_no_text_is_a_mistake_of_the_project(alice: Caller, serve: Serve) -> None:
     serve(idempotent("tests.account", account=lambda request: request.user.pk)(plain_answer))
     assert alice.post(key="k").status_code == 500
-    assert effects() == 0
-    assert not IdempotencyRecord.objects.exists()
+    assert (effects(), records()) == (0, [])
 
 
+@pytest.mark.failure_mode(42)
 @pytest.mark.parametrize(
     "body", [b'{"amount": NaN}', b'{"amount": Infinity}', b'{"amount": 1e400}', b"[" * 500 + b"]" * 500]
 )
@@ -66,12 +57,8 @@ def test_a_payload_without_a_canonical_form_is_refused_by_a_plain_view(
     alice: Caller, serve: Serve, body: bytes
 ) -> None:
     serve(idempotent("tests.plain")(plain_answer))
-    refused = alice.post(data=body, key="k")
-    assert refused.status_code == 400
-    assert problem_code(refused) == "idempotency_payload_invalid"
+    refused = assert_refused(alice, "idempotency_payload_invalid", data=body, key="k")
     assert refused["Idempotency-Key"] == "k"
-    assert effects() == 0
-    assert not IdempotencyRecord.objects.exists()
 
 
 @contextmanager
@@ -90,39 +77,58 @@ def store_refusing(statement: str, error: Exception) -> Iterator[None]:
 @pytest.mark.failure_mode(29)
 @pytest.mark.parametrize("error", ["OperationalError", "InternalError", "InterfaceError", "IntegrityError"])
 def test_a_store_that_cannot_be_written_is_503_and_nothing_runs(
-    alice: Caller, serve_operation: Callable[..., None], error: str, caplog: pytest.LogCaptureFixture
+    alice: Caller, framework: Framework, error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    serve_operation()
+    framework.serve()
     with store_refusing("INSERT", getattr(db, error)("read-only")):
-        refused = alice.post(key="k")
-    assert refused.status_code == 503
-    assert problem_code(refused) == "idempotency_unavailable"
+        refused = assert_refused(alice, "idempotency_unavailable", key="k")
     assert int(refused["Retry-After"]) >= 1
     assert refused["Idempotency-Key"] == "k"
-    assert effects() == 0
     assert "idempotency_unavailable" in caplog.text
-    assert alice.post(key="k").status_code == 201
-    assert effects() == 1
+    replayed(alice)
 
 
 @pytest.mark.failure_mode(29)
-def test_an_outcome_that_cannot_be_written_undoes_the_run(alice: Caller, serve_operation: Callable[..., None]) -> None:
-    serve_operation()
+def test_an_outcome_that_cannot_be_written_undoes_the_run(alice: Caller, framework: Framework) -> None:
+    framework.serve()
     with store_refusing("UPDATE", db.OperationalError("disk full")):
-        refused = alice.post(key="k")
-    assert problem_code(refused) == "idempotency_unavailable"
+        assert problem_code(alice.post(key="k")) == "idempotency_unavailable"
     assert effects() == 0
     claim_anew(lease=-timedelta(seconds=1))  # it could not be released either, so its lease runs out
-    assert alice.post(key="k").status_code == 201
-    assert effects() == 1
+    replayed(alice)
+
+
+WRONG: list[dict[str, Any]] = [{"TTL": timedelta(0)}, {"METHODS": ["post", "patch"]}, {"RECORDABLE": "no.such.thing"}]
+
+
+@pytest.mark.failure_mode(10)
+@pytest.mark.parametrize("entries", WRONG, ids=str)
+@pytest.mark.parametrize("policy", [{}, {"transaction": False, "recovery": PARK}], ids=["inside", "outside"])
+def test_nothing_runs_under_a_wrong_setting_that_no_check_has_stopped(
+    alice: Caller,
+    framework: Framework,
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+    entries: dict[str, Any],
+    policy: dict[str, Any],
+) -> None:
+    framework.serve(**policy)
+    settings.IDEMPOTENCY = entries
+    for _ in range(2):
+        assert alice.post(key="k").status_code == 500
+    wrong = f"IDEMPOTENCY[{next(iter(entries))!r}]"
+    assert f"ImproperlyConfigured: {wrong}" in caplog.text
+    with pytest.raises(ImproperlyConfigured, match=re.escape(wrong)), claim("tests.block", account_id="1", key="k"):
+        pytest.fail("The block ran.")
+    assert (effects(), records()) == (0, [])
 
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_mistake_of_the_server_is_told_to_its_developers_only(
-    alice: Caller, serve_operation: Callable[..., None], settings: Any, caplog: pytest.LogCaptureFixture, debug: bool
+    alice: Caller, framework: Framework, settings: Any, caplog: pytest.LogCaptureFixture, debug: bool
 ) -> None:
     settings.DEBUG = debug
-    serve_operation(max_body=1)
+    framework.serve(max_body=1)
     refused = alice.post(key="a-long-key-of-a-client")
     assert problem_code(refused) == "idempotency_response_unrecordable"
     detail = json.loads(refused.content)["detail"]
@@ -140,22 +146,49 @@ def test_a_mistake_of_the_server_is_told_to_its_developers_only(
         assert f"reference {reference}" in caplog.text
 
 
-def test_drf_errors_go_through_the_projects_exception_handler(alice: Caller, serve: Serve, settings: Any) -> None:
-    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": f"{__name__}.enveloping_handler"}
-    serve(api_view(["POST"])(idempotent("tests.drf")(drf_answer)))
-    alice.post(data={"amount": 1}, key="k")
-    refused = alice.post(data={"amount": 2}, key="k")
-    assert refused.status_code == 422
-    assert refused["Content-Type"] == "application/json"
-    assert json.loads(refused.content) == {"error": {"code": "idempotency_key_reused", "status": 422}}
-    assert effects() == 1
-
-
 def enveloping_handler(error: Exception, context: Any) -> Response:
     assert isinstance(error, APIException)
     assert context["view"] is not None
     assert error.get_full_details() == {"message": str(error), "code": error.get_codes()}
-    return Response({"error": {"code": error.get_codes(), "status": error.status_code}}, status=error.status_code)
+    return Response({"oops": error.get_codes()}, status=error.status_code, headers={"Retry-After": "7"})
+
+
+def other_envelope(request: Any, error: Any) -> HttpResponse:
+    assert request.method == "POST"
+    return JsonResponse({"oops": error.code}, status=error.status_code, headers={"Retry-After": str(error.retry_after)})
+
+
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        ("plain", {"IDEMPOTENCY": {"ERROR_RESPONSE": other_envelope}}),
+        ("drf", {"IDEMPOTENCY": {"ERROR_RESPONSE": other_envelope}}),
+        ("plain", {"IDEMPOTENCY": {"ERROR_RESPONSE": f"{__name__}.other_envelope"}}),
+        ("drf", {"REST_FRAMEWORK": {"EXCEPTION_HANDLER": f"{__name__}.enveloping_handler"}}),
+    ],
+    ids=["plain", "drf", "dotted path", "DRF's exception handler"],
+)
+def test_one_setting_replaces_the_shape_of_every_error(
+    alice: Caller, serve: Serve, settings: Any, name: str, by: dict[str, Any]
+) -> None:
+    for setting, value in by.items():
+        setattr(settings, setting, {**getattr(settings, setting, {}), **value})
+    Framework(name, serve).serve()
+
+    def told(**options: Any) -> tuple[int, Any]:
+        response = alice.post(**options)
+        assert response["Content-Type"] == "application/json"
+        return response.status_code, json.loads(response.content)
+
+    assert told() == (400, {"oops": "idempotency_key_missing"})
+    alice.post(data={"amount": 1}, key="k")
+    assert told(data={"amount": 2}, key="k") == (422, {"oops": "idempotency_key_reused"})
+    claim_anew()
+    assert told(data={"amount": 1}, key="k") == (409, {"oops": "idempotency_in_progress"})
+    conflict = alice.post(data={"amount": 1}, key="k")
+    assert int(conflict["Retry-After"]) >= 1
+    assert conflict["Idempotency-Key"] == "k"
+    assert effects() == 1
 
 
 def test_drf_errors_are_rendered_by_the_views_renderer(alice: Caller, serve: Serve) -> None:
@@ -163,63 +196,19 @@ def test_drf_errors_are_rendered_by_the_views_renderer(alice: Caller, serve: Ser
         def render(self, data: Any, *args: Any, **kwargs: Any) -> str:
             return f"<p>{data['code'].upper()}</p>"
 
-    serve(api_view(["POST"])(renderer_classes([UpperCaseRenderer])(idempotent("tests.html")(drf_answer))))
+    serve(drf_view(idempotent("tests.html")(drf_answer), renderers=[UpperCaseRenderer]))
     refused = alice.post()
-    assert refused.status_code == 400
+    assert (refused.status_code, refused.content) == (400, b"<p>IDEMPOTENCY_KEY_MISSING</p>")
     assert refused["Content-Type"].startswith("text/html")
-    assert refused.content == b"<p>IDEMPOTENCY_KEY_MISSING</p>"
-
-
-def other_envelope(request: Any, error: Any) -> HttpResponse:
-    assert request.method == "POST"
-    response = JsonResponse({"oops": error.code}, status=error.status_code)
-    if error.retry_after is not None:
-        response["Retry-After"] = str(error.retry_after)
-    return response
-
-
-@pytest.mark.parametrize("setting", [other_envelope, f"{__name__}.other_envelope"], ids=["callable", "dotted path"])
-def test_one_setting_replaces_the_shape_of_every_error(
-    alice: Caller, serve_operation: Callable[..., None], settings: Any, setting: Any
-) -> None:
-    settings.IDEMPOTENCY = {"ERROR_RESPONSE": setting}
-    serve_operation()
-    assert json.loads(alice.post().content) == {"oops": "idempotency_key_missing"}
-    alice.post(data={"amount": 1}, key="k")
-    reused = alice.post(data={"amount": 2}, key="k")
-    assert (reused.status_code, json.loads(reused.content)) == (422, {"oops": "idempotency_key_reused"})
-    assert reused["Idempotency-Key"] == "k"
-    claim_anew()
-    conflict = alice.post(data={"amount": 1}, key="k")
-    assert (conflict.status_code, json.loads(conflict.content)) == (409, {"oops": "idempotency_in_progress"})
-    assert int(conflict["Retry-After"]) >= 1
-    assert effects() == 1
 
 
 def test_a_drf_view_of_a_json_flavour_still_says_problem_json(alice: Caller, serve: Serve) -> None:
-    serve(api_view(["POST"])(idempotent("tests.drf")(drf_answer)))
-    response = alice.post(headers={"Accept": "application/json; indent=2"})
-    assert problem_code(response) == "idempotency_key_missing"
-
-
-def test_a_drf_handler_sees_the_request_it_would_see_unprotected(alice: Caller, serve: Serve) -> None:
-    seen: list[Any] = []
-
-    @api_view(["POST"])
-    @idempotent("tests.seen")
-    def view(request: Request) -> Response:
-        seen.append((type(request), request.data, request.auth is not None))
-        return Response(status=204)
-
-    serve(view)
-    assert alice.post(data={"amount": 1}, key="k").status_code == 204
-    assert seen == [(Request, {"amount": 1}, True)]
+    Framework("drf", serve).serve()
+    assert_refused(alice, "idempotency_key_missing", headers={"Accept": "application/json; indent=2"})
 
 
 def test_what_drf_refuses_before_the_claim_echoes_the_key_too(alice: Caller, serve: Serve) -> None:
-    serve(api_view(["POST"])(idempotent("tests.echo")(drf_answer)))
+    Framework("drf", serve).serve()
     refused = alice.post(data=b"{oops", key="k")
     assert (refused.status_code, refused["Idempotency-Key"]) == (400, "k")
-    assert effects() == 0
-    answered = alice.post(key="k")
-    assert (answered.status_code, answered["Idempotency-Key"]) == (201, "k")
+    assert (effects(), records()) == (0, [])

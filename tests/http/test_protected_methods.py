@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from django.http import HttpRequest, HttpResponse
@@ -17,11 +17,11 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 
 from idempotency import Operation, idempotent
-from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import Caller, Serve, effects, problem_code
-from tests.http.declaring import METHODS, refused, runs_once
-from tests.http.views import UndecoratedView, WorkingModelViewSet, drf_answer, plain_answer
+from tests.http.callers import Caller, assert_refused, effects, replayed
+from tests.http.declaring import METHODS, WAYS, protecting, refused, runs_once
+from tests.http.serving import Serve
+from tests.http.views import Methods, ModelActions, PlainView, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(62)]
 
@@ -31,6 +31,13 @@ class EveryMethod:
         return plain_answer(request)
 
     post = put = patch = delete = get
+
+
+class Changing(viewsets.ViewSet):
+    """One action, which a route gives several methods."""
+
+    def change(self, request: Request) -> Response:
+        return drf_answer(request)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -43,7 +50,7 @@ def test_a_handler_is_protected_whatever_its_method(alice: Caller, serve: Serve,
     handler.__qualname__ = f"Decorated.{name}"
     view: Any
     if way == "mixin":
-        view = type("Mixed", (IdempotentMixin, EveryMethod, APIView), {"idempotent_operations": {name: "tests.any"}})
+        view = protecting("mixin", type("Every", (EveryMethod, APIView), {}), {name: "tests.any"})
     else:
         decorate = idempotent("tests.any")
         decorated = {
@@ -61,7 +68,7 @@ def test_a_handler_is_protected_whatever_its_method(alice: Caller, serve: Serve,
 @pytest.mark.parametrize(
     ("method", "name"), [("PUT", "update"), ("PATCH", "partial_update"), ("DELETE", "destroy"), ("GET", "list")]
 )
-@pytest.mark.parametrize("way", ["decorator", "mixin"])
+@pytest.mark.parametrize("way", WAYS)
 def test_an_action_is_protected_whatever_its_method(
     alice: Caller, settings: Any, method: str, name: str, way: str
 ) -> None:
@@ -70,31 +77,18 @@ def test_an_action_is_protected_whatever_its_method(
 
     handler.__name__ = name
     handler.__qualname__ = f"Routed.{name}"
-    body: dict[str, Any] = {"idempotent_operations": {name: "tests.any"}, name: handler}
-    if way == "decorator":
-        body = {name: idempotent("tests.any")(handler)}
-    bases = (viewsets.ModelViewSet,) if way == "decorator" else (IdempotentMixin, viewsets.ModelViewSet)
     router = SimpleRouter()
-    router.register("transfers", type("Routed", bases, body), basename="transfer")
+    view = protecting(way, type("Routed", (viewsets.ModelViewSet,), {name: handler}), {name: "tests.any"})
+    router.register("transfers", view, basename="transfer")
     settings.ROOT_URLCONF = tuple(router.urls)
     url = "/transfers/" if name == "list" else "/transfers/1/"
-    answers = [alice.request(method, url, key="k") for _ in range(2)]
-    assert answers[1]["Idempotency-Replayed"] == "true"
-    assert effects() == 1
-    assert problem_code(alice.request(method, url)) == "idempotency_key_missing"
+    replayed(alice, url, method=method)
+    assert_refused(alice, "idempotency_key_missing", url, method=method)
 
 
-@pytest.mark.parametrize("way", ["decorator", "mixin"])
+@pytest.mark.parametrize("way", WAYS)
 def test_of_a_handler_of_several_methods_the_safe_ones_pass_through(alice: Caller, serve: Serve, way: str) -> None:
-    def change(self: Any, request: Request) -> Response:
-        return drf_answer(request)
-
-    change.__qualname__ = "ViewSet.change"
-    if way == "decorator":
-        view: Any = type("ViewSet", (viewsets.ViewSet,), {"change": idempotent("tests.change")(change)})
-    else:
-        body = {"idempotent_operations": {"change": "tests.change"}, "change": change}
-        view = type("ViewSet", (IdempotentMixin, viewsets.ViewSet), body)
+    view = protecting(way, Changing, {"change": "tests.change"})
     serve(view.as_view({"get": "change", "put": "change"}), **{"patch/": view.as_view({"patch": "change"})})
     assert runs_once(alice, "PUT")
     assert not runs_once(alice, "GET")
@@ -104,14 +98,8 @@ def test_of_a_handler_of_several_methods_the_safe_ones_pass_through(alice: Calle
 
 
 def test_head_of_a_protected_get_is_protected_too(alice: Caller, serve: Serve) -> None:
-    class Getting(View):
-        @idempotent("tests.get")
-        def get(self, request: HttpRequest) -> HttpResponse:
-            return plain_answer(request)
-
-    serve(Getting.as_view())
+    serve(protecting("decorator", PlainView, {"get": "tests.get"}).as_view())
     assert alice.request("HEAD").status_code == 400
-    assert effects() == 0
 
 
 def test_a_protected_handler_that_another_one_calls_is_protected(alice: Caller, serve: Serve) -> None:
@@ -132,10 +120,7 @@ def test_a_protected_handler_that_another_one_calls_is_protected(alice: Caller, 
         def delete(self, request: HttpRequest) -> Any:
             return self.pay(request)
 
-        patch = delete
-
-        def options(self, request: HttpRequest) -> Any:  # type: ignore[override]
-            return self.pay(request)
+        options = delete
 
     serve(Delegating.as_view())
     assert runs_once(alice, "PUT")
@@ -145,26 +130,40 @@ def test_a_protected_handler_that_another_one_calls_is_protected(alice: Caller, 
     assert not runs_once(alice, "OPTIONS")  # what serves no method in particular lets safe ones pass
 
 
-def test_of_a_function_methods_decide(alice: Caller, serve: Serve) -> None:
-    plain = idempotent("tests.plain")(plain_answer)
-    drf = api_view(METHODS)(idempotent("tests.drf")(drf_answer))
-    as_view = idempotent("tests.class")(type("Every", (EveryMethod, View), {}).as_view())
-    serve(plain, **{"drf/": drf, "class/": as_view})
-    for url in ("/", "/drf/", "/class/"):
-        for method in METHODS:
-            assert runs_once(alice, method, url) == (method in {"POST", "PATCH"})
+@pytest.mark.scenario(11)
+@pytest.mark.parametrize(
+    "view",
+    [
+        pytest.param(lambda: idempotent("tests.any")(plain_answer), id="function"),
+        pytest.param(lambda: api_view([*METHODS, "HEAD", "OPTIONS"])(idempotent("tests.any")(drf_answer)), id="drf"),
+        pytest.param(lambda: idempotent("tests.any")(type("Every", (EveryMethod, View), {}).as_view()), id="class"),
+    ],
+)
+@pytest.mark.parametrize("key", [None, "k", "a,b"], ids=["no key", "key", "bad key"])
+def test_a_function_is_protected_against_post_and_patch_only(
+    alice: Caller, serve: Serve, view: Any, key: str | None
+) -> None:
+    serve(view())
+    for method in (*METHODS, "HEAD", "OPTIONS"):
+        if method in {"POST", "PATCH"}:
+            assert runs_once(alice, method)
             IdempotencyRecord.objects.all().delete()
+            continue
+        for _ in range(2):
+            before = effects()
+            answer = alice.request(method, key=key)
+            # OPTIONS of a class is answered by the framework.
+            assert (answer.status_code, effects() - before) in {(201, 1), (200, 0) if method == "OPTIONS" else (201, 1)}
+            assert "Idempotency-Key" not in answer
+            assert "Idempotency-Replayed" not in answer
+        assert not IdempotencyRecord.objects.exists()
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 def test_a_function_that_serves_none_of_the_methods_is_protected(alice: Caller, serve: Serve, method: str) -> None:
-    class Only(View):
-        def served(self, request: HttpRequest) -> HttpResponse:
-            return plain_answer(request)
-
-    setattr(Only, method.lower(), Only.served)
+    only: Any = type("Only", (View,), {method.lower(): EveryMethod.get})
     drf = api_view([method])(idempotent("tests.drf")(drf_answer))
-    serve(drf, **{"class/": idempotent("tests.class")(Only.as_view())})
+    serve(drf, **{"class/": idempotent("tests.class")(only.as_view())})
     assert runs_once(alice, method)
     assert runs_once(alice, method, "/class/")
 
@@ -181,51 +180,31 @@ def test_a_method_of_what_is_not_a_view_is_a_function(alice: Caller, serve: Serv
 
 
 def test_an_operations_own_methods_come_first(alice: Caller, serve: Serve) -> None:
-    def change(self: Any, request: Request) -> Response:
-        return drf_answer(request)
-
-    operation = Operation("tests.change", methods=("PATCH",))
-    body = {"idempotent_operations": {"change": operation}, "change": change}
-    view: Any = type("ViewSet", (IdempotentMixin, viewsets.ViewSet), body)
-    serve(view.as_view({"put": "change", "patch": "change"}))
+    view = protecting("mixin", Changing, {"change": Operation("tests.change", methods=("PATCH",))})
+    serve(
+        view.as_view({"put": "change", "patch": "change"}),
+        **{"function/": idempotent("tests.put", methods=["PUT"])(plain_answer)},
+    )
     assert runs_once(alice, "PATCH")
     assert not runs_once(alice, "PUT")
+    assert runs_once(alice, "PUT", "/function/")
+    assert not runs_once(alice, "POST", "/function/")
 
 
-POST_ONLY = {"methods": ("POST",)}
+@pytest.mark.parametrize("way", WAYS)
+def test_a_handler_that_its_operation_leaves_out_is_refused(way: str) -> None:
+    post_only = Operation("tests.post", methods=("POST",))
+    with refused("protects nothing: Put.put serves PUT, and its methods are POST"):
+        protecting(way, type("Put", (Methods, APIView), {}), {"put": post_only})
+    # Of an action, only the route tells the methods.
+    view = protecting(way, ModelActions, {"update": post_only})
+    view.as_view({"get": "list", "post": "update"})
+    with refused("protects nothing: ModelActions.update, as routed, serves PUT"):
+        view.as_view({"get": "list", "put": "update"})
 
 
-def test_a_handler_that_its_operation_leaves_out_is_refused() -> None:
-    with refused("protects nothing: Decorated.put serves PUT, and its methods are POST"):
-
-        class Decorated(View):
-            @idempotent("tests.put", methods=("POST",))
-            def put(self, request: HttpRequest) -> HttpResponse:
-                return plain_answer(request)
-
-    with refused("protects nothing: Mixed.delete serves DELETE"):
-
-        class Mixed(IdempotentMixin, APIView):
-            idempotent_operations: ClassVar = {"delete": Operation("tests.delete", methods=("POST",))}
-
-            def delete(self, request: Request) -> Response:
-                return drf_answer(request)
-
-    with refused("protects nothing: UndecoratedView.as_view() serves GET, POST"):
-        idempotent("tests.class", methods=("PUT",))(UndecoratedView.as_view())
+def test_a_function_whose_methods_its_operation_leaves_out_is_refused() -> None:
+    with refused("protects nothing: PlainView.as_view() serves GET, POST"):
+        idempotent("tests.class", methods=("PUT",))(PlainView.as_view())
     with refused("protects nothing: @api_view function drf_answer serves PUT"):
         api_view(["PUT"])(idempotent("tests.drf", methods=("POST",))(drf_answer))
-
-
-@pytest.mark.parametrize("way", ["decorator", "mixin"])
-def test_an_action_that_its_operation_leaves_out_is_refused_when_it_is_routed(way: str) -> None:
-    operation = Operation("tests.update", methods=("POST",))
-    if way == "decorator":
-        body: dict[str, Any] = {"update": idempotent(operation)(WorkingModelViewSet.update)}
-        view: Any = type("ViewSet", (WorkingModelViewSet,), body)
-    else:
-        body = {"idempotent_operations": {"update": operation}}
-        view = type("ViewSet", (IdempotentMixin, WorkingModelViewSet), body)
-    view.as_view({"get": "list", "post": "update"})
-    with refused("protects nothing: ViewSet.update, as routed, serves PUT"):
-        view.as_view({"get": "list", "put": "update"})

@@ -3,173 +3,220 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.test.client import encode_multipart
-from rest_framework.decorators import api_view, parser_classes
-from rest_framework.parsers import FormParser, JSONParser, MultiPartParser
-from rest_framework.request import Request
-from rest_framework.response import Response
+from django.core.files.uploadhandler import FileUploadHandler, TemporaryFileUploadHandler
+from django.http import HttpRequest, JsonResponse
+from rest_framework.parsers import MultiPartParser
 
 from idempotency import idempotent
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import FORM, Caller, Serve, effects, multipart, problem_code
+from tests.http.callers import FORM, Caller, assert_refused, multipart
+from tests.http.serving import Framework, Serve
 from tests.http.views import work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(39)]
+
+SMALL = 100
+#: Above DATA_UPLOAD_MAX_MEMORY_SIZE and FILE_UPLOAD_MAX_MEMORY_SIZE.
+LARGE = 3 * 1024 * 1024
+
+sizes = pytest.mark.parametrize("size", [SMALL, LARGE], ids=["small", "large"])
+
+SENT = {
+    "bytes": {"data": b"raw \xff", "content_type": "application/octet-stream"},
+    "json": {"data": b'{"a": 1}'},
+    "form": {"data": b"a=1&b=2", "content_type": FORM},
+    "multipart": multipart({"a": "1", "file": SimpleUploadedFile("a", b"a" * 100)}),
+}
+
+#: What a handler may read of its request, in this order.
+READS: dict[str, Callable[[Any], object]] = {
+    "body": lambda request: request.body.decode("latin-1"),
+    "data": lambda request: {name: str(value) for name, value in request.data.items()},
+    "POST": lambda request: dict(request.POST.lists()),
+    "FILES": lambda request: {name: file.read().decode() for name, file in request.FILES.items()},
+    "stream": lambda request: request.read().decode("latin-1"),
+}
 
 
-@pytest.mark.failure_mode(39)
+def upload(size: int, boundary: str = "one", last: bytes = b"a") -> dict[str, Any]:
+    file = SimpleUploadedFile("upload.bin", b"a" * (size - 1) + last)
+    return multipart({"amount": "1", "file": file}, boundary)
+
+
+def with_twin(alice: Caller, **sent: Any) -> tuple[Any, Any]:
+    """The answers of a protected view and of its unprotected twin to one request."""
+    return alice.post(key="k", **sent), alice.post("/twin/", **sent)
+
+
+@pytest.mark.parametrize("sent", SENT.values(), ids=SENT)
 @pytest.mark.parametrize(
-    "sent",
+    ("name", "reads"),
     [
-        {"data": b"raw \xff", "content_type": "application/octet-stream"},
-        {"data": b'{"a": 1}', "content_type": "application/json"},
-        {"data": b"a=1&b=2", "content_type": FORM},
-        multipart({"a": "1", "file": SimpleUploadedFile("a", b"a" * 100)}, "one"),
+        *[("plain", "body"), ("plain", "POST FILES"), ("plain", "stream"), ("plain", "body POST FILES")],
+        *[("drf", "body"), ("drf", "data"), ("drf", "body data"), ("drf", "FILES")],
     ],
-    ids=["bytes", "json", "form", "multipart"],
 )
-@pytest.mark.parametrize("reads", ["body", "POST and FILES", "stream", "both"])
-def test_a_plain_handler_reads_its_request_as_ever(
-    alice: Caller, serve: Serve, sent: dict[str, Any], reads: str
+def test_a_handler_reads_its_request_as_ever(
+    alice: Caller, serve: Serve, sent: dict[str, Any], name: str, reads: str
 ) -> None:
-    def handler(request: HttpRequest) -> HttpResponse:
-        seen: list[Any] = []
-        if reads in {"body", "both"}:
-            seen.append(request.body.decode("latin-1"))
-        if reads in {"POST and FILES", "both"}:
-            seen.append(dict(request.POST.lists()))
-            seen.append({name: file.read().decode() for name, file in request.FILES.items()})
-        if reads == "stream":
-            seen.append(request.read().decode("latin-1"))
-        return JsonResponse({"seen": seen})
-
-    serve(idempotent("tests.reading")(handler), **{"twin/": handler})
-    assert alice.post("/", key="k", **sent).content == alice.post("/twin/", **sent).content
+    Framework(name, serve).serve_twins(lambda request: {part: READS[part](request) for part in reads.split()})
+    protected, twin = with_twin(alice, **sent)
+    assert (protected.status_code, protected.content) == (twin.status_code, twin.content)
 
 
-@pytest.mark.failure_mode(39)
-@pytest.mark.parametrize("reads", ["body", "data", "body and data", "FILES"])
-@pytest.mark.parametrize(
-    "sent",
-    [
-        {"data": b'{"a": 1}', "content_type": "application/json"},
-        {"data": b"a=1&b=2", "content_type": FORM},
-        multipart({"a": "1", "file": SimpleUploadedFile("a", b"a" * 100)}, "one"),
-    ],
-    ids=["json", "form", "multipart"],
-)
-def test_a_drf_handler_reads_its_request_as_ever(alice: Caller, serve: Serve, sent: dict[str, Any], reads: str) -> None:
-    def handler(request: Request) -> Response:
-        seen: list[Any] = []
-        if reads in {"body", "body and data"}:
-            seen.append(request.body.decode("latin-1"))
-        if reads in {"data", "body and data"}:
-            seen.append({name: str(value) for name, value in request.data.items()})
-        if reads == "FILES":
-            seen.append({name: file.read().decode() for name, file in request.FILES.items()})
-        return Response({"seen": seen})
-
-    parsers = parser_classes([JSONParser, FormParser, MultiPartParser])
-    twin = api_view(["POST"])(parsers(handler))
-    protected = api_view(["POST"])(parsers(idempotent("tests.reading")(handler)))
-    serve(protected, **{"twin/": twin})
-    answers = [alice.post("/", key="k", **sent), alice.post("/twin/", **sent)]
-    assert [answer.status_code for answer in answers] == [200, 200]
-    assert answers[0].content == answers[1].content
-
-
-@pytest.mark.failure_mode(39)
-@pytest.mark.parametrize("framework", ["plain", "drf"])
-def test_an_upload_above_the_limit_of_memory_is_fingerprinted_and_left_to_the_handler(
-    alice: Caller, serve: Serve, framework: str
-) -> None:
-    size = 3 * 1024 * 1024  # above DATA_UPLOAD_MAX_MEMORY_SIZE and FILE_UPLOAD_MAX_MEMORY_SIZE
-
-    def handler(request: Any) -> Any:
-        work(request)
-        seen = {"size": len(request.FILES["file"].read()), "amount": request.POST["amount"]}
-        return Response(seen) if framework == "drf" else JsonResponse(seen)
-
-    protected = idempotent("tests.upload")(handler)
-    serve(api_view(["POST"])(parser_classes([MultiPartParser])(protected)) if framework == "drf" else protected)
-
-    def upload(boundary: str, last: bytes = b"a") -> dict[str, Any]:
-        file = SimpleUploadedFile("large.bin", b"a" * (size - 1) + last)
-        return multipart({"amount": "1", "file": file}, boundary)
-
-    first = alice.post(key="k", **upload("one"))
-    assert json.loads(first.content) == {"size": size, "amount": "1"}
-    assert alice.post(key="k", **upload("two")).content == first.content
-    assert problem_code(alice.post(key="k", **upload("one", last=b"b"))) == "idempotency_key_reused"
-    assert effects() == 1
-
-
-@pytest.mark.failure_mode(39)
-@pytest.mark.parametrize("framework", ["plain", "drf"])
 @pytest.mark.parametrize("reads_body", [False, True], ids=["handler reads nothing", "handler reads the body"])
 def test_a_body_above_the_limit_of_memory_is_never_a_server_error(
-    alice: Caller, serve: Serve, settings: Any, framework: str, reads_body: bool
+    alice: Caller, framework: Framework, settings: Any, reads_body: bool
 ) -> None:
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
-
-    def handler(request: Any) -> Any:
-        seen = {"length": len(request.body) if reads_body else 0}
-        return JsonResponse(seen) if framework == "plain" else Response(seen)
-
-    def as_view(view: Any) -> Any:
-        parsers = parser_classes([JSONParser, FormParser, MultiPartParser])
-        return view if framework == "plain" else api_view(["POST"])(parsers(view))
-
-    serve(as_view(idempotent("tests.large")(handler)), **{"twin/": as_view(handler)})
-    data = encode_multipart("one", {"a": SimpleUploadedFile("a", b"a" * 2000)})
+    framework.serve_twins(lambda request: {"length": len(request.body) if reads_body else 0})
+    data = upload(2000)["data"]
     for content_type in ("application/json", FORM, "multipart/form-data; boundary=one"):
-        twin = alice.post("/twin/", data, content_type=content_type)
+        protected, twin = with_twin(alice, data=data, content_type=content_type)
         assert twin.status_code == (400 if reads_body else 200)
-        assert alice.post("/", data, key=content_type[:5], content_type=content_type).status_code in {
-            400,
-            twin.status_code,
-        }
+        assert protected.status_code in {400, twin.status_code}
+        IdempotencyRecord.objects.all().delete()
 
 
-@pytest.mark.failure_mode(39)
-@pytest.mark.parametrize("length", ["", "abc", "-1", "0", "5"])
-@pytest.mark.parametrize("content_type", ["application/json", FORM, "multipart/form-data; boundary=one"])
-def test_a_content_length_that_lies_is_never_a_server_error(
-    alice: Caller, serve: Serve, length: str, content_type: str
-) -> None:
-    def handler(request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"length": len(request.body)})
-
-    serve(idempotent("tests.lying")(handler), **{"twin/": handler})
-    sent = {"data": b"a=1&b=2222", "content_type": content_type, "CONTENT_LENGTH": length}
-    twin = alice.post("/twin/", **sent)  # Django 5.2 fails at a length that is no number
-    assert alice.post("/", key="k", **sent).status_code in {200, 400, twin.status_code}
-
-
-class OwnParser(MultiPartParser):
-    """A parser of the project's own, which uses the stream up."""
-
-
-@pytest.mark.failure_mode(39)
 def test_a_drf_handler_is_told_that_a_parsed_body_is_too_large_to_be_read(
     alice: Caller, serve: Serve, settings: Any
 ) -> None:
     """DRF parses a form of any size; Django refuses to hand its body out whole."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
-
-    def handler(request: Request) -> Response:
-        return Response({"length": len(request.body)})
-
-    def as_view(view: Any) -> Any:
-        return api_view(["POST"])(parser_classes([OwnParser])(view))
-
-    serve(as_view(idempotent("tests.large")(handler)), **{"twin/": as_view(handler)})
-    sent = multipart({"file": SimpleUploadedFile("a", b"a" * 2000)}, "one")
-    twin = alice.post("/twin/", **sent)
-    assert alice.post("/", key="k", **sent).status_code == twin.status_code == 400
+    own = type("OwnParser", (MultiPartParser,), {})  # of the project's own, which uses the stream up
+    Framework("drf", serve).serve_twins(lambda request: {"length": len(request.body)}, parsers=[own])
+    protected, twin = with_twin(alice, **upload(2000))
+    assert protected.status_code == twin.status_code == 400
     assert IdempotencyRecord.objects.get().response_status == 400
+
+
+@pytest.mark.parametrize("length", ["", "abc", "-1", "0", "5"])
+@pytest.mark.parametrize("content_type", ["application/json", FORM, "multipart/form-data; boundary=one"])
+def test_a_content_length_that_lies_is_never_a_server_error(
+    alice: Caller, serve: Serve, length: str, content_type: str
+) -> None:
+    Framework("plain", serve).serve_twins(lambda request: {"length": len(request.body)})
+    protected, twin = with_twin(alice, data=b"a=1&b=2222", content_type=content_type, CONTENT_LENGTH=length)
+    assert protected.status_code in {200, 400, twin.status_code}  # Django 5.2 fails at a length that is no number
+
+
+# Multipart forms, whose handler may still say how its files are stored
+
+
+class Counting(FileUploadHandler):
+    """An upload handler of a project: it counts what comes through, and leaves it to the next one."""
+
+    seen = 0
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> bytes:
+        self.seen += len(raw_data)
+        return raw_data
+
+    def file_complete(self, file_size: int) -> None:
+        return None
+
+
+def leave(http: HttpRequest, counting: Counting) -> None:
+    counting.seen = -1
+
+
+def insert(http: HttpRequest, counting: Counting) -> None:
+    http.upload_handlers.insert(0, counting)
+
+
+def replace(http: HttpRequest, counting: Counting) -> None:
+    http.upload_handlers = [counting, TemporaryFileUploadHandler(http)]
+
+
+@pytest.mark.parametrize("choose", [leave, insert, replace])
+@sizes
+def test_an_upload_is_fingerprinted_and_its_handler_chooses_how_it_is_stored(
+    alice: Caller, framework: Framework, transport: str, size: int, choose: Any
+) -> None:
+    alice.transport = transport
+
+    def handler(request: Any) -> dict[str, Any]:
+        http = getattr(request, "_request", request)
+        counting = Counting(http)
+        choose(http, counting)
+        work(request)
+        files = {name: len(file.read()) for name, file in request.FILES.items()}
+        return {"counted": counting.seen, "sizes": files, "amount": request.POST["amount"]}
+
+    framework.serve(handler)
+    counted = -1 if choose is leave else size
+    first = alice.post(key="k", **upload(size))
+    assert json.loads(first.content) == {"counted": counted, "sizes": {"file": size}, "amount": "1"}
+    replay = alice.post(key="k", **upload(size, boundary="two"))
+    assert (replay.content, replay["Idempotency-Replayed"]) == (first.content, "true")
+    assert_refused(alice, "idempotency_key_reused", key="k", **upload(size, last=b"b"))
+
+
+@sizes
+def test_a_form_that_was_parsed_before_is_the_same_form(alice: Caller, serve: Serve, size: int) -> None:
+    """As the check of a CSRF token does it, in a middleware or not, which must not decide what the payload is."""
+    protected = idempotent("tests.parsed")(lambda request: JsonResponse({"size": len(request.FILES["file"].read())}))
+
+    def parsing(request: HttpRequest) -> Any:
+        if "parsed" in request.headers:
+            request.POST  # noqa: B018 - parses the form
+        return protected(request)
+
+    serve(parsing)
+    first = alice.post(key="k", headers={"Parsed": "yes"}, **upload(size))
+    assert json.loads(first.content) == {"size": size}
+    assert alice.post(key="k", **upload(size)).content == first.content
+
+
+@sizes
+def test_the_stream_of_a_large_form_is_read_as_unprotected(alice: Caller, serve: Serve, size: int) -> None:
+    Framework("plain", serve).serve_twins(lambda request: {"length": len(request.read())})
+    protected, twin = with_twin(alice, **upload(size))
+    assert protected.content == twin.content
+
+
+@sizes
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("parameters", ["; boundary=", "", "; boundary=\xfc"], ids=["empty", "missing", "not ASCII"])
+def test_a_form_that_cannot_be_parsed_is_refused_as_django_refuses_it(
+    alice: Caller, serve: Serve, settings: Any, size: int, debug: bool, parameters: str
+) -> None:
+    settings.DEBUG = debug
+    Framework("plain", serve).serve_twins(lambda request: {"fields": len(request.POST)})
+    sent = {**upload(size), "content_type": f"multipart/form-data{parameters}"}
+    assert [answer.status_code for answer in with_twin(alice, **sent)] == [400, 400]
+    assert not IdempotencyRecord.objects.exists()
+
+
+def test_a_multipart_form_has_djangos_limits(alice: Caller, serve: Serve, settings: Any) -> None:
+    settings.DATA_UPLOAD_MAX_NUMBER_FIELDS = 3
+    Framework("plain", serve).serve(work)
+    assert alice.post(key="k", **multipart({str(number): "1" for number in range(4)})).status_code == 400
+    assert not IdempotencyRecord.objects.exists()
+
+
+def test_a_parser_of_the_projects_own_reads_its_forms_in_its_own_way(alice: Caller, serve: Serve) -> None:
+    class IgnoringFiles(MultiPartParser):
+        def parse(self, stream: Any, *args: Any, **kwargs: Any) -> Any:
+            return super().parse(stream, *args, **kwargs).data
+
+    Framework("drf", serve).serve_twins(lambda request: {"fields": sorted(request.data)}, parsers=[IgnoringFiles])
+    first = alice.post(key="k", **upload(SMALL))
+    assert json.loads(first.content) == {"fields": ["amount"]}
+    assert alice.post(key="k", **upload(SMALL, last=b"b")).content == first.content
+
+
+def test_what_a_command_stands_for_is_not_read_at_all(alice: Caller, serve: Serve) -> None:
+    def handler(request: HttpRequest) -> dict[str, Any]:
+        request.upload_handlers = [TemporaryFileUploadHandler(request)]
+        return {"size": len(request.FILES["file"].read())}
+
+    Framework("plain", serve).serve(handler, command=lambda request: request.GET["of"])
+    first = alice.post("/?of=1", key="k", **upload(LARGE))
+    assert json.loads(first.content) == {"size": LARGE}
+    assert alice.post("/?of=1", key="k", **upload(SMALL)).content == first.content

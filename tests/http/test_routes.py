@@ -1,102 +1,56 @@
-"""How the query, the route and the method count when two requests are compared."""
+"""How the query, the route, the method and the headers count when two requests are compared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.http import JsonResponse
 from django.urls import path, re_path, register_converter
-from rest_framework.decorators import api_view
-from rest_framework.response import Response
 
 from idempotency import idempotent
-from idempotency.models import IdempotencyRecord
 from testproject.authentication import token_required
 from tests.factories import UserFactory
-from tests.http.callers import FORM, Caller, effects
+from tests.http.callers import Caller, effects, records
 from tests.http.sameness import Same
+from tests.http.serving import Framework
 from tests.http.views import plain_answer, work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario(16)]
 
 
-@pytest.mark.scenario(16)
-def test_another_query_string_is_another_payload(same: Same, serve_parsing: Callable[[], None]) -> None:
-    serve_parsing()
-    assert not same({"url": "/?dry=1"}, {"url": "/"})
-    assert not same({"url": "/?dry=1"}, {"url": "/?dry=2"})
-    assert not same({"url": "/?a=1&a=2"}, {"url": "/?a=2&a=1"})
-    assert same({"url": "/?a=1&b=2"}, {"url": "/?b=2&a=1"})
+@pytest.mark.failure_mode(41, 46)
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("/?dry=1", "/", False),
+        ("/?dry=1", "/?dry=2", False),
+        ("/?a=1&a=2", "/?a=2&a=1", False),
+        ("/?a=1&b=2", "/?b=2&a=1", True),
+        ("/?a=2&%61=1", "/?%61=1&a=2", False),
+        # These read alike when they are joined.
+        ("/?a=&a=b&c=", "/?a=&b=c&b=", False),
+        ("/?a=b%26c", "/?a=b&c", False),
+        ("/?a=b%3Dc", "/?a%3Db=c", False),
+        ({"method": "POST"}, {"method": "PATCH"}, False),
+        ({"headers": {"User-Agent": "a", "X-Request-Id": "1"}}, {"headers": {"User-Agent": "b"}}, True),
+    ],
+)
+def test_query_and_method_count_and_headers_do_not(
+    same: Same, framework: Framework, first: Any, second: Any, expected: bool
+) -> None:
+    framework.serve()
+    assert same(first, second) == expected
 
 
-@pytest.mark.scenario(16)
-def test_the_order_of_one_name_counts_however_it_is_spelled(same: Same, serve_parsing: Callable[[], None]) -> None:
-    serve_parsing()
-    assert not same({"url": "/?a=2&%61=1"}, {"url": "/?%61=1&a=2"})
-    form = {"content_type": FORM}
-    assert not same({"data": b"a=2&%61=1", **form}, {"data": b"%61=1&a=2", **form})
-
-
-@pytest.mark.failure_mode(41)
-def test_queries_that_read_alike_when_joined_differ(same: Same, serve_parsing: Callable[[], None]) -> None:
-    serve_parsing()
-    assert not same({"url": "/?a=&a=b&c="}, {"url": "/?a=&b=c&b="})
-    assert not same({"url": "/?a=b%26c"}, {"url": "/?a=b&c"})
-    assert not same({"url": "/?a=b%3Dc"}, {"url": "/?a%3Db=c"})
-
-
-@pytest.mark.scenario(16)
-@pytest.mark.parametrize("framework", ["plain", "drf"])
-def test_another_route_argument_is_another_payload(same: Same, settings: Any, framework: str) -> None:
-    def answer(request: Any, **route: Any) -> Any:
-        body, status = work(request)
-        return Response(body, status=status) if framework == "drf" else JsonResponse(body, status=status)
-
-    if framework == "drf":
-        view: Any = api_view(["POST"])(idempotent("tests.route")(answer))
-    else:
-        view = token_required(idempotent("tests.route")(answer))
-    settings.ROOT_URLCONF = (
-        path("users/<int:user>/orders/<str:order>/", view),
-        path("flats/<str:order>/<int:user>/", view),
-    )
-    assert same({"url": "/users/1/orders/2/"}, {"url": "/users/1/orders/2/"})
-    assert not same({"url": "/users/1/orders/2/"}, {"url": "/users/2/orders/1/"})
-    assert not same({"url": "/users/1/orders/2/"}, {"url": "/users/1/orders/3/"})
-    assert not same({"url": "/users/1/orders/11/"}, {"url": "/users/11/orders/1/"})
-
-
-@pytest.mark.scenario(16)
-def test_positional_route_arguments_count(same: Same, settings: Any) -> None:
-    view = token_required(idempotent("tests.positional")(lambda request, *args: plain_answer(request)))
-    settings.ROOT_URLCONF = (re_path("^orders/([0-9]+)/([0-9]+)/$", view),)
-    assert same({"url": "/orders/1/2/"}, {"url": "/orders/1/2/"})
-    assert not same({"url": "/orders/1/2/"}, {"url": "/orders/2/1/"})
-
-
-class UserConverter:
-    regex = "[0-9]+"
-
-    def to_python(self, value: str) -> User:
-        return User.objects.get(pk=value)
-
-    def to_url(self, value: User) -> str:
-        return str(value.pk)
-
-
-register_converter(UserConverter, "user_of_tests")
-
-
-@pytest.mark.scenario(16)
-def test_a_route_argument_of_any_type_counts(same: Same, settings: Any) -> None:
-    view = token_required(idempotent("tests.converted")(lambda request, payee: plain_answer(request)))
-    settings.ROOT_URLCONF = (path("pay/<user_of_tests:payee>/", view),)
-    carol, dave = UserFactory(), UserFactory()
-    assert same({"url": f"/pay/{carol.pk}/"}, {"url": f"/pay/{carol.pk}/"})
-    assert not same({"url": f"/pay/{carol.pk}/"}, {"url": f"/pay/{dave.pk}/"})
+def test_another_route_argument_is_another_payload(same: Same, framework: Framework, settings: Any) -> None:
+    view = framework.view(lambda request, **route: work(request), idempotent("tests.route"))
+    if framework.name == "plain":
+        view = token_required(view)
+    settings.ROOT_URLCONF = (path("users/<int:user>/orders/<str:order>/", view),)
+    assert not same("/users/1/orders/2/", "/users/2/orders/1/")
+    assert not same("/users/1/orders/2/", "/users/1/orders/3/")
+    assert not same("/users/1/orders/11/", "/users/11/orders/1/")
 
 
 class Seat:
@@ -111,54 +65,46 @@ class NamedSeat(Seat):
         return f"seat {self.number}"
 
 
-class SeatConverter:
-    regex = "[0-9]+"
-
-    def to_python(self, value: str) -> Seat:
-        return Seat(value)
-
-    def to_url(self, value: Seat) -> str:
-        return value.number
+def converter(make: Any) -> str:
+    """Register a converter that makes an object of a number."""
+    name = f"routes_{make.__name__}"
+    register_converter(type(name, (), {"regex": "[0-9]+", "to_python": lambda self, value: make(value)}), name)
+    return name
 
 
-class NamedSeatConverter(SeatConverter):
-    def to_python(self, value: str) -> Seat:
-        return NamedSeat(value)
+def user(value: str) -> User:
+    return User.objects.get(pk=value)
 
 
-class SeatsConverter(SeatConverter):
-    def to_python(self, value: str) -> Any:
-        return [Seat(value)]
+def seats(value: str) -> Any:
+    return [Seat(value)]
 
 
-for _name, _converter in {"seat": SeatConverter, "named_seat": NamedSeatConverter, "seats": SeatsConverter}.items():
-    register_converter(_converter, f"{_name}_of_tests")
+SEAT, SEATS, NAMED, USER = map(converter, (Seat, seats, NamedSeat, user))
 
 
-@pytest.mark.scenario(16)
-@pytest.mark.parametrize("kind", ["seat", "seats"])
+def serve_at(settings: Any, pattern: Any) -> None:
+    """Serve an operation that takes what the pattern finds."""
+    make = re_path if pattern.startswith("^") else path
+    view = idempotent("tests.converted")(lambda request, *args, **route: plain_answer(request))
+    settings.ROOT_URLCONF = (make(pattern, token_required(view)),)
+
+
+@pytest.mark.parametrize("pattern", ["^([0-9]+)/$", f"<{USER}:payee>/", f"<{NAMED}:seat>/"])
+def test_a_route_argument_of_any_type_counts(same: Same, settings: Any, pattern: str) -> None:
+    serve_at(settings, pattern)
+    first, second = UserFactory().pk, UserFactory().pk
+    assert same(f"/{first}/", f"/{first}/")
+    assert not same(f"/{first}/", f"/{second}/")
+
+
+@pytest.mark.parametrize("kind", [SEAT, SEATS])
 def test_a_route_argument_without_a_text_of_its_own_is_refused_with_the_remedy(
     alice: Caller, settings: Any, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """Its text is an address in memory, by which an honest retry would be another request."""
-    view = token_required(idempotent("tests.seats")(lambda request, seat: plain_answer(request)))
-    settings.ROOT_URLCONF = (path(f"book/<{kind}_of_tests:seat>/", view),)
+    serve_at(settings, f"<{kind}:seat>/")
     for _ in range(2):
-        assert alice.post("/book/1/", key="k").status_code == 500
+        assert alice.post("/1/", key="k").status_code == 500
     assert "Give the type a __str__" in caplog.text
-    assert effects() == 0
-    assert not IdempotencyRecord.objects.exists()
-
-
-@pytest.mark.scenario(16)
-def test_a_route_argument_counts_by_its_own_text(same: Same, settings: Any) -> None:
-    view = token_required(idempotent("tests.named_seats")(lambda request, seat: plain_answer(request)))
-    settings.ROOT_URLCONF = (path("book/<named_seat_of_tests:seat>/", view),)
-    assert same({"url": "/book/1/"}, {"url": "/book/1/"})
-    assert not same({"url": "/book/1/"}, {"url": "/book/2/"})
-
-
-@pytest.mark.failure_mode(46)
-def test_another_method_is_another_payload(same: Same, serve_parsing: Callable[[], None]) -> None:
-    serve_parsing()
-    assert not same({"method": "POST"}, {"method": "PATCH"})
+    assert (effects(), records()) == (0, [])

@@ -1,7 +1,7 @@
 """Every kind of view that can be protected, doing the same work, and the same work without protection.
 
-``POST /kinds/<kind>/`` is one protected operation, ``kinds.<kind>``. Every handler writes one ``Transfer`` and then
-does what the query asks for (``work``), so that a test can tell from the rows what became of its transaction.
+``POST /kinds/<kind>/`` is one protected operation. Every handler writes one ``Transfer`` and then does what the query
+asks for (``work``), so that a test can tell from the rows what became of its transaction.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import path
 from django.views import View
-from rest_framework import serializers, viewsets
+from rest_framework import viewsets
 from rest_framework.decorators import action, api_view
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -57,22 +58,19 @@ def drf_answer(request: Request) -> Response:
 # Plain Django
 
 
-@idempotent("kinds.function")
-def function(request: HttpRequest) -> HttpResponse:
-    return plain_answer(request)
+class PlainView(View):
+    """A view without protection."""
 
-
-@idempotent("kinds.async_function")
-async def async_function(request: HttpRequest) -> HttpResponse:
-    return await sync_to_async(plain_answer)(request)
-
-
-class MethodView(View):
-    @idempotent("kinds.method")
     def post(self, request: HttpRequest) -> HttpResponse:
         return plain_answer(request)
 
     def get(self, request: HttpRequest) -> HttpResponse:
+        return plain_answer(request)
+
+
+class MethodView(PlainView):
+    @idempotent("kinds.method")
+    def post(self, request: HttpRequest) -> HttpResponse:
         return plain_answer(request)
 
 
@@ -80,70 +78,35 @@ class InheritedMethodView(MethodView):
     """The decorator is on the parent's method."""
 
 
+async def async_answer(request: HttpRequest) -> HttpResponse:
+    return await sync_to_async(plain_answer)(request)
+
+
 class AsyncMethodView(View):
     @idempotent("kinds.async_method")
     async def post(self, request: HttpRequest) -> HttpResponse:
-        return await sync_to_async(plain_answer)(request)
+        return await async_answer(request)
 
     async def get(self, request: HttpRequest) -> HttpResponse:
-        return await sync_to_async(plain_answer)(request)
+        return await async_answer(request)
 
 
-class UndecoratedView(View):
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return plain_answer(request)
-
-    def get(self, request: HttpRequest) -> HttpResponse:
-        return plain_answer(request)
+# Django REST framework
 
 
-# Django REST framework, by the decorator alone
+class Methods:
+    """Methods without protection, for an ``APIView``."""
 
-
-@api_view(["GET", "POST"])
-@idempotent("kinds.api_view")
-def api_function(request: Request) -> Response:
-    return drf_answer(request)
-
-
-class MethodAPIView(APIView):
-    @idempotent("kinds.api_method")
     def post(self, request: Request) -> Response:
         return drf_answer(request)
 
-    def get(self, request: Request) -> Response:
-        return drf_answer(request)
+    get = put = post
 
 
-class DecoratedViewSet(viewsets.ViewSet):
-    @idempotent("kinds.viewset")
-    def create(self, request: Request) -> Response:
-        return drf_answer(request)
-
-    def list(self, request: Request) -> Response:
-        return drf_answer(request)
-
-    @action(detail=False, methods=["post"])
-    @idempotent("kinds.action")
-    def pay(self, request: Request) -> Response:
-        return drf_answer(request)
-
-    @action(detail=False, methods=["post"])
-    def unprotected(self, request: Request) -> Response:
-        return drf_answer(request)
-
-
-class TransferSerializer(serializers.ModelSerializer[Transfer]):
-    class Meta:
-        model = Transfer
-        fields: ClassVar = ["id"]
-
-
-class WorkingModelViewSet(viewsets.ModelViewSet[Transfer]):
-    """A GenericViewSet with every mixin that DRF has, none of it protected."""
+class Actions:
+    """Actions without protection, for a ViewSet."""
 
     queryset = Transfer.objects.none()
-    serializer_class = TransferSerializer
 
     def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         return drf_answer(request)
@@ -160,82 +123,78 @@ class WorkingModelViewSet(viewsets.ModelViewSet[Transfer]):
         return drf_answer(request)
 
 
-class DecoratedModelViewSet(WorkingModelViewSet):
+class MethodAPIView(Methods, APIView):
+    @idempotent("kinds.api_method")
+    def post(self, request: Request) -> Response:
+        return drf_answer(request)
+
+
+class DecoratedViewSet(Actions, viewsets.ViewSet):
+    @idempotent("kinds.viewset")
+    def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        return drf_answer(request)
+
+    @action(detail=False, methods=["post"])
+    @idempotent("kinds.action")
+    def pay(self, request: Request) -> Response:
+        return drf_answer(request)
+
+
+class ModelActions(Actions, viewsets.ModelViewSet[Transfer]):
+    """A GenericViewSet with every mixin that DRF has, none of it protected."""
+
+
+class DecoratedModelViewSet(ModelActions):
     @idempotent("kinds.model_viewset")
     def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         return super().create(request, *args, **kwargs)
 
 
-# By the mixin alone
-
-
-class MixinAPIView(IdempotentMixin, APIView):
+class MixinAPIView(IdempotentMixin, Methods, APIView):
     idempotent_operations: ClassVar = {"post": "kinds.mixin_api_method"}
 
-    def post(self, request: Request) -> Response:
-        return drf_answer(request)
 
-    def get(self, request: Request) -> Response:
-        return drf_answer(request)
-
-
-class MixinViewSet(IdempotentMixin, viewsets.ViewSet):
+class MixinViewSet(IdempotentMixin, Actions, viewsets.ViewSet):
     idempotent_operations: ClassVar = {"create": "kinds.mixin_viewset", "pay": "kinds.mixin_action"}
 
-    def create(self, request: Request) -> Response:
-        return drf_answer(request)
 
-    def list(self, request: Request) -> Response:
-        return drf_answer(request)
-
-    @action(detail=False, methods=["post"])
-    def pay(self, request: Request) -> Response:
-        return drf_answer(request)
-
-    @action(detail=False, methods=["post"])
-    def unprotected(self, request: Request) -> Response:
-        return drf_answer(request)
-
-
-class MixinModelViewSet(IdempotentMixin, WorkingModelViewSet):
+class MixinModelViewSet(IdempotentMixin, ModelActions):
     idempotent_operations: ClassVar = {"create": "kinds.mixin_model_viewset"}
-
-
-# By both
 
 
 class BothViewSet(IdempotentMixin, DecoratedModelViewSet):
     idempotent_operations: ClassVar = {"create": "kinds.model_viewset"}
 
 
+def _routed(view: Any, post: str = "create") -> Callable[..., Any]:
+    routed: Callable[..., Any] = view.as_view({"post": post, "get": "list"})
+    return routed
+
+
 #: kind -> (view, the operation's name). Served at /kinds/<kind>/.
 KINDS: dict[str, tuple[Callable[..., Any], str]] = {
-    "function": (token_required(function), "kinds.function"),
-    "async_function": (token_required(async_function), "kinds.async_function"),
+    "function": (token_required(idempotent("kinds.function")(plain_answer)), "kinds.function"),
+    "async_function": (token_required(idempotent("kinds.async_function")(async_answer)), "kinds.async_function"),
     "method": (token_required(MethodView.as_view()), "kinds.method"),
     "inherited_method": (token_required(InheritedMethodView.as_view()), "kinds.method"),
     "async_method": (token_required(AsyncMethodView.as_view()), "kinds.async_method"),
-    "class_as_function": (token_required(idempotent("kinds.class")(UndecoratedView.as_view())), "kinds.class"),
-    "api_view": (api_function, "kinds.api_view"),
+    "class_as_function": (token_required(idempotent("kinds.class")(PlainView.as_view())), "kinds.class"),
+    "api_view": (api_view(["GET", "POST"])(idempotent("kinds.api_view")(drf_answer)), "kinds.api_view"),
     "api_method": (MethodAPIView.as_view(), "kinds.api_method"),
-    "viewset": (DecoratedViewSet.as_view({"post": "create", "get": "list"}), "kinds.viewset"),
-    "action": (DecoratedViewSet.as_view({"post": "pay", "get": "list"}), "kinds.action"),
-    "model_viewset": (DecoratedModelViewSet.as_view({"post": "create", "get": "list"}), "kinds.model_viewset"),
+    "viewset": (_routed(DecoratedViewSet), "kinds.viewset"),
+    "action": (_routed(DecoratedViewSet, "pay"), "kinds.action"),
+    "model_viewset": (_routed(DecoratedModelViewSet), "kinds.model_viewset"),
     "mixin_api_method": (MixinAPIView.as_view(), "kinds.mixin_api_method"),
-    "mixin_viewset": (MixinViewSet.as_view({"post": "create", "get": "list"}), "kinds.mixin_viewset"),
-    "mixin_action": (MixinViewSet.as_view({"post": "pay", "get": "list"}), "kinds.mixin_action"),
-    "mixin_model_viewset": (
-        MixinModelViewSet.as_view({"post": "create", "get": "list"}),
-        "kinds.mixin_model_viewset",
-    ),
-    "both": (BothViewSet.as_view({"post": "create", "get": "list"}), "kinds.model_viewset"),
+    "mixin_viewset": (_routed(MixinViewSet), "kinds.mixin_viewset"),
+    "mixin_action": (_routed(MixinViewSet, "pay"), "kinds.mixin_action"),
+    "mixin_model_viewset": (_routed(MixinModelViewSet), "kinds.mixin_model_viewset"),
+    "both": (_routed(BothViewSet), "kinds.model_viewset"),
 }
 
-#: ViewSets of which one action is protected, and the path of another that is not.
-UNPROTECTED_ACTIONS: dict[str, Callable[..., Any]] = {
-    "decorated": DecoratedViewSet.as_view({"post": "unprotected"}),
-    "decorated_model": DecoratedModelViewSet.as_view({"post": "unprotected"}),
-    "mixin": MixinViewSet.as_view({"post": "unprotected"}),
-    "mixin_model": MixinModelViewSet.as_view({"post": "unprotected"}),
-    "both": BothViewSet.as_view({"post": "unprotected"}),
-}
+#: ViewSets of which one action is protected. Another one, which is not, is served at /unprotected/<name>/.
+VIEWSETS = (DecoratedViewSet, DecoratedModelViewSet, MixinViewSet, MixinModelViewSet, BothViewSet)
+
+urlpatterns = [
+    *(path(f"kinds/{kind}/", view) for kind, (view, _) in KINDS.items()),
+    *(path(f"unprotected/{view.__name__}/", view.as_view({"post": "unprotected"})) for view in VIEWSETS),
+]

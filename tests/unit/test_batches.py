@@ -27,15 +27,8 @@ EARLY, LATE = (datetime(2000, 1, day, tzinfo=timezone.utc) for day in (1, 2))
         ),
         (
             RelayResult(sent=1, postponed=2, dead=3, put_back=4, unavailable={"a": "first", "b": "first"}),
-            RelayResult(sent=10, postponed=20, dead=30, put_back=40, unavailable={"a": "second"}, exhausted=False),
-            RelayResult(
-                sent=11,
-                postponed=22,
-                dead=33,
-                put_back=44,
-                unavailable={"a": "second", "b": "first"},
-                exhausted=False,
-            ),
+            RelayResult(10, 20, 30, 40, unavailable={"a": "second"}, exhausted=False),
+            RelayResult(11, 22, 33, 44, unavailable={"a": "second", "b": "first"}, exhausted=False),
         ),
         (PurgeResult(1, EARLY, exhausted=False), PurgeResult(2, LATE), PurgeResult(3, LATE)),
     ],
@@ -49,60 +42,47 @@ def test_results_add_up_and_the_later_one_says_whether_more_is_due(
     assert repr(first) == before
 
 
-def test_what_was_done_is_told_in_counts() -> None:
-    assert RecoveryResult(recoverable=1, completed=2, parked=4, postponed=8).touched == 15
-    assert RelayResult(sent=1, postponed=2, dead=4, put_back=8).touched == 7
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (
+            RecoveryResult(recoverable=1, completed=2, parked=4, postponed=8, unknown_operations=Counter(a=2)),
+            {"recoverable": 1, "completed": 2, "parked": 4, "postponed": 8, "unknown_operations": {"a": 2}},
+        ),
+        (
+            RelayResult(sent=1, postponed=2, dead=4, put_back=8, unavailable={"a": "b"}),
+            {"sent": 1, "postponed": 2, "dead": 4, "put_back": 8, "unavailable": {"a": "b"}},
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_report_is_plain_data_and_tells_what_was_done_in_counts(
+    result: RecoveryResult | RelayResult, expected: dict[str, object]
+) -> None:
+    assert result.as_dict() == {**expected, "exhausted": True}
+    assert json.loads(json.dumps(result.as_dict())) == result.as_dict()
+    assert result.touched == 15
+
+
+def test_a_purge_has_touched_what_it_deleted() -> None:
     assert PurgeResult(3).touched == 3
     with pytest.raises(NotImplementedError):
         _ = BatchResult().touched
 
 
-@pytest.mark.parametrize(
-    ("result", "expected"),
-    [
-        (
-            RecoveryResult(recoverable=1, unknown_operations=Counter(a=2), exhausted=False),
-            {
-                "recoverable": 1,
-                "completed": 0,
-                "parked": 0,
-                "postponed": 0,
-                "unknown_operations": {"a": 2},
-                "exhausted": False,
-            },
-        ),
-        (
-            RelayResult(sent=1, postponed=2, dead=3, put_back=4, unavailable={"a": "b"}),
-            {"sent": 1, "postponed": 2, "dead": 3, "put_back": 4, "unavailable": {"a": "b"}, "exhausted": True},
-        ),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_report_is_plain_data(result: BatchResult, expected: dict[str, object]) -> None:
-    assert json.loads(json.dumps(result.as_dict())) == result.as_dict() == expected
-
-
-def test_batches_are_taken_until_one_is_exhausted_and_each_knows_the_one_before() -> None:
+def test_batches_are_taken_one_by_one_until_one_is_exhausted_and_each_knows_the_one_before() -> None:
     asked: list[PurgeResult | None] = []
 
     def take(before: PurgeResult | None) -> PurgeResult:
         asked.append(before)
         return PurgeResult(len(asked), exhausted=len(asked) == 3)
 
+    list(islice(in_batches(take), 2))
+    assert len(asked) == 2  # none ahead of the one that is asked for
+    asked.clear()
     taken = list(in_batches(take))
     assert [batch.deleted for batch in taken] == [1, 2, 3]
     assert asked == [None, *taken[:2]]
-
-
-def test_no_batch_is_taken_ahead_of_the_one_that_is_asked_for() -> None:
-    asked: list[PurgeResult | None] = []
-
-    def take(before: PurgeResult | None) -> PurgeResult:
-        asked.append(before)
-        return PurgeResult(exhausted=False)
-
-    list(islice(in_batches(take), 2))
-    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("size", [0, -1, 11])

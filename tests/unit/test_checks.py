@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import connection, connections
@@ -16,8 +17,9 @@ from django.test import override_settings
 
 from idempotency import Attach, Operation
 from idempotency.checks import check_databases
-from idempotency.operation import registry
+from idempotency.conf import settings
 from idempotency.options.table import SETTINGS
+from tests.operations import forgetting_operations
 
 pytestmark = pytest.mark.django_db  # Django's own checks of a SQLite database ask it what it can do
 
@@ -39,20 +41,29 @@ def test_the_defaults_and_the_sample_project_are_sound() -> None:
     assert messages() == {}
 
 
+@pytest.fixture
+def declared() -> Iterator[Callable[..., Operation]]:
+    with forgetting_operations():
+        yield Operation
+
+
 @pytest.mark.scenario(30)
+@pytest.mark.failure_mode(10)
 @pytest.mark.parametrize(
     ("entries", "message_id", "said"),
     [
         ([], "idempotency.E001", "must be a dictionary"),
         ({"TLT": timedelta(days=1)}, "idempotency.E002", "no entry 'TLT'"),
         ({"TTL": 3}, "idempotency.E003", "'TTL'"),
+        ({"TTL": None}, "idempotency.E003", "'TTL'"),
         ({"TTL": timedelta(0)}, "idempotency.E003", "'TTL'"),
         ({"LEASE": timedelta(seconds=-5)}, "idempotency.E004", "'LEASE'"),
         ({"IN_PROGRESS": "CONFLICT"}, "idempotency.E005", "'IN_PROGRESS'"),
-        ({"IN_PROGRESS": Attach(str)}, "idempotency.E005", "declare it there"),
+        ({"IN_PROGRESS": Attach(str)}, "idempotency.E005", "belongs to one operation and its job: declare it there."),
         ({"REQUIRED": None}, "idempotency.E006", "'REQUIRED'"),
         ({"METHODS": "POST"}, "idempotency.E007", "'METHODS'"),
-        ({"ACCOUNT": "no.such.thing"}, "idempotency.E008", "can't be imported"),
+        ({"METHODS": ["post"]}, "idempotency.E007", "in capitals"),
+        ({"ACCOUNT": "no.such.thing"}, "idempotency.E008", "can't be imported (No module named 'no')."),
         ({"ACCOUNT": "tests.unit.test_checks.NOT_A_FUNCTION"}, "idempotency.E008", "must name a callable"),
         ({"RECORDABLE": 201}, "idempotency.E009", "'RECORDABLE'"),
         ({"RECORDED_HEADERS": "Location"}, "idempotency.E010", "'RECORDED_HEADERS'"),
@@ -63,14 +74,25 @@ def test_the_defaults_and_the_sample_project_are_sound() -> None:
         ({"TTL": timedelta(seconds=60)}, "idempotency.E014", "shorter than"),
     ],
 )
-def test_a_wrong_setting_has_an_id_a_message_and_a_hint(entries: Any, message_id: str, said: str) -> None:
+def test_a_wrong_setting_is_a_check_with_a_hint_and_an_error_at_the_first_use_of_any(
+    declared: Callable[..., Operation], entries: Any, message_id: str, said: str
+) -> None:
+    operation = declared("unit.wrong")
     with override_settings(IDEMPOTENCY=entries):
         found = messages()
         assert list(found) == [message_id]
         assert said in found[message_id].msg
         assert found[message_id].hint
-        with pytest.raises(SystemCheckError, match=message_id):
-            call_command("check")
+        for holder, name in ((operation, "required"), (settings, "max_retry_after"), (operation, "required")):
+            with pytest.raises(ImproperlyConfigured, match=message_id) as raised:
+                getattr(holder, name)
+            assert said in str(raised.value)
+
+
+@pytest.mark.scenario(30)
+def test_the_check_command_fails_on_a_wrong_setting() -> None:
+    with override_settings(IDEMPOTENCY=[]), pytest.raises(SystemCheckError, match=r"idempotency\.E001"):
+        call_command("check")
 
 
 @pytest.mark.scenario(30)
@@ -81,38 +103,38 @@ def test_an_unknown_name_is_answered_with_the_one_that_was_meant() -> None:
         assert all(name in messages()["idempotency.E002"].hint for name in SETTINGS)
 
 
-@pytest.fixture
-def declared() -> Iterator[Callable[..., Operation]]:
-    made: list[str] = []
-
-    def declare(name: str, **policy: Any) -> Operation:
-        made.append(name)
-        return Operation(name, **policy)
-
-    yield declare
-    for name in made:
-        registry.discard(name)
+@pytest.mark.failure_mode(70)
+@pytest.mark.parametrize("value", ["hunter2", [], ["hunter2", ""], [7, "hunter2"], {"hunter2"}])
+def test_a_secret_is_not_shown_when_it_is_wrong(value: Any) -> None:
+    with (
+        override_settings(IDEMPOTENCY={"FINGERPRINT_KEYS": value}),
+        pytest.raises(ImproperlyConfigured, match=r"FINGERPRINT_KEYS.*E019") as refused,
+    ):
+        _ = settings.ttl
+    assert "hunter2" not in str(refused.value)
 
 
-def test_an_operation_that_only_the_settings_make_contradictory(declared: Callable[..., Operation]) -> None:
-    declared("unit.long", lease=timedelta(hours=2))
-    with override_settings(IDEMPOTENCY={"TTL": timedelta(hours=1)}):
-        assert "unit.long" in messages()["idempotency.E015"].msg
-
-
-def test_a_heartbeat_beyond_the_retention_is_refused(declared: Callable[..., Operation]) -> None:
-    declared("unit.alive", heartbeat=timedelta(hours=2))
-    assert messages() == {}
-    with override_settings(IDEMPOTENCY={"TTL": timedelta(hours=1)}):
-        assert "unit.alive" in messages()["idempotency.E017"].msg
-
-
-@pytest.mark.parametrize("path", ["no.such.thing", "tests.unit.test_checks.NOT_A_FUNCTION"])
-def test_an_operation_that_names_a_function_that_does_not_exist(declared: Callable[..., Operation], path: str) -> None:
-    declared("unit.path", recordable=path)
-    found = messages()
-    assert path in found["idempotency.E018"].msg
-    assert found["idempotency.E018"].hint
+@pytest.mark.parametrize(
+    ("policy", "entries", "message_id"),
+    [
+        ({"lease": timedelta(hours=2)}, {"TTL": timedelta(hours=1)}, "idempotency.E015"),
+        ({"heartbeat": timedelta(hours=2)}, {"TTL": timedelta(hours=1)}, "idempotency.E017"),
+        ({"account": "no.such.thing"}, {}, "idempotency.E018"),
+        ({"recordable": "tests.unit.test_checks.NOT_A_FUNCTION"}, {}, "idempotency.E018"),
+    ],
+)
+def test_an_operation_that_the_settings_or_its_paths_make_wrong_is_found_by_check_and_at_its_first_use(
+    declared: Callable[..., Operation], policy: dict[str, Any], entries: dict[str, Any], message_id: str
+) -> None:
+    operation = declared("unit.wrong", **policy)
+    if entries:
+        assert messages() == {}
+    with override_settings(IDEMPOTENCY=entries):
+        found = messages()[message_id]
+        assert "unit.wrong" in found.msg
+        assert found.hint
+        with pytest.raises(ImproperlyConfigured, match=f"unit.wrong.*{message_id}"):
+            _ = operation.methods
 
 
 def test_a_database_without_autocommit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

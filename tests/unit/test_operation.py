@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import re
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.test import override_settings
 
-from idempotency import ACCEPTED, CONFLICT, PARK, REEXECUTE, Operation, Wait, idempotent
-from idempotency.conf import is_recordable
+from idempotency import ACCEPTED, CONFLICT, PARK, REEXECUTE, Operation, Wait, claim, idempotent
+from idempotency.conf import Defaults, Settings, settings
 from idempotency.operation import operation_for, registry
+from idempotency.options.table import OPTIONS, SETTINGS, OperationPolicy
 from tests.operations import forgetting_operations
 
 
@@ -25,31 +28,26 @@ def _own_registry() -> Iterator[None]:
 
 def test_an_operation_follows_the_settings_at_the_time_it_is_asked() -> None:
     operation = Operation("unit.settings")
-    assert operation.ttl == timedelta(days=3)
-    assert operation.lease == timedelta(seconds=60)
-    with override_settings(
-        IDEMPOTENCY={
-            "TTL": timedelta(days=9),
-            "LEASE": timedelta(seconds=5),
-            "IN_PROGRESS": ACCEPTED,
-            "REQUIRED": False,
-            "METHODS": ["PUT"],
-            "ACCOUNT": "tests.unit.test_operation.an_account",
-            "RECORDABLE": "tests.unit.test_operation.only_created",
-            "RECORDED_HEADERS": ["X-Trace"],
-            "MAX_BODY": 10,
-        }
-    ):
-        assert operation.ttl == timedelta(days=9)
-        assert operation.lease == timedelta(seconds=5)
-        assert operation.in_progress is ACCEPTED
-        assert operation.required is False
-        assert operation.methods == ["PUT"]
-        assert operation.account(HttpRequest()) == "everyone"
-        assert operation.recordable(201)
-        assert not operation.recordable(200)
-        assert operation.headers == ["X-Trace"]
-        assert operation.max_body == 10
+    assert (operation.ttl, operation.lease, operation.in_progress) == (
+        timedelta(days=3),
+        timedelta(seconds=60),
+        CONFLICT,
+    )
+    entries = {
+        "TTL": timedelta(days=9),
+        "LEASE": timedelta(seconds=5),
+        "IN_PROGRESS": ACCEPTED,
+        "REQUIRED": False,
+        "METHODS": ["PUT"],
+        "ACCOUNT": f"{__name__}.an_account",
+        "RECORDABLE": f"{__name__}.only_created",
+        "RECORDED_HEADERS": ["X-Trace"],
+        "MAX_BODY": 10,
+    }
+    with override_settings(IDEMPOTENCY=entries):
+        for setting, value in entries.items():
+            expected = {"ACCOUNT": an_account, "RECORDABLE": only_created}.get(setting, value)
+            assert getattr(operation, SETTINGS[setting].name) == expected
     assert operation.in_progress is CONFLICT
 
 
@@ -130,15 +128,7 @@ def test_a_name_that_can_not_be_stored_is_refused(name: Any) -> None:
 def test_without_a_transaction_the_crash_semantics_must_be_declared() -> None:
     with pytest.raises(ImproperlyConfigured, match="recovery="):
         Operation("unit.outside", transaction=False)
-    with pytest.raises(ImproperlyConfigured, match="recovery="):
-
-        @idempotent("unit.outside", transaction=False)
-        def view(request: HttpRequest) -> None: ...
-
     assert Operation("unit.outside", transaction=False, recovery=PARK).recovery is PARK
-
-
-def test_reexecute_is_the_default_only_with_a_transaction() -> None:
     assert Operation("unit.inside").recovery is REEXECUTE
 
 
@@ -169,11 +159,90 @@ def test_an_operation_says_its_name() -> None:
     assert repr(Operation("unit.named")) == "<Operation 'unit.named'>"
 
 
-@pytest.mark.parametrize("status", [200, 201, 204, 302, 400, 402, 403, 404, 409, 422, 499])
-def test_final_answers_are_recordable(status: int) -> None:
-    assert is_recordable(status)
+# The options of an operation are declared once: what else names them is held against that declaration
 
 
-@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_answers_that_ask_for_a_retry_are_not(status: int) -> None:
-    assert not is_recordable(status)
+def members(hint: Any) -> set[Any]:
+    """The parts of a union, without None and without the dotted path that stands for a function."""
+    parts = get_args(hint) if get_origin(hint) in {Union, type(int | str)} else (hint,)
+    return set(parts) - {type(None), str}
+
+
+def test_each_attribute_of_an_operation_has_the_type_of_its_argument() -> None:
+    attributes = {name: hint for name, hint in get_type_hints(Operation).items() if name not in {"name", "declared"}}
+    arguments = get_type_hints(OperationPolicy)
+    assert set(attributes) == set(arguments) == set(OPTIONS)
+    for name, hint in attributes.items():
+        expected = members(arguments[name])
+        assert members(hint) == {part for part in expected if getattr(part, "__name__", "") != "Reconcile"}, name
+
+
+def test_the_settings_have_an_attribute_for_each_entry() -> None:
+    assert set(get_type_hints(Settings)) == {option.name for option in SETTINGS.values()}
+    assert set(get_type_hints(Defaults)) == {option.name for option in OPTIONS.values() if option.setting}
+    assert [name for name, option in SETTINGS.items() if option.setting != name] == []
+
+
+def test_each_entry_has_a_check_and_a_hint_of_its_own() -> None:
+    assert len({option.check_id for option in SETTINGS.values()}) == len(SETTINGS)
+    assert all(re.fullmatch(r"idempotency\.E\d{3}", option.check_id) and option.hint for option in SETTINGS.values())
+
+
+def test_each_default_is_valid() -> None:
+    for option in (*OPTIONS.values(), *SETTINGS.values()):
+        assert option.default is None or option.problem_of(option.default) is None, option.name
+        assert option.problem_of_path(option.default) is None, option.name
+
+
+def test_none_may_be_given_where_it_is_the_default() -> None:
+    with override_settings(IDEMPOTENCY={"ERROR_RESPONSE": None, "FINGERPRINT_KEYS": None}):
+        assert settings.error_response is None
+
+
+def test_the_docstring_explains_every_argument() -> None:
+    explained = re.findall(r":param (\w+):", inspect.getdoc(Operation) or "")
+    assert sorted(explained) == sorted(["name", *OPTIONS])
+
+
+@pytest.mark.parametrize("takes_policy", [Operation.__init__, idempotent, claim])
+def test_policies_are_typed_keywords(takes_policy: Callable[..., Any]) -> None:
+    parameter = inspect.signature(takes_policy).parameters["policy"]
+    assert parameter.kind is inspect.Parameter.VAR_KEYWORD
+    assert parameter.annotation == "Unpack[OperationPolicy]"
+
+
+def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(TypeError, match=r"'leese'. Did you mean 'lease'"):
+        Operation("unit.unknown", leese=timedelta(seconds=1))  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'qqqq'. It takes ttl, lease"):
+        Operation("unit.unknown", qqqq=1)  # type: ignore[call-arg]
+
+
+def test_an_attribute_that_does_not_exist_is_an_attribute_error() -> None:
+    operation = Operation("unit.attributes")
+    for holder in (operation, settings):
+        with pytest.raises(AttributeError, match="no attribute 'leese'"):
+            _ = holder.leese  # type: ignore[attr-defined]
+
+
+def test_a_policy_is_read_once_until_the_settings_change() -> None:
+    operation = Operation("unit.kept")
+    with override_settings(IDEMPOTENCY={"TTL": timedelta(days=9)}):
+        assert operation.ttl == timedelta(days=9)
+        assert {"ttl", "lease", "methods"} <= vars(operation).keys()
+        with override_settings(USE_TZ=True):  # another setting
+            assert "ttl" in vars(operation)
+    assert "ttl" not in vars(operation)
+    assert operation.ttl == timedelta(days=3)
+
+
+def test_an_operation_that_was_declared_again_follows_the_settings_too() -> None:
+    first = Operation("unit.again")
+    Operation("unit.again")
+    assert first.ttl == timedelta(days=3)
+    with override_settings(IDEMPOTENCY={"TTL": timedelta(days=9)}):
+        assert first.ttl == timedelta(days=9)
+
+
+def test_a_function_may_be_named_by_its_path() -> None:
+    assert Operation("unit.path", account=f"{__name__}.members").account is members

@@ -1,4 +1,4 @@
-"""Staff who log in to the admin, and what they see of a page."""
+"""Staff who log in to the admin, what they see of a page, and records to show on it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any
 from django.contrib.auth.models import Permission, User
 from django.http import HttpResponse
 from django.test import Client
+from django.urls import reverse
+
+from idempotency.operation import Operation
+from tests.records import make_records
 
 SECRET = "4242-4242-<b>"
 
@@ -41,3 +45,25 @@ def hidden_fields(page: HttpResponse) -> dict[str, list[str]]:
 def said(response: Any) -> list[str]:
     """The messages on top of a page."""
     return [str(message) for message in response.context["messages"]]
+
+
+# Records
+
+LIST = reverse("admin:idempotency_idempotencyrecord_changelist")
+
+charges = Operation("tests.admin.charges")
+refunds = Operation("tests.admin.refunds")
+
+
+def detail(pk: int, view: str = "change") -> str:
+    return reverse(f"admin:idempotency_idempotencyrecord_{view}", args=[pk])
+
+
+def secret_record(**fields: Any) -> int:
+    (pk,) = make_records(
+        response_headers=[["Link", SECRET], ["Link", "second"]],
+        response_body=f'{{"card": "{SECRET}"}}',
+        response_reference=f"reference {SECRET}",
+        **fields,
+    )
+    return pk

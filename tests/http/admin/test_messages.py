@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import html
 import re
 from datetime import timedelta
-from html import unescape
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import connection
-from django.http import HttpResponse
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from idempotency.admin import display, messages
 from idempotency.models import MessageStatus, OutboxMessage
-from tests.http.admin.pages import SECRET, hidden_fields, log_in, said, text, told
+from tests.http.admin.pages import hidden_fields, log_in, said, text, told
 from tests.outbox import make_messages, statuses
 from tests.records import HOUR
 
@@ -49,69 +46,6 @@ def listed(client: Client, **query: str) -> list[int]:
     return [message.pk for message in page.context["cl"].result_list]
 
 
-def secret_message(**fields: Any) -> int:
-    (pk,) = make_messages(payload=f'{{"card": "{SECRET}"}}', headers={"Authorization": SECRET}, **fields)
-    return pk
-
-
-# Who sees what
-
-
-def test_nobody_adds_changes_or_deletes_a_message(client: Client) -> None:
-    log_in(client, superuser=True)
-    (pk,) = make_messages(1)
-    assert client.get(reverse("admin:idempotency_outboxmessage_add")).status_code == 403
-    assert client.post(detail(pk), {"state": "sent"}).status_code == 403
-    assert client.post(detail(pk, "delete"), {"post": "yes"}).status_code == 403
-    client.post(LIST, {"action": "delete_selected", "_selected_action": [pk], "post": "yes"})
-    assert statuses() == [("pending", 0)]
-
-
-def test_who_has_no_permission_sees_nothing(client: Client) -> None:
-    pk = secret_message()
-    log_in(client, "view_payload")
-    for url in (LIST, detail(pk)):
-        assert client.get(url).status_code == 403
-
-
-def test_a_payload_is_shown_to_the_permitted_only(client: Client) -> None:
-    pk = secret_message(status=DEAD)
-    log_in(client, "view_outboxmessage", "requeue_outboxmessage")
-    with CaptureQueriesContext(connection) as statements:
-        pages = [client.get(LIST), client.get(detail(pk)), client.get(detail(pk, "history")), ask(client, pk)]
-    assert [page.status_code for page in pages] == [200] * 4
-    assert not [page for page in pages if "4242" in page.content.decode()]
-    # Not shown because not read.
-    assert not [one for one in statements.captured_queries if '"payload"' in one["sql"] or '"headers"' in one["sql"]]
-
-
-def test_the_permitted_read_the_payload(client: Client) -> None:
-    pk = secret_message()
-    log_in(client, "view_outboxmessage", "view_payload")
-    page = client.get(detail(pk))
-    assert SECRET not in page.content.decode(), "the page must escape what a message holds"
-    assert f'{{"card": "{SECRET}"}}' in text_of(page)
-    assert f"Authorization: {SECRET}" in text_of(page)
-    assert SECRET not in unescape(client.get(LIST).content.decode())
-
-
-def text_of(page: HttpResponse) -> str:
-    return unescape(page.content.decode())
-
-
-@pytest.mark.parametrize("lookup", ["payload__contains", "headers__has_key", "error__contains", "topic"])
-def test_what_is_not_shown_can_not_be_filtered_on(viewer: Client, lookup: str) -> None:
-    secret_message()
-    assert viewer.get(LIST, {lookup: "4"}).status_code == 400
-
-
-def test_what_an_error_says_is_escaped(viewer: Client) -> None:
-    (pk,) = make_messages(1, DEAD, error="<script>alert(1)</script>")
-    page = viewer.get(detail(pk)).content.decode()
-    assert "<script>alert" not in page
-    assert "&lt;script&gt;alert" in page
-
-
 # Finding and telling
 
 
@@ -130,14 +64,9 @@ def test_what_waits_and_what_is_dead_is_filtered(viewer: Client) -> None:
     (waiting,) = make_messages(1, due=HOUR)
     (dead,) = make_messages(1, DEAD)
     (sent,) = make_messages(1, SENT, sent=-HOUR)
-    found = {name: listed(viewer, state=name) for name in ("due", "waiting", "dead", "sent", "nonsense")}
-    assert found == {
-        "due": [due],
-        "waiting": [waiting],
-        "dead": [dead],
-        "sent": [sent],
-        "nonsense": [sent, dead, waiting, due],
-    }
+    found = {name: listed(viewer, state=name) for name in ("due", "waiting", "dead", "sent")}
+    assert found == {"due": [due], "waiting": [waiting], "dead": [dead], "sent": [sent]}
+    assert listed(viewer, state="nonsense") == [sent, dead, waiting, due]
 
 
 def test_each_state_is_told_in_words(viewer: Client) -> None:
@@ -166,9 +95,11 @@ def test_each_state_is_told_in_words(viewer: Client) -> None:
     assert "pending, due" in text(viewer.get(LIST))
 
 
-def test_the_reason_is_shown(viewer: Client) -> None:
-    (pk,) = make_messages(1, DEAD, error="ValueError: no such queue", attempts=16)
-    assert "ValueError: no such queue" in text(viewer.get(detail(pk)))
+def test_the_reason_is_shown_and_escaped(viewer: Client) -> None:
+    (pk,) = make_messages(1, DEAD, error="ValueError: <script>alert(1)</script>", attempts=16)
+    page = viewer.get(detail(pk))
+    assert "<script>alert" not in page.content.decode()
+    assert "ValueError: <script>alert" in html.unescape(page.content.decode())
     (fine,) = make_messages(1)
     assert f"Last error: {display.NONE}" in text(viewer.get(detail(fine)))
 
@@ -183,14 +114,6 @@ def ask(client: Client, *pks: int) -> Any:
 def decide(client: Client, page: Any, **values: Any) -> list[str]:
     """Answer the page that asks: what the list says afterwards."""
     return said(client.post(f"{LIST}?state=dead", {**hidden_fields(page), **values}, follow=True))
-
-
-def test_who_may_only_look_requeues_nothing(viewer: Client) -> None:
-    (pk,) = make_messages(1, DEAD)
-    assert "Requeue" not in text(viewer.get(LIST))
-    form = {"action": "requeue", "_selected_action": [pk], "decided": "yes", "seen": f"{pk}:0:dead", "reason": "x"}
-    viewer.post(LIST, form)
-    assert statuses() == [("dead", 0)]
 
 
 def test_a_dead_message_is_requeued_after_a_page_that_asks(operator: Client) -> None:

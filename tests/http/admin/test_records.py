@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from html import unescape
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.urls import reverse
 from django.utils import timezone
 
 from idempotency.admin import display, records
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyCounter, IdempotencyRecord
-from tests.http.admin.pages import SECRET, log_in, text, told
-from tests.http.admin.records import LIST, charges, detail, refunds, secret_record
-from tests.records import HOUR, from_now, make_records, remaining
+from tests.http.admin.pages import LIST, charges, detail, log_in, refunds, text
+from tests.records import HOUR, from_now, make_records
 
 pytestmark = pytest.mark.django_db
 
@@ -43,60 +40,6 @@ def listed(client: Client, **query: str) -> list[str]:
     return [record.idempotency_key for record in page.context["cl"].result_list]
 
 
-def test_nobody_adds_changes_or_deletes_a_record(client: Client) -> None:
-    log_in(client, superuser=True)
-    (pk,) = make_records(1)
-    add = reverse("admin:idempotency_idempotencyrecord_add")
-    action = {"action": "delete_selected", "_selected_action": [pk], "post": "yes"}
-    assert client.get(add).status_code == 403
-    assert client.post(add, {}).status_code == 403
-    assert client.post(detail(pk), {"status": "recoverable"}).status_code == 403
-    assert client.post(detail(pk, "delete"), {"post": "yes"}).status_code == 403
-    client.post(LIST, action)
-    assert remaining() == {pk}
-    assert IdempotencyRecord.objects.get().status == Status.COMPLETED
-    assert "<input" not in client.get(detail(pk)).content.decode().partition('id="content"')[2].partition("<form")[0]
-
-
-def test_who_has_no_permission_sees_nothing(client: Client) -> None:
-    pk = secret_record()
-    log_in(client, "view_response_body")
-    for url in (LIST, detail(pk)):
-        response = client.get(url)
-        assert response.status_code == 403
-        assert SECRET not in unescape(response.content.decode())
-
-
-def test_who_may_only_look_sees_no_actions(viewer: Client) -> None:
-    make_records(1)
-    assert 'name="action"' not in viewer.get(LIST).content.decode()
-
-
-@pytest.mark.scenario(28)
-def test_a_response_is_shown_to_the_permitted_only(client: Client) -> None:
-    pk = secret_record()
-    log_in(client, "view_idempotencyrecord")
-    with CaptureQueriesContext(connection) as statements:
-        pages = [client.get(LIST), client.get(detail(pk)), client.get(detail(pk, "history"))]
-    assert [page.status_code for page in pages] == [200, 200, 200]
-    assert not [page for page in pages if "4242" in page.content.decode()]
-    # Not shown because not read: the response isn't loaded at all.
-    assert not [statement for statement in statements if "response_body" in statement["sql"]]
-    assert "201" in text(pages[1])
-
-
-@pytest.mark.scenario(28)
-def test_the_permitted_read_the_response(reader: Client) -> None:
-    pk = secret_record()
-    page = reader.get(detail(pk))
-    assert f'"{SECRET}"' not in page.content.decode(), "the page must escape what a response holds"
-    seen = unescape(page.content.decode())
-    assert f'{{"card": "{SECRET}"}}' in seen
-    assert f"Link: {SECRET}\nLink: second" in seen
-    assert f"reference {SECRET}" in seen
-    assert SECRET not in unescape(reader.get(LIST).content.decode())
-
-
 def test_a_record_without_a_response_is_shown(reader: Client) -> None:
     (pk,) = make_records(1, Status.IN_PROGRESS, lease=HOUR)
     assert f"body: {display.NONE}" in text(reader.get(detail(pk))).lower()
@@ -106,28 +49,6 @@ def test_a_long_body_is_shown_in_part(reader: Client, monkeypatch: pytest.Monkey
     monkeypatch.setattr(display, "MAX_SHOWN", 5)
     (pk,) = make_records(1, response_body='"0123456789"')
     assert '"0123… (7 more characters)' in text(reader.get(detail(pk)))
-
-
-@pytest.mark.parametrize(
-    "lookup",
-    [
-        "response_body__startswith",
-        "response_body",
-        "response_headers__0__0",
-        "response_reference__contains",
-        "request_hash",
-    ],
-)
-def test_what_may_not_be_shown_may_not_be_filtered_on(reader: Client, lookup: str) -> None:
-    """Otherwise a staff member without the permission would guess it letter by letter."""
-    secret_record()
-    assert reader.get(LIST, {lookup: "x"}).status_code == 400
-
-
-def test_a_link_may_filter_by_account(viewer: Client) -> None:
-    make_records(1, account_id="alice", idempotency_key="a")
-    make_records(1, account_id="bob", idempotency_key="b")
-    assert listed(viewer, account_id="bob") == ["b"]
 
 
 @pytest.mark.scenario(28)
@@ -145,6 +66,7 @@ def test_a_link_may_filter_by_account(viewer: Client) -> None:
         ("8e03978e… (10 characters)", ["8e03978e-2", "8e03978e-1"]),
         ("E03978", []),
         ("%", []),
+        ("a\x00b", []),  # what no column can hold
         ("  ", ["k", "alice", "8e03978e-2", "8e03978e-1"]),
     ],
 )
@@ -158,11 +80,6 @@ def test_a_record_is_found_by_its_key_and_by_its_account(viewer: Client, term: s
     assert listed(viewer, q=term) == keys
 
 
-def test_a_search_with_a_character_no_column_can_hold_is_refused_kindly(viewer: Client) -> None:
-    make_records(1)
-    assert viewer.get(LIST, {"q": "a\x00b"}).status_code == 200
-
-
 def test_it_filters_by_state(viewer: Client) -> None:
     def record(key: str, status: Status, **times: Any) -> None:
         make_records(1, status, idempotency_key=key, **{"expires": HOUR, **times})
@@ -173,19 +90,16 @@ def test_it_filters_by_state(viewer: Client) -> None:
     record("recoverable", Status.RECOVERABLE)
     record("parked", Status.PARKED)
     record("old", Status.COMPLETED, expires=-HOUR)
-    assert listed(viewer, state="live") == ["live"]
-    assert listed(viewer, state="abandoned") == ["abandoned"]
-    assert listed(viewer, state="completed") == ["old", "completed"]
-    assert listed(viewer, state="recoverable") == ["recoverable"]
-    assert listed(viewer, state="parked") == ["parked"]
-    assert listed(viewer, state="past_retention") == ["old"]
+    expected = {name: [name] for name in ("live", "abandoned", "recoverable", "parked")}
+    expected |= {"completed": ["old", "completed"], "past_retention": ["old"]}
+    assert {state: listed(viewer, state=state) for state in expected} == expected
     assert len(listed(viewer)) == len(listed(viewer, state="no such state")) == 6
 
 
-def test_it_filters_by_the_operations_that_are_declared(viewer: Client) -> None:
+def test_it_filters_by_account_and_by_the_operations_that_are_declared(viewer: Client) -> None:
     make_records(1, operation=charges.name, idempotency_key="a")
-    make_records(1, operation=refunds.name, idempotency_key="b")
-    assert listed(viewer, operation=refunds.name) == ["b"]
+    make_records(1, operation=refunds.name, idempotency_key="b", account_id="bob")
+    assert listed(viewer, operation=refunds.name) == listed(viewer, account_id="bob") == ["b"]
     page = text(viewer.get(LIST))
     assert charges.name in page
     assert refunds.name in page
@@ -253,20 +167,16 @@ def test_age_lease_and_retention_are_told_by_the_clock_of_the_database(
         assert "2 d 5 h left" in page
 
 
-def test_each_state_is_told_in_words(viewer: Client) -> None:
+def test_what_is_over_is_told_in_words(viewer: Client) -> None:
     make_records(1, Status.IN_PROGRESS, lease=-timedelta(seconds=90), expires=-timedelta(days=1))
-    make_records(1, Status.IN_PROGRESS, expires=HOUR)
-    make_records(1, Status.RECOVERABLE)
-    make_records(1, Status.PARKED)
-    make_records(1, response_status=402)
-    rows = viewer.get(LIST).context["cl"].result_list
+    for status in (Status.RECOVERABLE, Status.PARKED, Status.COMPLETED):
+        make_records(1, status)
+    *ended, abandoned = viewer.get(LIST).context["cl"].result_list
     shown = records.IdempotencyRecordAdmin(IdempotencyRecord, records.admin.site)
-    states = [told(shown.state(row)) for row in rows]
-    assert states == ["completed, 402", "parked", "recoverable", *["in progress, lease over"] * 2]
-    assert [shown.lease(row) for row in rows][:4] == [display.NONE] * 4
-    assert re.fullmatch(r"over for 1 min 3\d s", shown.lease(rows[4]))
-    assert shown.retention(rows[4]) == "over for 1 d"
-    assert shown.age(rows[0]).endswith(" s")
+    assert [shown.lease(row) for row in ended] == [display.NONE] * 3
+    assert re.fullmatch(r"over for 1 min 3\d s", shown.lease(abandoned))
+    assert shown.retention(abandoned) == "over for 1 d"
+    assert shown.age(abandoned).endswith(" s")
 
 
 def test_a_huge_table_is_not_counted_whole(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,7 @@ from django.utils.functional import Promise
 
 from idempotency.lifecycle import Status
 from idempotency.models import MessageStatus
-from tests.http.admin.pages import hidden_fields, log_in, text
-from tests.http.admin.records import LIST, detail
+from tests.http.admin.pages import LIST, detail, hidden_fields, log_in, text
 from tests.outbox import make_messages
 from tests.records import HOUR, make_records
 

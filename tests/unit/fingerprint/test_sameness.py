@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import io
 from collections import OrderedDict
+from collections.abc import Callable
 from decimal import Decimal
 from enum import Enum, IntEnum
 from random import Random
 from types import MappingProxyType
+from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.files.uploadedfile import (
+    InMemoryUploadedFile,
+    SimpleUploadedFile,
+    TemporaryUploadedFile,
+    UploadedFile,
+)
 from django.http import QueryDict
 from django.utils.datastructures import MultiValueDict
 from django.utils.safestring import SafeString
@@ -39,88 +47,30 @@ class Refund:
     currency: str = "usd"
 
 
+def upload(name: str = "a.txt", content: bytes = b"1", content_type: str = "text/plain") -> SimpleUploadedFile:
+    return SimpleUploadedFile(name, content, content_type)
+
+
+MIDNIGHT = dt.datetime(2024, 1, 1)
+
 # Its members are different requests, each of them.
-DISTINCT: dict[str, object] = {
-    "None": None,
-    "False": False,
-    "True": True,
-    "0": 0,
-    "1": 1,
-    "-1": -1,
-    "0.0": 0.0,
-    "-0.0": -0.0,
-    "1.0": 1.0,
-    "1e300": 1e300,
-    "10**300": 10**300,
-    "2**53": 2**53,
-    "2**53+1": 2**53 + 1,
-    "empty text": "",
-    "text 1": "1",
-    "text 1.0": "1.0",
-    "text n": "n",
-    "text true": "True",
-    "empty bytes": b"",
-    "bytes 1": b"1",
-    "bytes and": b"1&",
-    "empty list": [],
-    "list of None": [None],
-    "list of an empty list": [[]],
-    "list of a text": ["ab"],
-    "list of two texts": ["a", "b"],
-    "the same, turned": ["b", "a"],
-    "empty object": {},
-    "object": {"a": 1},
-    "object with None": {"a": None},
-    "object, other name": {"b": 1},
-    "object in object": {"a": {"a": 1}},
-    "pairs": [["a", 1]],
-    "repeated names": parse_json(b'{"a": 1, "a": 2}'),
-    "repeated names, turned": parse_json(b'{"a": 2, "a": 1}'),
-    "last of them": {"a": 2},
-    "empty set": set(),
-    "set": {1},
-    "Decimal 1": Decimal(1),
-    "Decimal 0": Decimal(0),
-    "Decimal -0": Decimal("-0"),
-    "Decimal 10": Decimal(10),
-    "Decimal 0.1": Decimal("0.1"),
-    "Decimal, 30 digits": Decimal("1.00000000000000000000000000001"),
-    "Decimal, 31 digits": Decimal("1.000000000000000000000000000001"),
-    "UUID": UUID(int=1),
-    "text UUID": str(UUID(int=1)),
-    "date": dt.date(2024, 1, 1),
-    "naive datetime": dt.datetime(2024, 1, 1),
-    "naive datetime, fold": dt.datetime(2024, 1, 1, fold=1),
-    "datetime": dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc),
-    "datetime, a microsecond later": dt.datetime(2024, 1, 1, 0, 0, 0, 1, tzinfo=dt.timezone.utc),
-    "time": dt.time(12),
-    "time, fold": dt.time(12, fold=1),
-    "aware time": dt.time(12, tzinfo=dt.timezone.utc),
-    "timedelta": dt.timedelta(days=1),
-    "enum": Colour.RED,
-    "another enum": Size.RED,
-    "value of the enum": "red",
-    "int enum": Level.ONE,
-    "dataclass": Charge(1),
-    "dataclass, another field": Charge(1, "eur"),
-    "another dataclass": Refund(1),
-    "fields of the dataclass": {"amount": 1, "currency": "usd"},
-    "form": MultiValueDict({"a": ["1"]}),
-    "form, two values": MultiValueDict({"a": ["1", "2"]}),
-    "form, turned": MultiValueDict({"a": ["2", "1"]}),
-    "form, no value": MultiValueDict({"a": []}),
-    "object of texts": {"a": "1"},
-    "object of lists": {"a": ["1"]},
-    "upload": SimpleUploadedFile("a.txt", b"1"),
-    "upload, another name": SimpleUploadedFile("b.txt", b"1"),
-    "upload, another content": SimpleUploadedFile("a.txt", b"2"),
-    "upload, another type": SimpleUploadedFile("a.txt", b"1", content_type="text/html"),
-    "lone surrogate": "\ud800",
-    "the other half": "\udc00",
-    "both halves": "\ud83d\udd11",
-    "what they stand for": "🔑",
-    "a replacement": "\ufffd",
-}
+DISTINCT: list[object] = [
+    *[None, False, True, 0, 1, -1, 0.0, -0.0, 1.0, 1e300, 10**300, 2**53, 2**53 + 1],
+    *["", "1", "1.0", "n", "True", b"", b"1", b"1&"],
+    *["\ud800", "\udc00", "\ud83d\udd11", "🔑", "\ufffd"],  # half a pair, the other half, both, what they stand for
+    *[[], [None], [[]], ["ab"], ["a", "b"], ["b", "a"], [["a", 1]], set(), {1}],
+    *[{}, {"a": 1}, {"a": 2}, {"a": None}, {"b": 1}, {"a": {"a": 1}}, {"a": "1"}, {"a": ["1"]}],
+    *[parse_json(b'{"a": 1, "a": 2}'), parse_json(b'{"a": 2, "a": 1}')],
+    *map(Decimal, ["1", "0", "-0", "10", "0.1", "1." + "0" * 28 + "1", "1." + "0" * 29 + "1"]),
+    *[UUID(int=1), str(UUID(int=1))],
+    *[MIDNIGHT.date(), MIDNIGHT, MIDNIGHT.replace(fold=1), MIDNIGHT.replace(tzinfo=dt.timezone.utc)],
+    *[MIDNIGHT.replace(microsecond=1, tzinfo=dt.timezone.utc), dt.timedelta(days=1)],
+    *[dt.time(12), dt.time(12, fold=1), dt.time(12, tzinfo=dt.timezone.utc)],
+    *[Colour.RED, Size.RED, "red", Level.ONE],
+    *[Charge(1), Charge(1, "eur"), Refund(1), {"amount": 1, "currency": "usd"}],
+    *[MultiValueDict({"a": values}) for values in (["1"], ["1", "2"], ["2", "1"], [])],
+    *[upload(), upload("b.txt"), upload(content=b"2"), upload(content_type="text/html")],
+]
 SAME: dict[str, tuple[object, object]] = {
     "order of names": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
     "list and tuple": ([1, 2], (1, 2)),
@@ -145,10 +95,10 @@ SAME: dict[str, tuple[object, object]] = {
 
 
 def test_different_values_differ() -> None:
-    seen: dict[str, str] = {}
-    for label, command in DISTINCT.items():
-        same = seen.setdefault(of(command), label)
-        assert same == label, f"{label} has the fingerprint of {same}"
+    seen: dict[str, object] = {}
+    for command in DISTINCT:
+        same = seen.setdefault(of(command), command)
+        assert same is command, f"{command!r} has the fingerprint of {same!r}"
 
 
 @pytest.mark.parametrize(("one", "other"), SAME.values(), ids=SAME)
@@ -195,3 +145,50 @@ def test_a_decimal_is_its_exact_value(number: Decimal, zeros: int) -> None:
     assert of(Decimal((sign, digits + (0,) * zeros, exponent - zeros))) == of(number)
     if number:
         assert of(Decimal((sign, (*digits[:-1], (digits[-1] + 1) % 10), exponent))) != of(number)
+
+
+# Uploads: the fingerprint is of the content, which is read where it is kept and left as it was
+
+
+def temporary_upload(content: bytes) -> TemporaryUploadedFile:
+    upload = TemporaryUploadedFile("a.txt", "text/plain", len(content), None)
+    upload.write(content)
+    upload.seek(0)
+    return upload
+
+
+def memory_upload(content: bytes) -> InMemoryUploadedFile:
+    return InMemoryUploadedFile(io.BytesIO(content), "file", "a.txt", "text/plain", len(content), None)
+
+
+@pytest.mark.parametrize("make", [temporary_upload, memory_upload])
+def test_an_upload_is_read_and_left_as_it_was(make: Callable[[bytes], UploadedFile[Any]]) -> None:
+    content = b"0123456789" * 20_000  # several chunks
+    upload = make(content)
+    before = of(upload)
+    assert upload.tell() == 0
+    upload.seek(7)
+    assert of(upload) == before
+    assert upload.tell() == 7
+    assert of(make(content[:-1] + b"x")) != before
+    upload.close()
+
+
+def test_where_an_upload_is_kept_does_not_count() -> None:
+    with temporary_upload(b"content") as spilled:
+        assert of(spilled) == of(memory_upload(b"content"))
+
+
+def test_an_upload_that_cannot_be_read_twice_is_named_with_the_remedy() -> None:
+    class Pipe(io.BytesIO):
+        def seekable(self) -> bool:
+            return False
+
+        def tell(self) -> int:
+            raise io.UnsupportedOperation("tell")
+
+    closed = memory_upload(b"")
+    closed.close()
+    for upload in (UploadedFile(Pipe(b""), "pipe.txt"), closed, UploadedFile(None, "nothing.txt")):
+        with pytest.raises(TypeError, match="can't be read twice"):
+            of(upload)

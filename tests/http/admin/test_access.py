@@ -1,0 +1,160 @@
+"""Who may see, change and decide what. The same holds for records and for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import unescape
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connection
+from django.db.models import Model
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
+from tests.http.admin.pages import SECRET, log_in, secret_record, text
+from tests.outbox import make_messages
+from tests.records import HOUR
+
+pytestmark = pytest.mark.django_db
+
+
+@dataclass(frozen=True)
+class Page:
+    """The pages of a model, and what they hide."""
+
+    model: type[Model]
+    make: Callable[[], int]
+    may_read: str
+    secrets: list[str]
+    columns: list[str]
+    action: str
+    may_decide: list[str]
+
+    def url(self, view: str = "changelist", *pk: int) -> str:
+        return reverse(f"admin:{self.model._meta.app_label}_{self.model._meta.model_name}_{view}", args=pk)
+
+    @property
+    def may_view(self) -> str:
+        return f"view_{self.model._meta.model_name}"
+
+
+def parked_record() -> int:
+    pk = secret_record(expires=HOUR)
+    IdempotencyRecord.objects.update(status=Status.PARKED)
+    return pk
+
+
+def dead_message() -> int:
+    (pk,) = make_messages(
+        1,
+        MessageStatus.DEAD,
+        payload=f'{{"card": "{SECRET}"}}',
+        headers={"Authorization": SECRET},
+        error=f"{SECRET[:3]}<b>",
+    )
+    return pk
+
+
+CARD = f'{{"card": "{SECRET}"}}'
+PAGES = [
+    Page(
+        model=IdempotencyRecord,
+        make=parked_record,
+        may_read="view_response_body",
+        secrets=[CARD, f"Link: {SECRET}\nLink: second", f"reference {SECRET}"],
+        columns=["response_body"],
+        action="mark_not_executed",
+        may_decide=["release_idempotencyrecord", "change_idempotencyrecord", "view_response_body"],
+    ),
+    Page(
+        model=OutboxMessage,
+        make=dead_message,
+        may_read="view_payload",
+        secrets=[CARD, f"Authorization: {SECRET}"],
+        columns=['"payload"', '"headers"'],
+        action="requeue",
+        may_decide=["change_outboxmessage", "view_payload"],
+    ),
+]
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=["records", "messages"])
+
+
+@each_page
+def test_nobody_adds_changes_or_deletes(client: Client, page: Page) -> None:
+    log_in(client, superuser=True)
+    pk = page.make()
+    before = page.model._default_manager.values().get()
+    assert client.get(page.url("add")).status_code == 403
+    assert client.post(page.url("add"), {}).status_code == 403
+    assert client.post(page.url("change", pk), {"status": "recoverable", "state": "sent"}).status_code == 403
+    assert client.post(page.url("delete", pk), {"post": "yes"}).status_code == 403
+    client.post(page.url(), {"action": "delete_selected", "_selected_action": [pk], "post": "yes"})
+    assert page.model._default_manager.values().get() == before
+
+
+@each_page
+def test_who_has_no_permission_sees_nothing(client: Client, page: Page) -> None:
+    pk = page.make()
+    log_in(client, page.may_read)
+    for url in (page.url(), page.url("change", pk)):
+        response = client.get(url)
+        assert response.status_code == 403
+        assert SECRET not in unescape(response.content.decode())
+
+
+@pytest.mark.scenario(28)
+@each_page
+def test_what_is_secret_is_neither_shown_nor_read_without_the_permission(client: Client, page: Page) -> None:
+    pk = page.make()
+    log_in(client, page.may_view)
+    with CaptureQueriesContext(connection) as statements:
+        shown = [client.get(url) for url in (page.url(), page.url("change", pk), page.url("history", pk))]
+    assert [one.status_code for one in shown] == [200, 200, 200]
+    assert not [one for one in shown if "4242" in one.content.decode()]
+    assert not [one for one in statements for column in page.columns if column in one["sql"]]
+
+
+@pytest.mark.scenario(28)
+@each_page
+def test_the_permitted_read_what_is_secret(client: Client, page: Page) -> None:
+    pk = page.make()
+    log_in(client, page.may_view, page.may_read)
+    shown = client.get(page.url("change", pk)).content.decode()
+    assert SECRET not in shown, "the page must escape what it holds"
+    assert [secret for secret in page.secrets if secret not in unescape(shown)] == []
+    assert SECRET not in unescape(client.get(page.url()).content.decode())
+
+
+@pytest.mark.parametrize(
+    ("page", "lookup"),
+    [
+        *[(PAGES[0], lookup) for lookup in ("response_body__startswith", "response_body", "response_headers__0__0")],
+        *[(PAGES[0], lookup) for lookup in ("response_reference__contains", "request_hash")],
+        *[(PAGES[1], lookup) for lookup in ("payload__contains", "headers__has_key", "error__contains", "topic")],
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_may_not_be_shown_may_not_be_filtered_on(client: Client, page: Page, lookup: str) -> None:
+    """Otherwise a staff member without the permission would guess it letter by letter."""
+    page.make()
+    log_in(client, page.may_view)
+    assert client.get(page.url(), {lookup: "x"}).status_code == 400
+
+
+@each_page
+def test_who_may_only_look_decides_nothing(client: Client, page: Page) -> None:
+    pk = page.make()
+    log_in(client, page.may_view, *page.may_decide)
+    assert f'value="{page.action}"' not in client.get(page.url()).content.decode()
+    before = page.model._default_manager.values().get()
+    seen = f"{pk}:{before.get('attempt', 0)}:{before['status']}"
+    values = {"action": page.action, "_selected_action": [pk], "decided": "yes", "seen": [seen], "reason": "x"}
+    assert "No action selected" in text(client.post(page.url(), values, follow=True))
+    assert page.model._default_manager.values().get() == before
+    assert not LogEntry.objects.exists()

@@ -1,0 +1,70 @@
+"""Ways to put a handler behind a URL: protected or not, as a view of Django's or of DRF's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import JsonResponse
+from django.http.response import HttpResponseBase
+from rest_framework.decorators import api_view, parser_classes, renderer_classes
+from rest_framework.parsers import BaseParser, FormParser, JSONParser, MultiPartParser
+from rest_framework.response import Response
+
+from idempotency import idempotent
+from tests.http.views import drf_answer, plain_answer, work
+
+Serve = Callable[..., None]
+
+PARSERS = (JSONParser, FormParser, MultiPartParser)
+
+
+def drf_view(
+    view: Any, *, parsers: Sequence[type[BaseParser]] = PARSERS, renderers: Sequence[type[Any]] | None = None
+) -> Any:
+    """A function, protected or not, as a view of DRF's."""
+    if renderers is not None:
+        view = renderer_classes(renderers)(view)
+    return api_view(["POST", "PATCH"])(parser_classes(parsers)(view))
+
+
+@dataclass(frozen=True)
+class Framework:
+    """Serves a handler as a plain view or as a DRF view. It returns JSON, JSON and a status, or a response."""
+
+    name: str
+    _serve: Serve
+
+    def view(self, handler: Any = None, protect: Callable[[Any], Any] = lambda view: view, **drf: Any) -> Any:
+        def view(request: Any, **route: Any) -> Any:
+            answer = handler(request, **route)
+            if isinstance(answer, HttpResponseBase):
+                return answer
+            body, status = answer if isinstance(answer, tuple) else (answer, 200)
+            return Response(body, status) if self.name == "drf" else JsonResponse(body, status=status)
+
+        if handler is None:
+            handler = drf_answer if self.name == "drf" else plain_answer
+        return drf_view(protect(view), **drf) if self.name == "drf" else protect(view)
+
+    def serve(self, handler: Any = None, *, operation: str = "tests.operation", **policy: Any) -> None:
+        """Serve an operation at ``/`` under the policy given."""
+        self._serve(self.view(handler, idempotent(operation, **policy)))
+
+    def serve_twins(self, handler: Any, **drf: Any) -> None:
+        """Serve an operation at ``/``, and the same handler unprotected at ``/twin/``."""
+        self._serve(self.view(handler, idempotent("tests.twin"), **drf), **{"twin/": self.view(handler, **drf)})
+
+
+def serve_answer(
+    serve: Serve, make: Callable[[], Any], *, framework: str = "plain", renderers: Any = None, **policy: Any
+) -> None:
+    """Serve an operation that has its effect and then answers with what ``make`` makes."""
+
+    @idempotent("tests.answer", **policy)
+    def view(request: Any) -> Any:
+        work(request)
+        return make()
+
+    serve(drf_view(view, renderers=renderers) if framework == "drf" else view)

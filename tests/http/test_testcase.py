@@ -1,0 +1,99 @@
+"""Django's own TestCase wraps every test in a transaction that it never commits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connection
+from django.test import TestCase, override_settings
+from rest_framework.test import APITestCase
+
+from idempotency import current_claim
+from testproject.models import Charge
+from tests.factories import TokenFactory
+from tests.http.callers import effects
+from tests.http.views import KINDS
+
+
+class UnderAtomicRequests:
+    """Runs the tests of another class under ATOMIC_REQUESTS."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()  # type: ignore[misc]
+        cls.addClassCleanup(connection.settings_dict.__setitem__, "ATOMIC_REQUESTS", False)  # type: ignore[attr-defined]
+        connection.settings_dict["ATOMIC_REQUESTS"] = True
+
+
+@override_settings(ROOT_URLCONF="tests.http.views")
+class ProtectedViewsInTestCase(TestCase):
+    def setUp(self) -> None:
+        token = TokenFactory()
+        self.headers = {"Authorization": f"Token {token.key}"}
+
+    def post(self, url: str, key: str, data: Any = None) -> Any:
+        return self.client.post(
+            url, data or {}, content_type="application/json", headers={**self.headers, "Idempotency-Key": key}
+        )
+
+    def test_every_kind_of_view_works(self) -> None:
+        for count, kind in enumerate(KINDS, start=1):
+            with self.subTest(kind):
+                url = f"/kinds/{kind}/"
+                first = self.post(url, kind)
+                assert first.status_code == 201
+                replay = self.post(url, kind)
+                assert replay.content == first.content
+                assert replay["Idempotency-Replayed"] == "true"
+                assert self.post(url, kind, {"amount": 2}).status_code == 422
+                assert effects() == count
+
+    def test_a_run_that_is_not_kept_is_undone_and_the_test_goes_on(self) -> None:
+        self.client.raise_request_exception = False
+        for kind in KINDS:
+            with self.subTest(kind):
+                url = f"/kinds/{kind}/"
+                assert self.post(f"{url}?crash=1", f"{kind}-crash").status_code == 500
+                assert self.post(f"{url}?status=503", f"{kind}-busy").status_code == 503
+                assert effects() == 0
+                assert current_claim() is None
+
+    async def test_the_async_client_works(self) -> None:
+        headers = {**self.headers, "Idempotency-Key": "k"}
+        answers = [
+            await self.async_client.post("/kinds/async_function/", {}, content_type="application/json", headers=headers)
+            for _ in range(2)
+        ]
+        assert answers[0].status_code == 201
+        assert answers[1].content == answers[0].content
+
+
+class ProtectedViewsInTestCaseUnderAtomicRequests(UnderAtomicRequests, ProtectedViewsInTestCase):
+    pass
+
+
+class SampleChargesInAPITestCase(APITestCase):
+    def setUp(self) -> None:
+        self.client.credentials(HTTP_AUTHORIZATION=f"Token {TokenFactory().key}", HTTP_IDEMPOTENCY_KEY="k")
+
+    def create(self, **data: Any) -> Any:
+        return self.client.post("/charges/", {"amount": 1000, "currency": "usd", **data}, format="json")
+
+    def test_a_created_charge_replays_and_a_refusal_leaves_the_tests_transaction_usable(self) -> None:
+        first = self.create(reference="r")
+        assert first.status_code == 201
+        assert self.create(reference="r").content == first.content
+        assert self.create(amount=2).status_code == 422
+        assert Charge.objects.count() == 1
+
+    def test_a_failure_that_is_raised_is_recorded_and_the_test_goes_on(self) -> None:
+        refused = self.create(amount=0)
+        assert refused.status_code == 400
+        replay = self.create(amount=0)
+        assert replay.content == refused.content
+        assert replay["Idempotency-Replayed"] == "true"
+        assert Charge.objects.count() == 0
+
+
+class SampleChargesInAPITestCaseUnderAtomicRequests(UnderAtomicRequests, SampleChargesInAPITestCase):
+    pass

@@ -1,0 +1,41 @@
+"""What a decorated view looks like to a type checker. Nothing runs this file: mypy checks it.
+
+A call that is wrong has an ``ignore`` beside it. mypy complains of one that it doesn't need.
+"""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, JsonResponse
+from django.views import View
+from typing_extensions import assert_type
+
+from idempotency import idempotent, require_claim
+
+
+@idempotent("typed.function")
+def pay(request: HttpRequest, amount: int, *, note: str = "") -> JsonResponse:
+    assert_type(require_claim().attempt, int)
+    return JsonResponse({})
+
+
+@idempotent("typed.async")
+async def pay_later(request: HttpRequest) -> JsonResponse:
+    return JsonResponse({})
+
+
+class Method(View):
+    @idempotent("typed.method")
+    def post(self, request: HttpRequest, pk: int) -> JsonResponse:
+        return JsonResponse({})
+
+
+def use(request: HttpRequest) -> None:
+    assert_type(pay(request, 1, note="a"), JsonResponse)
+    assert_type(Method().post(request, pk=1), JsonResponse)
+    pay(request, "1")  # type: ignore[arg-type]
+    pay(request, 1, remark="a")  # type: ignore[call-arg]
+    Method().post(request)  # type: ignore[call-arg]
+
+
+async def use_async(request: HttpRequest) -> None:
+    assert_type(await pay_later(request), JsonResponse)
