@@ -10,19 +10,10 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 
 # Made of what the extras install, and of what these bring along that the core could come to lean on.
-EXTRAS = (
-    "celery",
-    "environ",
-    "httpx",
-    "kombu",
-    "psutil",
-    "psycopg",
-    "psycopg2",
-    "requests",
-    "rest_framework",
-    "rich",
+EXTRAS = [
+    *["celery", "environ", "httpx", "kombu", "psutil", "psycopg", "psycopg2", "requests", "rest_framework", "rich"],
     "tenacity",
-)
+]
 
 IMPORT_THE_CORE = """
 import importlib, pkgutil, sys

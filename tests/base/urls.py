@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from django.contrib import admin
 from django.contrib.auth.models import Group
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
@@ -19,4 +18,4 @@ def create_group(request: HttpRequest) -> JsonResponse:
     return JsonResponse({"id": group.pk, "name": group.name}, status=201)
 
 
-urlpatterns = [path("groups/", create_group), path("admin/", admin.site.urls)]
+urlpatterns = [path("groups/", create_group)]

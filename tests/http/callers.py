@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -161,30 +162,19 @@ def claim_anew(*, lease: timedelta = timedelta(seconds=60)) -> None:
     )
 
 
-class InThread:
-    """A request made in another thread, on a connection of its own. What goes wrong there surfaces in ``answer()``."""
+_threads = ThreadPoolExecutor()
 
-    def __init__(self, request: Callable[[], Any]) -> None:
-        self._request = request
-        self._answer: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
 
-    def _run(self) -> None:
+def in_thread(request: Callable[[], Any]) -> Future[Any]:
+    """Make a request in another thread, on a connection of its own. What goes wrong there surfaces in ``result()``."""
+
+    def run() -> Any:
         try:
-            self._answer = self._request()
-        except BaseException as error:  # noqa: BLE001 - raised again where it is looked for
-            self._error = error
+            return request()
         finally:
             connections.close_all()
 
-    def answer(self) -> Any:
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-        if self._error is not None:
-            raise self._error
-        return self._answer
+    return _threads.submit(run)
 
 
 class Gate:
@@ -202,12 +192,12 @@ class Gate:
         return answer
 
     @contextmanager
-    def running(self, request: Callable[[], Any]) -> Iterator[InThread]:
+    def running(self, request: Callable[[], Any]) -> Iterator[Future[Any]]:
         """Make a request in another thread; the block runs while it stands still."""
-        first = InThread(request)
+        first = in_thread(request)
         try:
             assert self._entered.wait(30)
             yield first
         finally:
             self._go_on.set()
-            first.answer()
+            first.result(30)

@@ -19,7 +19,7 @@ from tests.http.views import work
 pytestmark = pytest.mark.django_db(transaction=True)
 
 fuzz = settings(
-    max_examples=250,
+    max_examples=150,
     deadline=None,  # the database sets the pace
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     print_blob=True,

@@ -14,7 +14,7 @@ from idempotency import ACCEPTED, PARK, Attach, Operation, Wait, idempotent
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import Caller, Gate, InThread, assert_refused, claim_anew, effects, records, replayed
+from tests.http.callers import Caller, Gate, assert_refused, claim_anew, effects, in_thread, records, replayed
 from tests.http.serving import Framework, Serve
 from tests.http.views import plain_answer, work
 
@@ -38,8 +38,8 @@ def test_a_duplicate_of_a_running_request_gets_409_at_once(alice: Caller, serve:
             refused = assert_refused(alice, "idempotency_in_progress", data=payload, key="k")
             assert 1 <= int(refused["Retry-After"]) <= 30
             assert refused["Idempotency-Key"] == "k"
-    assert first.answer().status_code == 201
-    assert alice.post(data={"amount": 1}, key="k").content == first.answer().content
+    assert first.result().status_code == 201
+    assert alice.post(data={"amount": 1}, key="k").content == first.result().content
     assert effects() == 1
 
 
@@ -50,7 +50,7 @@ def test_a_duplicate_does_not_wait_for_the_transaction_of_the_first(alice: Calle
     with gate.running(lambda: alice.post(key="k")) as first:
         assert effects() == 0  # not committed yet
         assert_refused(alice, "idempotency_in_progress", key="k")
-    assert first.answer().status_code == 201
+    assert first.result().status_code == 201
     assert effects() == 1
 
 
@@ -67,9 +67,10 @@ def test_a_waiting_duplicate_is_given_the_outcome(alice: Caller, serve: Serve, p
     gate = Gate(plain_answer)
     serve(idempotent("tests.slow", **policy)(gate))
     with gate.running(lambda: alice.post(key="k")) as first:
-        second = InThread(lambda: alice.post(key="k"))
-    assert (second.answer().status_code, second.answer().content) == (201, first.answer().content)
-    assert second.answer()["Idempotency-Replayed"] == "true"
+        second = in_thread(lambda: alice.post(key="k"))
+    replay = second.result(30)
+    assert (replay.status_code, replay.content) == (201, first.result().content)
+    assert replay["Idempotency-Replayed"] == "true"
     assert effects() == 1
 
 
@@ -213,7 +214,7 @@ def test_a_duplicate_that_comes_before_the_first_request_has_committed_is_told_t
         early = alice.post(key="k")
         assert (early.status_code, early["Location"]) == (202, expected(alice))
         assert int(early["Retry-After"]) >= 1
-    assert first.answer()["Location"] == early["Location"]
+    assert first.result()["Location"] == early["Location"]
     assert effects() == 1
 
 

@@ -114,10 +114,13 @@ def test_a_secret_is_not_shown_when_it_is_wrong(value: Any) -> None:
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.failure_mode(11)
 @pytest.mark.parametrize(
     ("policy", "entries", "message_id"),
     [
-        ({"lease": timedelta(hours=2)}, {"TTL": timedelta(hours=1)}, "idempotency.E015"),
+        # A lease as long as the retention would let a crash block a key for all of it.
+        ({"lease": timedelta(days=1)}, {"TTL": timedelta(days=1)}, "idempotency.E015"),
+        ({"ttl": timedelta(seconds=60)}, {}, "idempotency.E015"),
         ({"heartbeat": timedelta(hours=2)}, {"TTL": timedelta(hours=1)}, "idempotency.E017"),
         ({"account": "no.such.thing"}, {}, "idempotency.E018"),
         ({"recordable": "tests.unit.test_checks.NOT_A_FUNCTION"}, {}, "idempotency.E018"),

@@ -99,26 +99,6 @@ def test_a_wrong_policy_is_refused_where_it_is_declared(policy: dict[str, Any], 
     assert registry.get("unit.wrong") is None
 
 
-@pytest.mark.failure_mode(11)
-@pytest.mark.parametrize(
-    ("policy", "entries"),
-    [
-        ({"ttl": timedelta(days=3), "lease": timedelta(days=3)}, {}),
-        ({"lease": timedelta(days=3)}, {}),
-        ({"ttl": timedelta(seconds=60)}, {}),
-        ({}, {"TTL": timedelta(days=1), "LEASE": timedelta(days=1)}),
-        ({"lease": timedelta(days=1)}, {"TTL": timedelta(days=1)}),
-    ],
-)
-def test_a_crash_never_blocks_a_key_for_its_whole_retention(policy: dict[str, Any], entries: dict[str, Any]) -> None:
-    """A lease as long as the retention is refused, wherever the two of them come from."""
-    with (
-        override_settings(IDEMPOTENCY=entries),
-        pytest.raises(ImproperlyConfigured, match=r"(lease|LEASE).*shorter than"),
-    ):
-        _ = Operation("unit.wedged", **policy).lease
-
-
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\x00b", "a\nb", None, 7])
 def test_a_name_that_can_not_be_stored_is_refused(name: Any) -> None:
     with pytest.raises(ImproperlyConfigured, match="An operation's name"):

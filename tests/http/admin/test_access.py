@@ -16,7 +16,7 @@ from django.urls import reverse
 
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
-from tests.http.admin.pages import SECRET, log_in, secret_record, text
+from tests.http.admin.pages import SECRET, log_in, secret_record
 from tests.outbox import make_messages
 from tests.records import HOUR
 
@@ -155,6 +155,6 @@ def test_who_may_only_look_decides_nothing(client: Client, page: Page) -> None:
     before = page.model._default_manager.values().get()
     seen = f"{pk}:{before.get('attempt', 0)}:{before['status']}"
     values = {"action": page.action, "_selected_action": [pk], "decided": "yes", "seen": [seen], "reason": "x"}
-    assert "No action selected" in text(client.post(page.url(), values, follow=True))
+    client.post(page.url(), values)
     assert page.model._default_manager.values().get() == before
     assert not LogEntry.objects.exists()

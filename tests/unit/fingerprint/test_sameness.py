@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from decimal import Decimal
 from enum import Enum, IntEnum
-from random import Random
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -116,26 +115,6 @@ def test_a_fingerprint_is_stable(command: object) -> None:
 @given(nested(near), nested(near))
 def test_two_payloads_are_the_same_only_with_the_same_types(one: object, other: object) -> None:
     assert (of(one) == of(other)) == (typed(one) == typed(other))
-
-
-@given(st.dictionaries(st.text(), nested(scalars)), st.randoms(use_true_random=False))
-def test_the_order_of_names_does_not_count(command: dict[str, object], random: Random) -> None:
-    items = list(command.items())
-    random.shuffle(items)
-    assert of(dict(items)) == of(command)
-
-
-@given(st.lists(near, min_size=2), st.randoms(use_true_random=False))
-def test_the_order_of_a_list_counts(command: list[object], random: Random) -> None:
-    shuffled = list(command)
-    random.shuffle(shuffled)
-    assert (of(shuffled) == of(command)) == (typed(shuffled) == typed(command))
-
-
-@given(st.lists(st.sets(near.filter(lambda value: value is not True and value != 1)), min_size=2, max_size=2))
-def test_sets_of_the_same_items_are_the_same(sets: list[set[object]]) -> None:
-    one, other = sets
-    assert (of(one) == of(other)) == (frozenset(map(typed, one)) == frozenset(map(typed, other)))
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False), st.integers(min_value=0, max_value=40))
