@@ -1,11 +1,11 @@
-"""A small payments API that shows the package at work, and that its demo and tests drive."""
+"""A small payments API that shows how to use the package. The demo and the tests run it."""
 
 from __future__ import annotations
 
 try:
     from .celery import app as celery_app
 except ModuleNotFoundError as error:
-    # The sample runs without Celery, and then publishes nothing.
+    # The sample also runs without Celery. Then it publishes nothing.
     if error.name != "celery":
         raise
 else:

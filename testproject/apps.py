@@ -1,4 +1,4 @@
-"""The sample project is an app too, for its models and commands."""
+"""The sample project is also an app, because it has models and commands."""
 
 from __future__ import annotations
 

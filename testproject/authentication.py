@@ -1,4 +1,4 @@
-"""Who is calling: a token in the Authorization header, for Django REST framework and for plain views."""
+"""Authentication by a token in the Authorization header, for Django REST framework and for plain views."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rest_framework.exceptions import AuthenticationFailed
 
 
 class TokenAuthentication(authentication.TokenAuthentication):
-    """REST framework's, with the tokens that a database can't even look up refused like any other wrong one."""
+    """REST framework's authentication. It also refuses tokens that a database can't look up, such as one with NUL."""
 
     def authenticate_credentials(self, key: str) -> tuple[Any, Any]:
         if not (key.isascii() and key.isalnum()):
@@ -27,7 +27,7 @@ class TokenAuthentication(authentication.TokenAuthentication):
 def token_required(view: Callable[..., Any]) -> Callable[..., Any]:
     """Set ``request.user`` from the caller's token, or answer 401. For plain views, sync and async.
 
-    It stands outside ``@idempotent``: whoever may not call the view may not see a replay either.
+    Put it above ``@idempotent``, because somebody who may not call the view may not see a replay either.
     """
     if iscoroutinefunction(view):
 

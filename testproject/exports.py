@@ -1,8 +1,8 @@
-"""Exporting one's charges: a request that starts a job, and the job, which a Celery worker runs.
+"""Exports: a request that starts a job, and the job, which a Celery worker runs.
 
-The request writes the export and the message that asks for it in one transaction with its record, and answers 202 at
-once. Its duplicates are told the same until the job has ended, and its outcome from then on. The export's id is derived
-from the request's scope, so a duplicate knows the address even before the first request has committed.
+The request writes the export and the message for the job in one transaction with its record, and answers 202 at once. A
+duplicate also gets 202 until the job has ended, and then the outcome. The export's id is derived from the request's
+scope, so a duplicate knows the address even before the first request has committed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from idempotency.outbox import publish
 
 from .models import Charge, Export
 
-#: The name of the one job that an export starts, for its derived key.
+#: The name of the job in its derived key.
 JOB = "export"
 TASK = "testproject.tasks.run_export"
 
 
 def location_of(scope: Scope) -> str:
-    """Where the export of a request can be looked at."""
+    """The address of a request's export."""
     return reverse("export-detail", args=[scope.derive_key(JOB)])
 
 
@@ -43,7 +43,7 @@ def start_export(account_id: int, label: str) -> HttpResponse:
 
 
 def rebuild(reference: str, request: HttpRequest) -> HttpResponse:
-    """What a duplicate of the request gets: 202 while the job runs, and what came of it afterwards."""
+    """What a duplicate of the request gets: 202 while the job runs, and the outcome afterwards."""
     return answer_of(Export.objects.get(pk=UUID(reference)))
 
 
@@ -55,7 +55,7 @@ def answer_of(export: Export) -> HttpResponse:
 
 
 def export_charges(export_id: str) -> dict[str, Any]:
-    """The job: add up the charges of the export's account. Runs in the transaction of its own record."""
+    """The job: add up the charges of the export's account, in the transaction of the task's record."""
     with transaction.atomic():
         export = Export.objects.select_for_update().get(pk=UUID(export_id))
         sums = Charge.objects.filter(account_id=export.account_id).aggregate(charges=Count("pk"), total=Sum("amount"))

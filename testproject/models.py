@@ -1,19 +1,19 @@
-"""What the sample API brings about. One row is one effect, so effects are counted by counting rows."""
+"""The effects of the sample API. One row is one effect, so effects are counted by counting rows."""
 
 from __future__ import annotations
 
 from django.conf import settings
 from django.db import models
 
-#: The largest amount, in the currency's minor unit. Far inside a bigint, so that sums are too.
+#: The largest amount, in the currency's minor unit. It is small enough that sums fit into a bigint, too.
 MAX_AMOUNT = 10**12
 
 
 class Effect(models.Model):
-    """Something that must not happen twice.
+    """An effect that must not happen twice.
 
-    ``label`` is the client's own name of the logical operation. It is neither unique nor looked at by any view: rows
-    with one label are the effects of one logical operation.
+    ``label`` is the client's own name of the logical operation. It is not unique, and no view uses it. Rows with the
+    same label are effects of the same logical operation.
     """
 
     account = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
@@ -27,7 +27,7 @@ class Effect(models.Model):
 class BaseCharge(Effect):
     amount = models.BigIntegerField()
     currency = models.CharField(max_length=3)
-    # A unique field is the classic trap of a retried create: the validator meets the row of the first run.
+    # A unique field is a problem for a retried create, because the validator finds the row of the first run.
     reference = models.CharField(max_length=64, unique=True, null=True)  # noqa: DJ001 - many have none
 
     class Meta:
@@ -87,11 +87,11 @@ class UnprotectedPayout(BasePayout):
 class Export(Effect):
     """A list of an account's charges, added up by a job."""
 
-    # Derived from the request that asked for it, which may be asked for its address before it has committed.
+    # Derived from the request's scope, because a duplicate may need the address before the first request has committed.
     id = models.UUIDField(primary_key=True)
     charges = models.BigIntegerField(null=True)
     total = models.BigIntegerField(null=True)
-    #: How often the job has taken effect, which is to be once.
+    #: How often the job has taken effect. It must be once.
     runs = models.PositiveIntegerField(default=0)
     finished_at = models.DateTimeField(null=True)
 

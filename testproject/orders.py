@@ -1,7 +1,7 @@
-"""Orders: a charge, and two messages to workers, who send its receipt and pay its fee.
+"""Orders: a charge, and two messages to workers, which send its receipt and pay its fee.
 
-What is shown is the way from the handler to the workers. The protected handler publishes through the outbox, in its own
-transaction. The control beside it does what is usually done: it calls ``apply_async`` in the handler.
+Orders show the way from the handler to the workers. The protected handler publishes through the outbox, in its own
+transaction. The control does what is common: it calls ``apply_async`` in the handler.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .authentication import caller
 from .models import MAX_AMOUNT, BaseCharge, Charge, UnprotectedCharge
 from .serializers import SOURCES
 
-#: What the provider takes of each order: its hundredth part, and not less than 1.
+#: The provider takes one hundredth of each order as its fee, and at least 1.
 FEE_PART = 100
 
 
 class CardDeclinedError(APIException):
-    """Raised when all is written and published, so that all of it must be undone."""
+    """Raised after everything is written and published, so that all of it must be rolled back."""
 
     status_code = status.HTTP_402_PAYMENT_REQUIRED
     default_detail = "The card was declined."

@@ -1,4 +1,4 @@
-"""From a request's body to checked values. What is wrong with it is told to the client, and is never an exception.
+"""Parses and checks a request's body. The client is told what is wrong with it, so that bad input is never a 500.
 
 Plain Django views use it directly, Django REST framework through its parser.
 """
@@ -15,7 +15,7 @@ from rest_framework.parsers import JSONParser
 
 
 class InvalidPayloadError(ValueError):
-    """The client sent something else than the operation takes. ``errors`` is keyed by field, as in REST framework."""
+    """The client sent an invalid payload. ``errors`` has the messages by field, as in REST framework."""
 
     def __init__(self, message: str, field: str = "detail") -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class InvalidPayloadError(ValueError):
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse ``body``, strictly: UTF-8 without NaN or infinity, and only text that can be written as UTF-8 again."""
+    """Parse ``body`` strictly: UTF-8 without NaN or infinity, with texts that can be encoded as UTF-8 again."""
     try:
         parsed = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
         # An escaped half of a surrogate pair is valid JSON, but neither a database nor a response can hold it.
@@ -63,7 +63,7 @@ def text(payload: Mapping[str, Any], field: str, *, max_length: int, default: st
 
 
 def whole_number(payload: Mapping[str, Any], field: str, *, minimum: int, maximum: int) -> int:
-    """Return an integer of ``payload`` within bounds. ``true`` and ``1.0`` are none."""
+    """Return an integer of ``payload`` within bounds. ``true`` and ``1.0`` are refused."""
     value = payload.get(field)
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidPayloadError("A valid integer is required.", field)
@@ -81,7 +81,7 @@ def one_of(payload: Mapping[str, Any], field: str, choices: Collection[str], *, 
 
 
 class StrictJSONParser(JSONParser):
-    """REST framework's JSON parser, without the bodies that it turns into a server error."""
+    """REST framework's JSON parser. It refuses bodies that would otherwise lead to a server error."""
 
     def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> Any:
         try:

@@ -1,13 +1,13 @@
-"""Paying somebody out: an effect at a provider, which no transaction of ours can undo, and a row of our own for it.
+"""Payouts: an effect at a provider, which no transaction of this database can undo, and a row that records it.
 
-A payout needs more than a transaction to happen once. What protects it:
+A transaction is not enough to make a payout happen once. Three things protect it:
 
-- The call to the provider carries a key derived from the claim, so that every attempt asks for the same payout: a
-  provider that deduplicates makes it once, and one that can be asked is asked for it by that key.
-- The call is valid for a part of the lease only. Without that, "not found" would prove nothing: the call may still be
-  on its way, or its process may be frozen and make it in an hour. With it, whoever acts on an abandoned claim knows
-  that no earlier call can pay any more.
-- Our own row is unique by the derived key, so it is written once, by whichever attempt or reconciler gets there.
+- The call to the provider carries a key derived from the claim, so that every attempt asks for the same payout. A
+  provider that deduplicates makes it once, and one that can be asked finds it by that key.
+- The call is valid for a part of the lease only. Otherwise "not found" would prove nothing, because the call may still
+  be on its way, or its process may be frozen and make the call in an hour. With it, whoever acts on an abandoned claim
+  knows that no earlier call can pay any more.
+- The row in this database is unique by the derived key, so the first attempt or reconciler that gets there writes it.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from .models import BasePayout, Payout, UnprotectedPayout
 from .provider.client import PayoutRefusedError, ProviderFailedError, find, pay
 from .provider.ledger import Effect
 
-#: The name of the one call that a payout makes, for its derived key.
+#: The name of the call in its derived key.
 CALL = "provider.payout"
 
-#: The part of the lease for which a call is valid. What is left is how far the clocks of this machine, the provider and
-#: the database may be apart.
+#: The part of the lease for which a call is valid. The rest allows for differences between the clocks of this machine,
+#: the provider and the database.
 VALID_PART = 0.5
 
 
 def pay_out(account_id: int, label: str, amount: int, fault: str, provider: str) -> HttpResponse:
     """Make the payout of the current claim, or find that an earlier attempt has made it.
 
-    201 with the payout, 402 if it was refused; 502 if nobody knows, which is no outcome: what comes next is for the
-    operation's recovery to decide.
+    :returns: 201 with the payout; 402 if it was refused; 502 if it is not known, which is no outcome, so the
+        operation's recovery decides what comes next.
     """
     claim = current_claim()
     assert claim is not None, "pay_out() is for views under @idempotent."
-    # The clock is read first. Renewing then proves that the claim was owned later than that, so nobody acts on it as
-    # abandoned before `now` plus the lease. A process that is frozen anywhere from here on calls in vain.
+    # Read the clock first. The renewal then proves that this attempt owned the claim later than that, so nobody treats
+    # it as abandoned before `now` plus the lease. If the process freezes anywhere from here on, its call comes too late
+    # and is refused.
     now = time.time()
     claim.renew()
     lease = claim.operation.lease.total_seconds()
@@ -52,15 +53,15 @@ def pay_out(account_id: int, label: str, amount: int, fault: str, provider: str)
 
 
 def pay_out_unprotected(account_id: int, label: str, amount: int, fault: str, provider: str) -> HttpResponse:
-    """The same work as it is done without protection: each request is a payout of its own."""
+    """The same work without protection: each request is a payout of its own."""
     return _answer(account_id, uuid4(), label, amount, fault, provider, valid_until=None, model=UnprotectedPayout)
 
 
 def ask_provider(record: IdempotencyRecord) -> Finding:
-    """What became of the abandoned attempts at a payout.
+    """Find out what became of the abandoned attempts of a payout.
 
-    Not found is not executed, because the calls of all earlier attempts are past their ``valid_until`` by the time that
-    their lease is over. A provider that can't be asked raises, which is an ``Unknown``.
+    If the provider finds no payout, the answer is ``NotExecuted``, because the calls of all earlier attempts are past
+    their ``valid_until`` when their lease is over. If the provider can't be asked, the error counts as ``Unknown``.
     """
     key = record.derive_key(CALL)
     effect = find(settings.PROVIDER_URL, str(key), timeout=settings.PROVIDER_TIMEOUT)
@@ -93,7 +94,7 @@ def _answer(
 
 
 def _keep(account_id: int, key: UUID, effect: Effect, model: type[BasePayout]) -> BasePayout:
-    """Our row for what the provider did, written by the first who gets here."""
+    """Write the row for what the provider did, unless an earlier attempt has written it."""
     values = {
         "account_id": account_id,
         "label": effect.label,
@@ -105,7 +106,7 @@ def _keep(account_id: int, key: UUID, effect: Effect, model: type[BasePayout]) -
 
 
 def _created(payout: BasePayout) -> HttpResponse:
-    """Made of the row alone, so that a reconciler answers as the handler would have."""
+    """Make the response from the row only, so that a reconciler and the handler make the same response."""
     created = {
         "id": payout.pk,
         "provider_id": payout.provider_id,

@@ -8,7 +8,7 @@ from rest_framework import serializers
 
 from .models import MAX_AMOUNT, BaseCharge, Charge, UnprotectedCharge
 
-#: The only means of payment. One of them never works, so that a recorded failure can be seen.
+#: The means of payment. "declined" never works, so that it shows a recorded failure.
 SOURCES = ("card", "declined")
 
 

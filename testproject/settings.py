@@ -1,6 +1,6 @@
-"""Settings of the sample project, each of them set by the environment.
+"""Settings of the sample project. Environment variables set them.
 
-``DATABASE_URL`` decides the database. Without it SQLite serves, in a file beside ``manage.py``.
+``DATABASE_URL`` names the database. Without it, the database is an SQLite file beside ``manage.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 
 env = environ.Env()
 
-# Good enough for a sample that holds nobody's money. A deployment sets its own.
+# Good enough for a sample. A real deployment sets its own key.
 SECRET_KEY = env.str("SECRET_KEY", default="insecure-key-of-the-sample-project")
 DEBUG = env.bool("DEBUG", default=False)
 ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
@@ -68,21 +68,22 @@ def _database() -> dict[str, Any]:
     options: dict[str, Any] = database.setdefault("OPTIONS", {})
 
     if database["ENGINE"] == "django.db.backends.sqlite3":
-        # A transaction that reads before it writes fails at once, whatever its timeout, if another has written in
-        # between. IMMEDIATE takes the write lock first, and then the timeout (seconds) holds.
+        # If a transaction reads before it writes and another one has written in between, it fails at once, whatever its
+        # timeout. IMMEDIATE takes the write lock first, so that the timeout (in seconds) applies.
         options.setdefault("transaction_mode", "IMMEDIATE")
         options.setdefault("timeout", 20)
-        # Readers don't wait for the writer. `synchronous` stays at FULL: what was acknowledged survives a power cut.
+        # With WAL, readers don't wait for the writer. `synchronous` stays FULL, so that acknowledged data survives a
+        # power cut.
         options.setdefault("init_command", "PRAGMA journal_mode = WAL;")
-        # Threads and processes share the test database, which they can't do in memory.
+        # The test database is a file, because threads and processes can't share one in memory.
         database["TEST"] = {"NAME": f"{database['NAME']}.test"}
         return database
 
-    # libpq's own form of a URL names a Unix socket in the query. Django wants it where it looks for the host.
+    # In a URL of libpq's form, the query names the Unix socket. Django expects it as the host.
     for name in ("host", "port"):
         if name in options:
             database[name.upper()] = options.pop(name)
-    # asgi.py lowers this to 0, for there a connection belongs to one request's thread.
+    # asgi.py sets this to 0, because there a connection belongs to the thread of one request.
     database["CONN_MAX_AGE"] = env.int("CONN_MAX_AGE", default=60)
     database["CONN_HEALTH_CHECKS"] = True
     options.setdefault("connect_timeout", 5)
@@ -108,15 +109,15 @@ REST_FRAMEWORK = {
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
 }
 
-# How long, in seconds, a charge pretends to talk to a card network, half of it before its effect and half after. The
-# demo sets it, so that a cut connection or a killed worker meets requests on both sides of the effect.
+# How long, in seconds, a charge pretends to call a card network, half of it before its effect and half after it. The
+# demo sets it, so that broken connections and killed workers hit requests before and after the effect.
 PROCESSING_SECONDS = env.float("PROCESSING_SECONDS", default=0.0)
 
-# The payment provider: `python -m testproject.provider --ledger payouts.jsonl --port 8090` is a stand-in. Payouts that
-# are simply made again after a crash need one that deduplicates.
+# The payment provider. `python -m testproject.provider --ledger payouts.jsonl --port 8090` starts a stand-in. Payouts
+# with REEXECUTE need a provider that deduplicates.
 PROVIDER_URL = env.str("PROVIDER_URL", default="http://127.0.0.1:8090")
 DEDUPLICATING_PROVIDER_URL = env.str("DEDUPLICATING_PROVIDER_URL", default=PROVIDER_URL)
-# Seconds. Far below the lease, so that an answer that comes at the last moment is still recorded in time.
+# In seconds, far below the lease, so that a late answer is still recorded in time.
 PROVIDER_TIMEOUT = env.float("PROVIDER_TIMEOUT", default=5.0)
 
 # `celery --app testproject worker` consumes what the API publishes, for example with
@@ -125,13 +126,13 @@ PROVIDER_TIMEOUT = env.float("PROVIDER_TIMEOUT", default=5.0)
 CELERY_BROKER_URL = env.str("BROKER_URL", default="amqp://guest:guest@127.0.0.1:5672//")
 CELERY_RESULT_BACKEND = env.str("RESULT_BACKEND", default=None)
 CELERY_TASK_ALWAYS_EAGER = env.bool("CELERY_TASK_ALWAYS_EAGER", default=False)
-# What is published without the outbox, too, is known to have reached RabbitMQ when `delay()` returns.
+# With this, `delay()` returns only after RabbitMQ has confirmed the message, also for messages without the outbox.
 CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any] = {"confirm_publish": True}
 if CELERY_BROKER_URL.startswith(("redis:", "rediss:", "redis+socket:", "sentinel:")):
-    # Seconds after which Redis delivers a message again that nobody has acknowledged. Longer than any task takes.
+    # After this many seconds Redis delivers an unacknowledged message again. This is longer than any task takes.
     CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": env.int("BROKER_VISIBILITY_TIMEOUT", default=3600)}
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-# One message at a time, so that those that wait are free for other workers.
+# A worker takes one message at a time, so that waiting messages are free for other workers.
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 
 LANGUAGE_CODE = "en-us"
@@ -145,6 +146,6 @@ LOGGING = {
     "disable_existing_loggers": False,
     "handlers": {"console": {"class": "logging.StreamHandler"}},
     "root": {"handlers": ["console"], "level": env.str("LOG_LEVEL", default="WARNING")},
-    # A refused request is no news for an API whose clients retry.
+    # Don't log each refused request, because clients retry.
     "loggers": {"django.request": {"level": "ERROR"}},
 }

@@ -1,7 +1,7 @@
-"""What workers do with the sample project's messages: each of it once for each message, and the controls.
+"""The tasks of the sample project's workers. Each takes effect once for each message, except for the controls.
 
-``send_receipt`` writes a row, whose transaction is the record's. ``pay_fee`` calls the provider, with a key derived
-from the claim. The unprotected ones do the same work as ordinary tasks, with the same settings.
+``send_receipt`` writes a row in the transaction of its record. ``pay_fee`` calls the provider with a key derived from
+the claim. The unprotected tasks are the controls: they do the same work as ordinary tasks, with the same settings.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .provider.client import pay
 #: The queue for dead letters: messages that can't be consumed.
 DEAD_LETTERS = "testproject.dead"
 
-#: The name of the one call that a fee makes, for its derived key.
+#: The name of the call in its derived key.
 CALL = "provider.fee"
 
-# A worker that is killed gives its message back, and it is delivered again.
+# If a worker is killed, its message is delivered again.
 DELIVERY = {"acks_late": True, "reject_on_worker_lost": True}
 
 
@@ -59,7 +59,7 @@ def _run_export(export_id: str) -> dict[str, Any]:
     return export_charges(export_id)
 
 
-# Not as decorators: Celery has no types, and what it decorates would have none either.
+# Not written as decorators, because Celery has no types and the decorated functions would lose theirs.
 send_receipt = shared_task(name="testproject.tasks.send_receipt", **DELIVERY)(_send_receipt)
 send_receipt_unprotected = shared_task(name="testproject.tasks.send_receipt_unprotected", **DELIVERY)(
     _send_receipt_unprotected

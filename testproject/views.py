@@ -1,4 +1,4 @@
-"""The endpoints of the sample API, each one a way to protect a view, and one that is not protected."""
+"""The endpoints of the sample API. Each shows a way to protect a view, except for the unprotected controls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .serializers import ChargeSerializer, UnprotectedChargeSerializer
 class BaseChargeViewSet(
     mixins.CreateModelMixin, mixins.RetrieveModelMixin, mixins.ListModelMixin, viewsets.GenericViewSet[Any]
 ):
-    """Create a charge and look at one's own. It knows nothing of idempotency."""
+    """Create a charge, and read one's own charges. This class has no protection."""
 
     model: ClassVar[type[BaseCharge]]
     detail_route: ClassVar[str]
@@ -56,7 +56,7 @@ class BaseChargeViewSet(
         try:
             charge = serializer.save(account=request.user)
         except IntegrityError as error:
-            # Another request has taken the reference since it was validated.
+            # Another request has used the reference since it was validated.
             raise ValidationError({"reference": ["charge with this reference already exists."]}) from error
         _talk_to_the_card_network()
         location = reverse(self.detail_route, args=[charge.pk])
@@ -64,7 +64,7 @@ class BaseChargeViewSet(
 
 
 def _talk_to_the_card_network() -> None:
-    """Take half of ``PROCESSING_SECONDS``. Called on both sides of the effect."""
+    """Wait for half of ``PROCESSING_SECONDS``. Called before and after the effect."""
     if settings.PROCESSING_SECONDS:
         time.sleep(settings.PROCESSING_SECONDS / 2)
 
@@ -86,7 +86,7 @@ class UnprotectedChargeViewSet(BaseChargeViewSet):
     serializer_class = UnprotectedChargeSerializer
 
 
-@csrf_exempt  # the caller proves itself by a token, which no browser sends by itself
+@csrf_exempt  # callers authenticate by a token, which a browser does not send automatically
 @require_POST
 @token_required
 @idempotent("transfers.create")
@@ -129,7 +129,7 @@ async def create_notification(request: HttpRequest) -> HttpResponse:
 @token_required
 @idempotent(PAYOUT)
 def create_payout(request: HttpRequest) -> HttpResponse:
-    """POST /payouts/: an effect at a provider, which is asked for it after a crash."""
+    """POST /payouts/: an effect at a provider, which is asked after a crash."""
     return _payout(request, pay_out, settings.PROVIDER_URL)
 
 
@@ -138,7 +138,7 @@ def create_payout(request: HttpRequest) -> HttpResponse:
 @token_required
 @idempotent(PAYOUT_REEXECUTED)
 def create_payout_reexecuted(request: HttpRequest) -> HttpResponse:
-    """POST /payouts/reexecute/: at a provider that deduplicates, so that it is simply asked to pay again."""
+    """POST /payouts/reexecute/: the provider deduplicates, so a retry simply pays again."""
     return _payout(request, pay_out, settings.DEDUPLICATING_PROVIDER_URL)
 
 
@@ -147,7 +147,7 @@ def create_payout_reexecuted(request: HttpRequest) -> HttpResponse:
 @token_required
 @idempotent(PAYOUT_PARKED)
 def create_payout_parked(request: HttpRequest) -> HttpResponse:
-    """POST /payouts/park/: what was cut off waits for somebody to look into it."""
+    """POST /payouts/park/: a payout that was cut off waits for a person."""
     return _payout(request, pay_out, settings.PROVIDER_URL)
 
 
@@ -164,7 +164,7 @@ def _payout(request: HttpRequest, make: Callable[..., HttpResponse], provider: s
         payload = parse_object(request.body)
         amount = whole_number(payload, "amount", minimum=1, maximum=MAX_AMOUNT)
         label = text(payload, "label", max_length=128, default="")
-        # A real API has no such field: it is handed on to the stand-in provider, which then makes that trouble.
+        # A real API has no such field. It is passed on to the stand-in provider, which then fails in that way.
         fault = one_of(payload, "fault", FAULTS, default="")
     except InvalidPayloadError as error:
         return error.as_response()
@@ -187,10 +187,10 @@ def create_export(request: HttpRequest) -> HttpResponse:
 @require_safe
 @token_required
 def show_export(request: HttpRequest, pk: UUID) -> HttpResponse:
-    """GET /exports/<id>/: how far it is. Somebody else's is not found."""
+    """GET /exports/<id>/: the state of the export. An export of another account is not found."""
     return answer_of(get_object_or_404(Export, pk=pk, account=caller(request)))
 
 
 def health(request: HttpRequest) -> HttpResponse:
-    """GET /health/: the server answers. It asks the database nothing."""
+    """GET /health/: the server is running. This does not use the database."""
     return JsonResponse({"status": "ok"})

@@ -1,4 +1,4 @@
-"""What should have happened, compared with what has happened, counted where effects happen and never from answers."""
+"""Compares what should have happened with what has happened, counted where effects happen and never from responses."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Effects:
-    """What was found. Each of the lists names what is wrong, and is empty if nothing is."""
+    """The result of a comparison. Each list names what is wrong, and is empty if nothing is wrong."""
 
     #: How many effects there should be, and how many there are.
     expected: int
     count: int
-    #: What had more than one effect.
+    #: The names that have more than one effect.
     doubled: list[str]
-    #: What was acknowledged and has no effect.
+    #: The names that were acknowledged and have no effect.
     lost: list[str]
-    #: What took effect and should not have: it was rolled back, or nobody has asked for it.
+    #: The names that have an effect and should not, because they were rolled back or never requested.
     ghosts: list[str]
 
     @property
@@ -32,11 +32,11 @@ class Effects:
 def judge_effects(
     found: Mapping[str, int], expected: Iterable[str], acknowledged: Iterable[str] | None = None
 ) -> Effects:
-    """Compare what was found with what should be there once each.
+    """Compare the effects that were found with those that should each exist once.
 
-    :param found: how often each effect was found, by its name.
+    :param found: how often each effect was found, by name.
     :param expected: the names of the effects that there should be.
-    :param acknowledged: those of them that somebody was told of, and so must be there; by default all of them.
+    :param acknowledged: the names that were acknowledged to somebody, and so must exist; by default all expected names.
     """
     wanted = set(expected)
     present = {name: number for name, number in found.items() if number}

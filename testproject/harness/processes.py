@@ -1,8 +1,8 @@
 """Processes that are started, killed and started again, and that never outlive their owner.
 
-Each leads a session of its own. So a Ctrl-C in the terminal reaches the owner only, which then decides, and what a
-process has forked is killed with it. A guard, one process for each owner, knows all of them. It sees its pipe close
-when the owner ends, by whatever signal, and kills what is left.
+Each process leads a session of its own. So a Ctrl-C in the terminal reaches only the owner, and the forks of a process
+are killed with it. Each owner has one guard process, which knows all of them. When the owner ends, by whatever signal,
+the guard's pipe closes, and the guard kills the remaining processes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from typing import Any, Generic, Protocol, TypeVar
 START_LIMIT = 60.0  # seconds; a loaded machine may take several to import Django
 STOP_LIMIT = 30.0
 
-#: Between two looks at another process. What is waited for is looked at, not timed.
+#: Seconds between two looks at another process.
 LOOK_EVERY = 0.02
 
-# sun_path holds 104 bytes on macOS and 108 on Linux, the closing NUL included. A socket's name takes some of it.
+# The path of a Unix socket has at most 104 bytes on macOS and 108 on Linux, including the final NUL. The socket's name
+# needs some of them.
 DIRECTORY_LIMIT = 80
 
-# Reads until the owner's end of the pipe is closed.
+# Reads until the owner's end of the pipe closes.
 GUARD_SCRIPT = """
 alive=""
 while read -r word pid; do
@@ -42,21 +43,22 @@ done
 for pid in $alive; do kill -KILL "-$pid" 2>/dev/null; done
 """
 
-# Tells the guard of itself before it becomes the process that is meant, so that there is no moment between. Its
-# standard input is the owner's end of the pipe, which must not stay open in it.
+# Reports itself to the guard before it becomes the intended program, so that the guard knows every process from the
+# beginning. Its standard input is the owner's end of the pipe, which must not stay open in the program.
 BIRTH_SCRIPT = 'echo "born $$" >&0; exec "$@" </dev/null'
 
 
 class ProcessError(RuntimeError):
-    """A process did not start; the message ends with its log."""
+    """A process did not start. The message ends with its log."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, limit: float) -> Any:
-    """Poll what no event tells of, such as another process's state.
+    """Poll a condition that no event reports, such as the state of another process.
 
-    :param limit: seconds.
-    :returns: what the condition returned, once that is true.
-    :raises TimeoutError: it did not become true in time.
+    :param what: the name of the condition, for the error.
+    :param limit: in seconds.
+    :returns: the first true value of the condition.
+    :raises TimeoutError: the condition did not become true in time.
     """
     deadline = time.monotonic() + limit
     while not (found := condition()):
@@ -77,14 +79,14 @@ def short_directory(prefix: str) -> Iterator[Path]:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on. Somebody else may be faster."""
+    """A free port of the loopback interface. Another process may take it before it is used."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
 
 
 def answers(address: Path | tuple[str, int], question: bytes = b"", answer: bytes = b"") -> bool:
-    """Whether somebody listens at a Unix socket or a port, and answers a question as it should."""
+    """Whether a server listens at a Unix socket or a port, and gives the expected answer to a question."""
     try:
         with socket.socket(socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET) as connection:
             connection.settimeout(10)
@@ -103,7 +105,7 @@ def _guard(owner: int) -> int:
     assert pipe is not None
 
     def end() -> None:
-        if os.getpid() == owner:  # and this is no fork of it
+        if os.getpid() == owner:  # a fork of the owner must not end the guard
             pipe.close()
             process.wait()
 
@@ -115,7 +117,7 @@ D = TypeVar("D", bound="Daemon")
 
 
 class Daemon:
-    """One program, which can be started more than once, and writes into one log."""
+    """A program that can be started more than once and writes to one log."""
 
     def __init__(
         self,
@@ -128,9 +130,9 @@ class Daemon:
         pass_fds: Sequence[int] = (),
     ) -> None:
         """
-        :param directory: the log is written there.
-        :param environment: what the program sees besides the owner's.
-        :param is_ready: says whether the program has come up.
+        :param directory: where the log is written.
+        :param environment: variables that are added to the owner's environment.
+        :param is_ready: returns whether the program is ready.
         """
         self.name = name
         self.directory = directory
@@ -146,7 +148,7 @@ class Daemon:
 
         :raises ProcessError: it ended, or was not ready in time.
         """
-        self.stop()  # what is left of an earlier run
+        self.stop()  # stop an earlier run
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", BIRTH_SCRIPT, self.name, *self.command],
@@ -175,12 +177,12 @@ class Daemon:
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL it and all that it forked, as a power cut does, and wait until it is gone."""
+        """Kill it and all its forks with SIGKILL, and wait until it is gone."""
         self._end(signal.SIGKILL, of_all=True)
 
     def stop(self) -> None:
-        """Ask it to end. It is killed if it does not go by itself."""
-        self._end(signal.SIGTERM, of_all=False)  # its children are its own to end
+        """Ask it to end with SIGTERM, and kill it if it does not end in time."""
+        self._end(signal.SIGTERM, of_all=False)  # the program ends its children itself
 
     def _end(self, how: signal.Signals, *, of_all: bool) -> None:
         process, self._process = self._process, None
@@ -195,13 +197,13 @@ class Daemon:
             process.kill()
             process.wait()
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # whatever it left behind; the group's id is taken while that lives
-        os.write(_guard(os.getpid()), f"gone {process.pid}\n".encode("ascii"))  # somebody else may get its id
+            os.killpg(process.pid, signal.SIGKILL)  # kill remaining children; their group keeps the id
+        os.write(_guard(os.getpid()), f"gone {process.pid}\n".encode("ascii"))  # another process may get this id
 
     def log_tail(self, lines: int = 20) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
-    def __enter__(self: D) -> D:  # noqa: PYI019 - nothing brings typing_extensions to where the demo runs
+    def __enter__(self: D) -> D:  # noqa: PYI019 - the demo does not install typing_extensions
         self.start()
         return self
 
@@ -210,13 +212,13 @@ class Daemon:
 
 
 def start_again(daemon: D) -> D:
-    """For a ``Keeper``."""
+    """Start a daemon again and return it. For a ``Keeper``."""
     daemon.start()
     return daemon
 
 
 class Kept(Protocol):
-    """What a keeper looks after."""
+    """A process that a keeper restarts."""
 
     @property
     def alive(self) -> bool: ...
@@ -226,11 +228,12 @@ K = TypeVar("K", bound=Kept)
 
 
 class Keeper(Generic[K]):
-    """Starts processes again that have died, as a process manager does, until it is told to stop.
+    """Restarts processes that have died, as a process manager does, until it is told to stop.
 
-    Who died may have been killed on purpose, or may have ended by itself. Celery's workers do the latter now and then
-    when their broker dies, because of faults in their clients' reconnecting. That is what a process manager is for, so
-    each outage of a broker excuses one such end of each process. Any more is a fault, which ``complaint`` reports.
+    A process may have been killed on purpose, or may have ended by itself. Celery's workers sometimes end by themselves
+    when their broker dies, because of faults in how they reconnect. A process manager restarts them then, so each
+    outage of a broker excuses one such end of each process. More ends than that are a fault, which ``complaint``
+    reports.
     """
 
     def __init__(
@@ -238,11 +241,11 @@ class Keeper(Generic[K]):
     ) -> None:
         """
         :param starts: each starts a process and returns it.
-        :param killed: how many of the processes have been killed on purpose so far.
-        :param outages: how often their broker has been taken from them so far.
+        :param killed: returns how many of the processes have been killed on purpose so far.
+        :param outages: returns how often their broker has been killed so far.
         """
         self.restarts = 0
-        #: All that were ever started, dead or alive.
+        #: All processes that were ever started, dead or alive.
         self.started = [start() for start in starts]
         self.error: Exception | None = None
         self._killed, self._outages = killed, outages
@@ -258,7 +261,7 @@ class Keeper(Generic[K]):
                     continue
                 try:
                     self._running[start] = start()
-                except Exception as error:  # noqa: BLE001 - it is for the owner to see, in the owner's thread
+                except Exception as error:  # noqa: BLE001 - the owner's thread reports it
                     self.error = error
                     return
                 self.started.append(self._running[start])
@@ -270,13 +273,13 @@ class Keeper(Generic[K]):
         return max(0, self.restarts - self._killed())
 
     def complaint(self) -> str:
-        """Why these processes can't be relied on, or nothing."""
+        """What is wrong with the processes, or an empty text."""
         if self.error is not None:
             return f"could not be started again: {self.error}"
         excused = self._outages() * len(self._running)
         return "" if self.ended <= excused else f"ended by itself {self.ended} times, {excused} times with its broker"
 
     def stop(self) -> None:
-        """Start nothing any more. What runs goes on."""
+        """Stop restarting processes. The running ones continue."""
         self._stopped.set()
         self._thread.join()

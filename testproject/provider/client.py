@@ -1,4 +1,4 @@
-"""What the payments API calls the provider with. Every call is bounded in time, and says what is known after it."""
+"""The client with which the payments API calls the provider. Each call has a timeout, and its errors say what is known."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .ledger import Effect
 
 
 class ProviderFailedError(Exception):
-    """The call did not end well. It may have paid all the same."""
+    """The call failed. It may have paid nevertheless."""
 
 
 class PayoutRefusedError(Exception):
-    """The provider said no, and would again. Nothing was paid."""
+    """The provider refused the payout, and would refuse it again. Nothing was paid."""
 
 
 def pay(
@@ -31,9 +31,9 @@ def pay(
     """Make a payout.
 
     :param timeout: seconds to wait for the connection, and again for the answer.
-    :param valid_until: seconds since 1970, from when on the provider is not to pay any more.
+    :param valid_until: in seconds since 1970. From then on the provider must not pay any more.
     :raises PayoutRefusedError: nothing was paid.
-    :raises ProviderFailedError: nobody knows.
+    :raises ProviderFailedError: it is not known whether the provider has paid.
     """
     call = {"label": label, "amount": amount, "valid_until": valid_until, "fault": fault}
     status, body = _request(address, "POST", "/payouts", timeout, json.dumps(call).encode(), {"Idempotency-Key": key})
@@ -45,7 +45,7 @@ def pay(
 
 
 def find(address: str, key: str, *, timeout: float) -> Effect | None:
-    """The payout that was made under ``key``. None: there is none, or not yet.
+    """The payout that was made under ``key``, or None if there is none yet.
 
     :raises ProviderFailedError: it can't be asked.
     """
@@ -58,7 +58,7 @@ def find(address: str, key: str, *, timeout: float) -> Effect | None:
 
 
 def counts(address: str, *, timeout: float) -> dict[str, int]:
-    """What the provider counted since it started: see ``server``.
+    """What the provider has counted since it started. See ``server``.
 
     :raises ProviderFailedError: it can't be asked.
     """

@@ -1,4 +1,4 @@
-"""The trouble that a caller can wish for."""
+"""The faults that a caller can ask for."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from enum import Enum
 class Fault(str, Enum):
     """What goes wrong with a call.
 
-    Each strikes the first call of a label only (of a key, where there is none), or no retry would ever get through.
+    A fault strikes the first call of a label only (or of a key, if there is no label), so that a retry gets through.
     """
 
-    REFUSE = "refuse"  # 402, without an effect; the one that strikes every call
+    REFUSE = "refuse"  # 402, without an effect; this fault strikes every call
     ERROR_BEFORE = "error_before"  # 500, without an effect
-    ERROR_AFTER_SUCCESS = "error_after_success"  # 500, though it has paid
+    ERROR_AFTER_SUCCESS = "error_after_success"  # 500, although it has paid
     HANG = "hang"  # never answers and never pays
     SUCCEED_THEN_HANG = "succeed_then_hang"  # pays and never answers
-    LATE = "late"  # pays only when its caller has given up, as a call does that was held up on its way
+    LATE = "late"  # pays after its caller has given up, like a call that was delayed on its way
 
 
 FAULTS = tuple(fault.value for fault in Fault)

@@ -1,4 +1,4 @@
-"""The provider's ledger: an append-only file with one line of JSON for each effect, on disk before anybody is told."""
+"""The provider's ledger: an append-only file with a line of JSON for each effect, synced before the answer is sent."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Effect:
 
 
 class Ledger:
-    """The file, open for one writer. Not for two threads at once: the server holds a lock."""
+    """The file, open for one writer. It is not thread-safe; the server holds a lock."""
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._file = os.fdopen(descriptor, "ab", buffering=0)
-        # A line without its end was cut off by a crash, before anybody was told of its effect.
+        # Remove a line without an end. A crash cut it off before the answer was sent.
         os.ftruncate(descriptor, path.read_bytes().rfind(b"\n") + 1)
         effects = read_ledger(path)
         self.by_key = effects_by_key(effects)
@@ -37,7 +37,7 @@ class Ledger:
         self._file.close()
 
     def append(self, key: str, label: str, amount: int, time: float) -> Effect:
-        """Make the effect: it has happened when this returns."""
+        """Make the effect. It has happened when this returns."""
         effect = Effect(self._next_id, key, label, amount, time)
         line = json.dumps(asdict(effect)).encode() + b"\n"
         if self._file.write(line) != len(line):
@@ -54,11 +54,11 @@ def read_ledger(path: Path | str) -> list[Effect]:
         lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    return [Effect(**json.loads(line)) for line in lines[:-1]]  # what follows the last line's end is not whole
+    return [Effect(**json.loads(line)) for line in lines[:-1]]  # the text after the last line's end is incomplete
 
 
 def effects_by_key(effects: Iterable[Effect]) -> dict[str, list[Effect]]:
-    """The effects of each key: more than one is a doubled payout."""
+    """The effects of each key. More than one is a doubled payout."""
     found: defaultdict[str, list[Effect]] = defaultdict(list)
     for effect in effects:
         found[effect.key].append(effect)

@@ -1,4 +1,4 @@
-"""Run the provider for as long as somebody needs it."""
+"""Run the provider as a process of the demo or of a test."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def running_provider(ledger: Path | str, *, deduplicate: bool = False, port: int = 0) -> Iterator[str]:
     """Run the provider on 127.0.0.1 and yield its address, "http://127.0.0.1:12345".
 
-    ``ledger`` may exist: its effects are then remembered. The process ends with the block, or with its owner should
-    that be killed.
+    The process ends with the block, or with its owner if that is killed.
 
+    :param ledger: the file of effects. If it exists, its effects are kept.
     :raises ProcessError: it did not start.
     """
     command = [sys.executable, "-m", "testproject.provider", "--ledger", str(ledger), "--port", str(port)]

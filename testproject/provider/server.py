@@ -3,18 +3,18 @@
 ``POST /payouts``, with a key in the header ``Idempotency-Key`` and a JSON object as its body, pays:
 
 =============== ================================================================================================
-``label``       whose payout it is, for whoever reads the ledger; optional
-``amount``      cents
-``valid_until`` seconds since 1970; from then on the call is refused, however long it was under way. Optional
-``fault``       the trouble that the caller wishes for, see ``faults``; optional
+``label``       the name of the payout, for readers of the ledger; optional
+``amount``      in cents
+``valid_until`` in seconds since 1970; from then on the call is refused, however long it was under way; optional
+``fault``       the fault that the caller asks for, see ``faults``; optional
 =============== ================================================================================================
 
-It answers 201 with the effect; 400 to what it does not understand; 402 to what it refuses; 410 to a call past its
-``valid_until``; and, if it deduplicates, 409 to a key that has paid another amount.
+It answers 201 with the effect, 400 if it does not understand the call, 402 if it refuses, 410 after ``valid_until``,
+and, if it deduplicates, 409 if the key has paid another amount.
 
-``GET /`` answers 200 with what it counted since its start: ``deduplicated`` and ``expired`` calls.
-``GET /payouts/<key>`` answers 200 with every effect of the key, and 404 if there is none *yet*: a call under way may
-still arrive, unless its ``valid_until`` is over.
+``GET /`` answers 200 with the numbers of ``deduplicated`` and ``expired`` calls since its start.
+``GET /payouts/<key>`` answers 200 with every effect of the key, and 404 if there is none *yet*: a call that is under
+way may still arrive, unless its ``valid_until`` is over.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .ledger import Effect, Ledger
 
 MAX_BODY = 65_536  # bytes
 
-#: Who hangs waits for its caller to give up, but not for ever.
+#: A hanging call waits until its caller gives up, but no longer than this.
 HANG_LIMIT = 60.0  # seconds
 
 
 class Provider(ThreadingHTTPServer):
-    """The server. One lock makes looking, deduplicating and paying one step."""
+    """The server. One lock makes looking up, deduplicating and paying atomic."""
 
     daemon_threads = True
     request_queue_size = 1024
@@ -68,7 +68,7 @@ class Provider(ThreadingHTTPServer):
             return list(self.ledger.by_key.get(key, ()))
 
     def pay(self, key: str, label: str, amount: int, valid_until: float | None) -> tuple[HTTPStatus, Any]:
-        """Make the payout, unless it is too late for it or this key has paid before."""
+        """Make the payout, unless it is too late or, with deduplication, the key has paid before."""
         with self.lock:
             now = time.time()
             known = next(iter(self.ledger.by_key.get(key, ())), None)
@@ -85,7 +85,7 @@ class Provider(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Provider
-    # Head and body leave in one write each; without this the second waits for the first one's acknowledgement.
+    # Header and body are two writes. With Nagle's algorithm the second would wait for the acknowledgement of the first.
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
@@ -128,10 +128,13 @@ class Handler(BaseHTTPRequestHandler):
         elif fault is Fault.ERROR_AFTER_SUCCESS:
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"code": "error"})
         else:
-            self._answer(status, body)  # after LATE, to a caller that will hardly be there
+            self._answer(status, body)  # after LATE the caller has probably gone
 
     def _call(self) -> tuple[str, int, float | None, Fault | None]:
-        """The body's fields. Raises ``ValueError``."""
+        """The fields of the body.
+
+        :raises ValueError: a field is wrong.
+        """
         length = int(self.headers["Content-Length"] or 0)
         if not 0 <= length <= MAX_BODY:
             raise ValueError("The body is too long.")
@@ -150,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
         """Return when the caller has hung up, or has died."""
         waiting = select.poll()
         waiting.register(self.connection, select.POLLIN)
-        waiting.poll(HANG_LIMIT * 1000)  # its request is read, so what comes next is the connection's end
+        waiting.poll(HANG_LIMIT * 1000)  # the request is read, so the next event is the end of the connection
         self.close_connection = True
 
     def _answer(self, status: HTTPStatus, body: Any) -> None:
@@ -162,7 +165,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(content)
         except OSError:
-            self.close_connection = True  # the caller has gone, which is its business
+            self.close_connection = True  # the caller has gone
 
     def log_message(self, *args: Any) -> None:
-        """Nothing: the ledger is the log."""
+        """Log nothing, because the ledger is the log."""

@@ -20,10 +20,10 @@ class Command(BaseCommand):
 
 
 def create_demo_users() -> dict[str, str]:
-    """Create what is missing of the demo users, and return the token of each by username."""
+    """Create the demo users and tokens that are missing, and return the tokens by username."""
     tokens = {}
     for username in DEMO_USERS:
-        # No password: they call the API, and have no business in the admin.
+        # They have no password, because they only call the API.
         user, _ = get_user_model()._default_manager.get_or_create(username=username)
         token, _ = Token.objects.get_or_create(user=user)
         tokens[username] = token.key
