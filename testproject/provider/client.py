@@ -1,4 +1,4 @@
-"""The client with which the payments API calls the provider. Each call has a timeout, and its errors say what is known."""
+"""The client with which the payments API calls the provider. Each call has a timeout; its errors say what is known."""
 
 from __future__ import annotations
 
