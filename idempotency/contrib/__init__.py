@@ -1,4 +1,4 @@
-"""Integrations. Each needs a package that the core does not need, and has an extra of its own in ``pyproject.toml``.
+"""Integrations with other packages. Each has an extra of its own in ``pyproject.toml``; the core needs none of them.
 
 To add a web framework, write a subclass of ``http.adapters.Adapter`` here, register it, and import it in ``apps.py``,
 as ``rest_framework`` does. Nothing below this folder imports it.

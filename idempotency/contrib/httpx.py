@@ -1,7 +1,7 @@
 """httpx: transports that send one logical request under one key until its outcome is known.
 
-They wrap any other transport, for a client of a protected API and, inside a protected operation, for its calls to a
-provider. Sync and async share everything but the awaiting lines.
+A client of a protected API uses them, and so does a protected operation that calls a provider. They wrap any other
+transport. Sync and async share everything but the lines with ``await``.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .retrying import RetryPolicy, Tries, bounded, new_key
 
 __all__ = ["AsyncIdempotentTransport", "IdempotentTransport", "RetryPolicy", "UnresolvedRequestError", "new_key"]
 
-#: The extensions of a request that are meant for these transports.
+#: The extensions of a request that these transports read.
 NAME = "idempotency_name"
 STREAM = "idempotency_stream"
 
 
 class UnresolvedRequestError(httpx.TransportError):
-    """The outcome of a request is not known, and the retries are used up. It may have taken effect.
+    """The retries are used up, and the outcome of the request is not known. The request may have taken effect.
 
-    ``key`` is the ``Idempotency-Key`` that it was sent with: save it, and send the same request with it later.
-    ``attempts`` is how many requests were sent, ``response`` the last answer that came, read and closed, or None.
-    ``__cause__`` is what the last attempt failed with, if not with an answer.
+    ``key`` is the ``Idempotency-Key`` of the request: save it, and send the same request with it later. ``attempts`` is
+    the number of requests that were sent. ``response`` is the last response, read and closed, or None. ``__cause__`` is
+    the error of the last attempt, if it got no response.
     """
 
     def __init__(
@@ -64,14 +64,15 @@ class HttpxTries(Tries[httpx.Response]):
         key, name = request.headers.get(HEADER), request.extensions.get(NAME)
         super().__init__(policy, request.method, place, key=key, name=name)
         self.request = request
-        self.body = b""  # of the last answer that was read
-        # On the request itself: what is made of it, after a redirect (307, 308) or a challenge, is the same operation.
+        self.body = b""  # the last response body that was read
+        # Set the key on the request itself, so that a request that is made from it after a redirect (307, 308) or a
+        # challenge has the same key.
         request.headers[HEADER] = self.key
 
     def next_request(self) -> httpx.Request:
-        """The request as the next attempt sends it. Raises what ``begin`` raises.
+        """Make the request for the next attempt. Raises the errors of ``begin``.
 
-        One of its own, so that nothing that an attempt does to it is found by the next.
+        Each attempt has a request of its own, because a transport may change the request that it sends.
         """
         left = self.begin()
         timeouts = self.request.extensions.get("timeout", {})
@@ -83,13 +84,13 @@ class HttpxTries(Tries[httpx.Response]):
             stream=self.request.stream,
             extensions={**self.request.extensions, "timeout": cut},
         )
-        request.read()  # held in memory already
+        request.read()  # reads from memory
         return request
 
     def wants_body(self, response: httpx.Response) -> bool:
-        """Whether the answer's body is still to be read as a part of the attempt.
+        """Whether the attempt must read the body of the response.
 
-        It belongs to it, unless the caller wants to stream it. The transport that sends may have read it already.
+        It must, unless the caller wants to stream the body or the wrapped transport has read it already.
         """
         if response.is_stream_consumed:
             return False
@@ -97,22 +98,22 @@ class HttpxTries(Tries[httpx.Response]):
         return not streamed or response.status_code == 409 or self.is_undecided(response)
 
     def keep(self, response: httpx.Response, body: bytes) -> None:
-        """Give the answer the body that was read, as it came, so that it can be read or streamed once more."""
+        """Give the response the bytes that were read from it, so that the caller can read or stream them."""
         self.body = body
         response.stream = httpx.ByteStream(body)
 
     def document(self, answer: httpx.Response) -> Any:
         try:
-            if not answer.is_stream_consumed:  # a copy, because reading it would leave nothing to be streamed
+            if not answer.is_stream_consumed:  # read a copy, so that the caller can stream it
                 answer = httpx.Response(answer.status_code, headers=answer.headers, content=self.body)
             return answer.json()
         except httpx.DecodingError as error:
-            raise ValueError("Its encoding is not what it says.") from error
+            raise ValueError("The body does not have the encoding that its headers name.") from error
 
     def unresolved(self, message: str) -> UnresolvedRequestError:
         if self.last is not None:
             self.last.request = self.request
-            with suppress(httpx.DecodingError):  # its body is no news, and whatever it is, it settles nothing
+            with suppress(httpx.DecodingError):  # the body is not needed to know that the outcome is open
                 self.last.read()
         return UnresolvedRequestError(
             message, key=self.key, attempts=self.budget.attempts, request=self.request, response=self.last
@@ -124,23 +125,26 @@ class IdempotentTransport(httpx.BaseTransport):
 
         client = httpx.Client(transport=IdempotentTransport())
 
-    A request that carries a key keeps it. Any other is given a new one, or, inside a protected operation, one that is
-    derived from its claim: by ``extensions={"idempotency_name": "provider.charge"}``, else by method and URL, counted.
+    A request that has a key keeps it. Any other request gets a new key. Inside a protected operation it gets a key that
+    is derived from the claim: by the name in ``extensions={"idempotency_name": "provider.charge"}``, or else by method,
+    URL and the number of the call.
 
-    Retried are timeouts, lost connections, 408, 425, 429, 502 to 504, and a 409 that says "in progress". Every other
-    answer is returned as it is. A request's body is read once and held in memory, so that each attempt sends the same
-    bytes. So is an answer's, because an answer that was cut off in the middle is no outcome; with
-    ``extensions={"idempotency_stream": True}`` its body is left to be streamed, and an error in it is not retried.
+    Timeouts, lost connections, the statuses 408, 425, 429 and 502 to 504, and a 409 that says "in progress" are
+    retried. Every other response is returned as it is. The body of the request is kept in memory, so that each attempt
+    sends the same bytes. The body of the response is read within the attempt, because a response that was cut off in
+    the middle is no outcome. With ``extensions={"idempotency_stream": True}`` the caller can stream the body instead,
+    and an error in it is not retried.
 
-    Each attempt's timeouts are the client's, cut to what is left of ``RetryPolicy.total``.
+    Each attempt has the timeouts of the client, cut to what is left of ``RetryPolicy.total``.
 
-    :param transport: the one that sends; ``httpx.HTTPTransport()`` if none is given. What httpx.Client is told of
-        certificates, proxies or HTTP/2 doesn't reach a transport that it is given: tell this one.
+    :param transport: the transport that sends; ``httpx.HTTPTransport()`` if none is given. ``httpx.Client`` does not
+        pass its options for certificates, proxies and HTTP/2 on to a transport that it is given, so set them here.
+    :param policy: what is retried, and how often; by default ``RetryPolicy()``.
     :param sleep: called with the seconds to wait before a retry.
-    :raises UnresolvedRequestError: from a request: the bounds are reached and the outcome is not known. What can't be
-        cured by a retry is raised as it is, if it is the first thing that happens.
+    :raises UnresolvedRequestError: from a request: the bounds are reached, and the outcome is not known. If the first
+        attempt fails with an error that a retry can't help, that error is raised instead.
     :raises LeaseLostError: from a request inside a protected operation: another attempt has taken over. The request
-        was not sent, or not again.
+        was not sent, or not sent again.
     """
 
     def __init__(
@@ -168,7 +172,7 @@ class IdempotentTransport(httpx.BaseTransport):
                 try:
                     tries.keep(response, b"".join(stream))
                 finally:
-                    stream.close()  # its connection is free for the next attempt
+                    stream.close()  # frees the connection for the next attempt
             return response
 
         return Retrying(sleep=self.sleep, **tries.options)(attempt)
@@ -180,11 +184,12 @@ class IdempotentTransport(httpx.BaseTransport):
 class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
     """``IdempotentTransport`` for ``httpx.AsyncClient``.
 
-    A coroutine and the tasks it starts run under the claim that is current where they are started. Tasks that run at
-    once ask for their keys in no order that another attempt would repeat, so give such calls a name each.
+    A coroutine and the tasks that it starts run under the claim that is current where they are started. If tasks run at
+    the same time, another attempt may make their calls in another order. So give each of these calls a name.
 
-    :param transport: the one that sends; ``httpx.AsyncHTTPTransport()`` if none is given.
-    :param sleep: called with the seconds to wait, and awaited; by default that of asyncio or trio, whichever runs.
+    :param transport: the transport that sends; ``httpx.AsyncHTTPTransport()`` if none is given.
+    :param policy: what is retried, and how often; by default ``RetryPolicy()``.
+    :param sleep: called with the seconds to wait, and awaited; by default the ``sleep`` of asyncio or trio.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """requests: an adapter that sends one logical request under one key until its outcome is known.
 
-For a client of a protected API and, inside a protected operation, for its calls to a provider. What ``contrib.httpx``
-does for httpx, by the same policy.
+A client of a protected API uses it, and so does a protected operation that calls a provider. It does for requests what
+``contrib.httpx`` does for httpx, with the same policy.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from .retrying import RetryPolicy, Tries, bounded, new_key
 
 __all__ = ["NAME_HEADER", "IdempotentAdapter", "RetryPolicy", "UnresolvedRequestError", "new_key"]
 
-#: Tells the adapter what a call is called within its protected operation. The adapter takes it off: it is never sent.
+#: The header with the name of a call inside its protected operation. The adapter removes it, so it is never sent.
 NAME_HEADER = "Idempotency-Name"
 
 
 class UnresolvedRequestError(requests.ConnectionError):
-    """The outcome of a request is not known, and the retries are used up. It may have taken effect.
+    """The retries are used up, and the outcome of the request is not known. The request may have taken effect.
 
-    ``key`` is the ``Idempotency-Key`` that it was sent with: save it, and send the same request with it later.
-    ``attempts`` is how many requests were sent, ``response`` the last answer that came, or None. ``__cause__`` is what
-    the last attempt failed with, if not with an answer.
+    ``key`` is the ``Idempotency-Key`` of the request: save it, and send the same request with it later. ``attempts`` is
+    the number of requests that were sent. ``response`` is the last response, or None. ``__cause__`` is the error of the
+    last attempt, if it got no response.
     """
 
     def __init__(self, message: str, *, key: str = "", attempts: int = 0, **kwargs: Any) -> None:
@@ -56,7 +56,8 @@ class RequestsTries(Tries[requests.Response]):
         url = urlsplit(request.url or "")
         place, key = f"{url.scheme}://{url.hostname}{url.path}", _text(request.headers.get(HEADER))
         super().__init__(policy, request.method or "", place, key=key, name=name)
-        # On the request itself: what is made of it, after a redirect (307, 308) or a challenge, is the same operation.
+        # Set the key on the request itself, so that a request that is made from it after a redirect (307, 308) or a
+        # challenge has the same key.
         request.headers[HEADER] = self.key
 
     def document(self, answer: requests.Response) -> Any:
@@ -74,23 +75,25 @@ class IdempotentAdapter(HTTPAdapter):
         session = requests.Session()
         session.mount("https://", IdempotentAdapter())
 
-    A request that carries a key keeps it. Any other is given a new one, or, inside a protected operation, one that is
-    derived from its claim: by ``headers={NAME_HEADER: "provider.charge"}``, which is not sent, else by method and URL,
-    counted.
+    A request that has a key keeps it. Any other request gets a new key. Inside a protected operation it gets a key that
+    is derived from the claim: by the name in ``headers={NAME_HEADER: "provider.charge"}``, which is not sent, or else
+    by method, URL and the number of the call.
 
-    Retried are timeouts, lost connections, 408, 425, 429, 502 to 504, and a 409 that says "in progress". Every other
-    answer is returned as it is. A request's body is read once and held in memory, so that each attempt sends the same
-    bytes. An answer's body is read within the attempt, because an answer that was cut off in the middle is no outcome;
-    with ``stream=True`` it is left to be streamed, and an error in it is not retried.
+    Timeouts, lost connections, the statuses 408, 425, 429 and 502 to 504, and a 409 that says "in progress" are
+    retried. Every other response is returned as it is. The body of the request is kept in memory, so that each attempt
+    sends the same bytes. The body of the response is read within the attempt, because a response that was cut off in
+    the middle is no outcome. With ``stream=True`` the caller can stream the body instead, and an error in it is not
+    retried.
 
-    Each attempt's timeouts are the caller's, cut to what is left of ``RetryPolicy.total``.
+    Each attempt has the timeouts of the caller, cut to what is left of ``RetryPolicy.total``.
 
+    :param policy: what is retried, and how often; by default ``RetryPolicy()``.
     :param sleep: called with the seconds to wait before a retry.
-    :param options: what ``requests.adapters.HTTPAdapter`` takes. Its ``max_retries`` come within an attempt.
-    :raises UnresolvedRequestError: from a request: the bounds are reached and the outcome is not known. What can't be
-        cured by a retry is raised as it is, if it is the first thing that happens.
+    :param options: the arguments of ``requests.adapters.HTTPAdapter``. Its ``max_retries`` apply within each attempt.
+    :raises UnresolvedRequestError: from a request: the bounds are reached, and the outcome is not known. If the first
+        attempt fails with an error that a retry can't help, that error is raised instead.
     :raises LeaseLostError: from a request inside a protected operation: another attempt has taken over. The request
-        was not sent, or not again.
+        was not sent, or not sent again.
     """
 
     __attrs__: ClassVar[list[str]] = [*HTTPAdapter.__attrs__, "policy", "sleep"]  # type: ignore[misc]
@@ -125,25 +128,28 @@ class IdempotentAdapter(HTTPAdapter):
             response = send(request, timeout=_cut(timeout, left), **options)
             if not stream or response.status_code == 409 or tries.is_undecided(response):
                 try:
-                    response.content  # noqa: B018 - read and kept, which gives its connection back
+                    response.content  # noqa: B018 - reads the body, which frees the connection
                 except ContentDecodingError:
                     if response.status_code not in self.policy.statuses:
                         raise
-                    response.close()  # its body is no news, and whatever it is, it settles nothing
+                    response.close()  # the body is not needed to know that the outcome is open
             return response
 
         return Retrying(sleep=self.sleep, **tries.options)(attempt)
 
 
 def hold_body(request: Any) -> Callable[[], object]:
-    """Read the body of a prepared request that could only be sent once, and say how to make it ready for an attempt."""
+    """Keep the body of a prepared request in memory, so that it can be sent more than once.
+
+    :returns: a function to call before each attempt.
+    """
     body = request.body
     if body is None or isinstance(body, (bytes, str)):
         return lambda: None
     if not hasattr(body, "read"):
         request.body = b"".join(_encoded(part) for part in body)
         return lambda: None
-    # It stays a file, with the position that requests has noted, for redirects and challenges rewind it to that.
+    # Keep it a file with the position that requests has noted, because redirects and challenges rewind it to that.
     start = request._body_position if isinstance(request._body_position, int) else 0
     held = io.BytesIO(b"\0" * start + _encoded(body.read()))
     request.body = held
@@ -155,14 +161,14 @@ def _encoded(part: bytes | str) -> bytes:
 
 
 def _text(value: str | bytes | None) -> str | None:
-    """A header's value as text, for requests takes bytes too."""
+    """A header's value as text. requests accepts bytes, too."""
     return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
 def _cut(timeout: Any, left: float) -> Any:
-    """``timeout``, of whatever form requests takes, cut to the seconds that are left."""
+    """``timeout`` in any form that requests accepts, cut to the seconds that are left."""
     if isinstance(timeout, tuple):
         return tuple(bounded(part, left) for part in timeout)
     if timeout is None or isinstance(timeout, (int, float)):
         return bounded(timeout, left)
-    return timeout  # a urllib3 Timeout, which carries a state of its own
+    return timeout  # a urllib3 Timeout has a state of its own

@@ -1,7 +1,7 @@
-"""What the HTTP clients share: which key a request is sent with, what is tried again, when, and for how long.
+"""What the HTTP clients share: which key a request is sent with, what is retried, when, and for how long.
 
-``contrib.httpx`` and ``contrib.requests`` each add the few lines in which their library differs. Nothing here needs a
-Django project: a plain script may be a client.
+``contrib.httpx`` and ``contrib.requests`` add the few lines in which their libraries differ. A plain script may use
+this, because nothing here needs a Django project.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("idempotency")
 
-#: Answers that say nothing of the outcome. 500 is not among them: it is most often a fault that a retry meets again.
+#: Statuses that leave the outcome open. 500 is not among them, because mostly a retry would get it again.
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 
-#: An attempt that begins when the time is all but over still gets this many seconds. With less it could only fail.
+#: An attempt that begins shortly before the end of the time still gets this many seconds. With less it would only fail.
 LEAST_TIMEOUT = 1.0
 
 _SECONDS = re.compile(r"[0-9]+")
 
 
 def new_key() -> str:
-    """A key for one logical operation: 122 random bits. Save it before the first send, to be able to resume."""
+    """Make a key for one logical operation: 122 random bits. Save it before the first attempt, to be able to resume."""
     return str(uuid4())
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """What is retried, and within which bounds. Durations are seconds.
+    """What is retried, and within which bounds. Durations are in seconds.
 
-    The defaults outlive a server's default lease of a minute, so that a request whose worker was killed still learns
-    its outcome.
+    The default total is longer than a server's default lease of a minute, so that the client of a request whose worker
+    was killed still learns the outcome.
 
-    :param methods: those of the requests that are given a key and retried; all others pass through untouched.
-    :param attempts: requests that are sent at most, the first one included.
-    :param total: from the first attempt on, waits included. Inside a protected operation it is also bounded by the
-        operation's ``heartbeat`` or else ``lease``: who waits for longer has lost its claim.
-    :param first_wait: the wait before the second attempt is drawn from 0 to this.
-    :param longest_wait: the range doubles with each attempt, up to this. A ``Retry-After`` is waited for on top.
-    :param statuses: answers that call for a retry, besides a 409 that says that the first request is in progress.
+    :param methods: the methods of the requests that get a key and are retried; all others pass through unchanged.
+    :param attempts: how many requests are sent at most, including the first.
+    :param total: how long all attempts and waits may take together. Inside a protected operation it is also bounded by
+        the operation's ``heartbeat`` or else ``lease``, because after that the claim may be lost.
+    :param first_wait: the wait before the second attempt is a random time from 0 to this.
+    :param longest_wait: the range of the random wait doubles with each attempt, up to this. A ``Retry-After`` is added.
+    :param statuses: the statuses that are retried, besides a 409 that says that the first request is in progress.
     :raises ValueError: a bound is not positive.
     """
 
@@ -95,7 +95,8 @@ A = TypeVar("A", bound=Answer)
 class Budget:
     """How many attempts one logical request has had, and how many seconds it has left.
 
-    :param total: seconds, waits included.
+    :param attempts: the number of attempts that are allowed.
+    :param total: the number of seconds that are allowed, including waits.
     """
 
     def __init__(self, attempts: int, total: float) -> None:
@@ -106,7 +107,10 @@ class Budget:
         self._waited = 0.0
 
     def begin(self) -> float:
-        """Begin an attempt: how many seconds are left for it."""
+        """Begin an attempt.
+
+        :returns: how many seconds it has.
+        """
         self.attempts += 1
         return max(LEAST_TIMEOUT, self.total - self._spent())
 
@@ -115,7 +119,7 @@ class Budget:
         return self.attempts < self.longest and self._spent() + pause < self.total
 
     def wait(self, pause: float) -> None:
-        """Count a pause, even if its sleep is cut short: a clock that stood still would never end the retries."""
+        """Count a pause. It counts in full even if ``sleep`` returns early, as in tests, so that the retries end."""
         self._waited += pause
 
     def _spent(self) -> float:
@@ -123,19 +127,21 @@ class Budget:
 
 
 class Tries(ABC, Generic[A]):
-    """One logical request: its one key, and after each attempt whether the outcome is known.
+    """One logical request: its key, and after each attempt the decision whether its outcome is known.
 
-    :param place: the scheme, host and path that the request goes to.
-    :param key: the caller's own, if it has given one.
-    :param name: what the call is called within its protected operation, if the caller says so.
-    :raises LeaseLostError: the protected operation that this is a part of has lost its lease.
+    :param policy: what is retried, and how often.
+    :param method: the HTTP method.
+    :param place: the scheme, host and path of the URL.
+    :param key: the key that the caller has set, or None.
+    :param name: the name of the call inside its protected operation, or None.
+    :raises LeaseLostError: the request is made inside a protected operation whose lease is lost.
     """
 
-    #: The base of all that the library raises when there is no answer.
+    #: The base class of the errors that the library raises when there is no response.
     errors: ClassVar[type[Exception]]
-    #: Those after which another attempt may learn the outcome.
+    #: The errors after which another attempt may learn the outcome.
     retryable: ClassVar[tuple[type[Exception], ...]]
-    #: Those of them that every attempt would meet again.
+    #: Subclasses of these errors that every attempt would meet again.
     permanent: ClassVar[tuple[type[Exception], ...]]
 
     def __init__(self, policy: RetryPolicy, method: str, place: str, key: str | None, name: str | None) -> None:
@@ -152,16 +158,20 @@ class Tries(ABC, Generic[A]):
 
     @abstractmethod
     def document(self, answer: A) -> Any:
-        """The answer's JSON. Raises ValueError where it is none."""
+        """Parse the response as JSON.
+
+        :raises ValueError: it is not JSON.
+        """
 
     @abstractmethod
     def unresolved(self, message: str) -> Exception:
-        """The error that ends the retries."""
+        """Make the error that ends the retries."""
 
     def begin(self) -> float:
-        """Begin an attempt: how many seconds are left for it.
+        """Begin an attempt.
 
-        :raises LeaseLostError: the claim was lost meanwhile, so the work stops before its next effect.
+        :returns: how many seconds it has.
+        :raises LeaseLostError: the lease was lost meanwhile, so the request must not be sent.
         """
         if self.claim is not None:
             self.claim.ensure_owned()
@@ -169,7 +179,7 @@ class Tries(ABC, Generic[A]):
 
     @property
     def options(self) -> dict[str, Any]:
-        """For tenacity's ``Retrying`` and ``AsyncRetrying``."""
+        """The arguments of tenacity's ``Retrying`` and ``AsyncRetrying``."""
         return {
             "retry": self._is_open,
             "wait": self._wait,
@@ -179,13 +189,13 @@ class Tries(ABC, Generic[A]):
         }
 
     def is_undecided(self, answer: A) -> bool:
-        """Whether the answer says that the outcome is not known yet."""
+        """Whether the response says that the outcome is not known yet."""
         if answer.status_code != 409:
             return answer.status_code in self.policy.statuses
         code = self._code(answer)
         if code.startswith("idempotency_"):
             return code == "idempotency_in_progress"
-        # Of another server, which says by Retry-After that it is a conflict that passes.
+        # The 409 of another server is taken for "in progress" if it has a Retry-After.
         return "Retry-After" in answer.headers
 
     def _code(self, answer: A) -> str:
@@ -206,17 +216,17 @@ class Tries(ABC, Generic[A]):
         if isinstance(error, self.retryable) and not isinstance(error, self.permanent) and not _is_untrusted(error):
             return True
         if isinstance(error, self.errors) and self.budget.attempts > 1:
-            self._raise_unresolved(state)  # no retry can help, but an attempt before may have had its effect
+            self._raise_unresolved(state)  # no retry can help, but an earlier attempt may have taken effect
         return False
 
     def _wait(self, state: RetryCallState) -> float:
-        """What the server asks for is the least. What is drawn on top keeps clients from coming back all at once."""
+        """The server's ``Retry-After`` plus a random time, so that clients don't all come back at once."""
         drawn = wait_random_exponential(multiplier=self.policy.first_wait, max=self.policy.longest_wait)(state)
         asked = None if _error_of(state) else retry_after(_answer_of(state).headers)
         return drawn + (asked or 0.0)
 
     def _must_stop(self, state: RetryCallState) -> bool:
-        # A Retry-After that doesn't fit ends it here: coming back too early would meet the same answer.
+        # If the Retry-After is longer than the time that is left, stop: an earlier retry would get the same response.
         return not self.budget.allows(state.upcoming_sleep)
 
     def _postpone(self, state: RetryCallState) -> None:
@@ -240,9 +250,9 @@ class Tries(ABC, Generic[A]):
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds from the answer on, from a ``Retry-After`` of either form (RFC 9110, section 10.2.3).
+    """Read the ``Retry-After`` of a response, in either form (RFC 9110, section 10.2.3).
 
-    None where there is none, or none that can be read. A date in the past is 0.
+    :returns: seconds from the response on; 0 for a date in the past; None if there is none or it can't be read.
     """
     value = headers.get("Retry-After", "").strip()
     if _SECONDS.fullmatch(value):
@@ -250,7 +260,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     moment = _moment(value)
     if moment is None:
         return None
-    # By the server's own clock, where it tells the time: ours may be minutes off.
+    # Use the server's clock if its response has a Date, because the client's clock may be minutes off.
     now = _moment(headers.get("Date", "")) or datetime.now(timezone.utc)
     return max(0.0, (moment - now).total_seconds())
 
@@ -264,14 +274,14 @@ def _moment(text: str) -> datetime | None:
 
 
 def bounded(timeout: float | None, left: float) -> float:
-    """A timeout of the caller's, cut to what is left of the total."""
+    """The caller's timeout, cut to what is left of the total."""
     return left if timeout is None else min(timeout, left)
 
 
 def _derive_or_make_key(claim: Claim | None, call: str, name: str | None) -> str:
     if claim is None:
         return new_key()
-    # Made of the operation's identity and the name, so another attempt at the operation sends the same one.
+    # The key is derived from the operation's identity and the name, so another attempt of the operation sends the same.
     return str(claim.derive_key(claim.name_call(call) if name is None else name))
 
 
@@ -291,7 +301,7 @@ def _reason(state: RetryCallState) -> str:
 
 
 def _is_untrusted(error: BaseException | None) -> bool:
-    """Whether the server's certificate was refused, as it would be at the next attempt."""
+    """Whether the server's certificate was refused. The next attempt would refuse it, too."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return True

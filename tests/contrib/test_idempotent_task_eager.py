@@ -141,7 +141,7 @@ def test_a_task_that_nobody_has_looked_at_yet_is_refused_without_looking(name: s
     def look() -> None:
         raise AssertionError("the app would be set up before its time")
 
-    with pytest.raises(ImproperlyConfigured, match="under Celery's decorator"):
+    with pytest.raises(ImproperlyConfigured, match="below Celery's decorator"):
         idempotent_task(name)(Proxy(look))
 
 

@@ -1,7 +1,7 @@
-"""Celery: messages that are consumed once, sent by the outbox, and that carry on the identity of what led to them.
+"""Celery: tasks that take effect once for each message, messages sent by the outbox, and traces from task to task.
 
-The public names. Importing this package connects its handlers to two of Celery's signals, and registers the system
-checks of idempotent tasks.
+This module has the public names. Importing it connects handlers to four of Celery's signals, registers the system
+checks of idempotent tasks, and tells the erasure under which names consumers record.
 """
 
 from __future__ import annotations
@@ -31,18 +31,21 @@ from .publishing import CelerySender
 
 __all__ = ["CelerySender", "idempotent_task", "redrive", "resend_lost_messages", "send"]
 
-#: What the outbox hands its messages to, by default: the dotted path ``idempotency.contrib.celery.send``.
+#: The default sender of the outbox, as the dotted path ``idempotency.contrib.celery.send``.
 send = CelerySender()
 
 
 def write_counts(sender: Any = None, **others: Any) -> None:
-    """A worker has no requests after which its counts could be written. A task that is called eagerly has."""
+    """Write the counters after a task, because a worker has no requests after which they would be written.
+
+    A task that is called eagerly runs inside a request, which writes them.
+    """
     if not getattr(getattr(sender, "request", None), "is_eager", False):
         counters.flush_if_due()
 
 
 def write_last_counts(**others: Any) -> None:
-    """A worker's child ends without the interpreter's farewell, at which other processes write theirs."""
+    """Write the last counts, because a worker's child process ends without running the ``atexit`` handlers."""
     counters.flush()
 
 

@@ -1,4 +1,4 @@
-"""``@idempotent_task``: a Celery task that takes effect once for each message, however often that is delivered."""
+"""``@idempotent_task``: a Celery task that takes effect once for each message, however often it is delivered."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 logger = logging.getLogger("idempotency")
 
-#: Enough for workers that are replaced a few times in a row while a message is under way. A message whose worker has
-#: died five times is probably why.
+#: High enough for workers that are replaced a few times in a row while they process a message. If five workers died
+#: with the message, it is probably the cause.
 DEFAULT_MAX_ATTEMPTS = 5
 
 
@@ -57,23 +57,27 @@ def idempotent_task(
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     **policy: Unpack[OperationPolicy],
 ) -> Callable[[F], F]:
-    """Make a Celery task take effect once for each message. Goes under Celery's own decorator::
+    """Make a Celery task take effect once for each message. Write it below Celery's own decorator::
 
         @shared_task(bind=True, acks_late=True, reject_on_worker_lost=True)
         @idempotent_task("receipts.send", dead_letter="receipts.dead")
         def send_receipt(self, charge_id): ...
 
-    A message is claimed under its ``idempotency_key`` header, or else the task's id, and under the account that
-    published it. The function runs in one transaction with the record, its result (JSON) is recorded, and every
-    further delivery returns that without running. A direct call is a plain function call.
+    The key of a message is its ``idempotency_key`` header, or else the task's id, and its account is the account that
+    published it. The function runs in one transaction with the record. Its result (JSON) is recorded, and every further
+    delivery returns that result without running. A direct call is a plain function call.
 
-    :param consumer: a name to claim messages under, in place of the producer's account.
-    :param dead_letter: the name of a queue. What is refused, is cut off too often, or has failed for good, goes there.
-    :param max_attempts: how many runs of one message may be cut off, as when its worker is killed, before it is taken
-        for a poison message and goes there, too. Runs that end, in a retry or a failure, are not counted here: Celery
-        counts those.
-    :param policy: the keyword arguments of ``Operation``, when ``operation`` is a name.
-    :raises ImproperlyConfigured: it is applied to anything but a plain function, or an argument is not of its kind.
+    :param operation: the name of the operation, or an ``Operation``.
+    :param consumer: a name under which messages are claimed instead of the producer's account.
+    :param dead_letter: the name of a queue for messages that are refused, that are cut off too often, or whose task has
+        finally failed.
+    :param max_attempts: how many runs of one message may be cut off, for example because the worker is killed, before
+        the message is treated as a poison message and dead-lettered. Runs that end in a retry or a failure don't count
+        here, because Celery counts them.
+    :param policy: the keyword arguments of ``Operation``, if ``operation`` is a name.
+    :raises ImproperlyConfigured: the decorator is applied to something other than a plain function, or an argument has
+        a wrong value.
+    :raises TypeError: there is no keyword argument of this name.
     """
     declared = operation_for(operation, policy)
     if consumer is not None:
@@ -103,8 +107,8 @@ def idempotent_task(
                 return function(*args, **kwargs)
             return _consume(Delivery(kept, task), args, kwargs)
 
-        # Celery checks the arguments of a call when it is published, and looks at this function for what it takes and
-        # not at the one that it wraps.
+        # When a task is published, Celery checks its arguments against the signature of this function, and not against
+        # that of the function that it wraps.
         vars(run).update({"__signature__": inspect.signature(function), ATTRIBUTE: kept})
         return cast(F, run)
 
@@ -112,20 +116,20 @@ def idempotent_task(
 
 
 def _refuse_all_but_functions(function: Any, operation: Operation) -> None:
-    # What Celery's decorators return is a proxy, and to look into it would set the app up before its time.
+    # Celery's decorators return a proxy. Don't evaluate it, because that would set up the Celery app too early.
     if issubclass(type(function), Proxy) or not inspect.isfunction(function):
         raise ImproperlyConfigured(
-            f"Operation {operation.name!r}: @idempotent_task goes on the function itself, under Celery's decorator:\n"
-            f"    @shared_task(...)\n    @idempotent_task({operation.name!r})\n    def ..."
+            f"Operation {operation.name!r}: write @idempotent_task directly above the function, below Celery's "
+            f"decorator:\n    @shared_task(...)\n    @idempotent_task({operation.name!r})\n    def ..."
         )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise ImproperlyConfigured(
-            f"Operation {operation.name!r}: Celery runs no coroutine functions. Give @idempotent_task a plain one."
+            f"Operation {operation.name!r}: Celery can't run coroutine functions. Use a plain function."
         )
 
 
 def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the worker calls in place of the function."""
+    """Claim the message and run the function, or end this delivery. The worker calls this instead of the function."""
     policy, request = delivery.policy, delivery.request
     payload = Payload(policy.arguments(args, kwargs, bound=bool(args) and args[0] is delivery.task))
     try:
@@ -133,12 +137,13 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     except (InProgressError, UnavailableError) as error:
         delivery.wait(error)
     except (RequestError, KeyReusedError, OutcomeUnknownError) as error:
-        # Would meet the same answer for ever. Neither the record nor the task's result is touched.
+        # Every later delivery would be refused, too. Neither the record nor the task's result is changed.
         delivery.dead_letter(str(error), error)
     except OuterTransactionError:
         if not request.is_eager:
             raise
-        # Called within its caller's transaction, it stands or falls with that. There is no message to come twice.
+        # An eager call in the caller's transaction commits or rolls back with it, and no message can be delivered
+        # twice.
         return policy.function(*args, **kwargs)
     if isinstance(held, Outcome):
         delivery.log(logging.INFO, "has been consumed before, and gets the recorded result")
@@ -147,9 +152,9 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         try:
             delivery.dead_letter(f"{policy.max_attempts} runs were cut off", attempt=held.attempt)
         finally:
-            # Dies before it: the lease runs out, and recovery does the same.
+            # If the process dies before the release, the lease runs out and recovery settles the claim.
             _give_back(held)
-    request.idempotency_attempt = held.attempt  # for the dead letter, should it come to that
+    request.idempotency_attempt = held.attempt  # a dead letter carries this number
     delivery.log(logging.INFO, f"runs as attempt {held.attempt}")
     try:
         with running(Claim(held)) as attempt:
@@ -157,14 +162,14 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             attempt.outcome = outcome = outcome_of_result(result, policy.operation)
     except (LeaseLostError, UnavailableError) as error:
         if error.raised_by is not held:
-            raise  # another claim's, within the function: an exception of the function like any other
-        # Another attempt has won, or nobody knows whether this one committed: the message finds out.
+            raise  # the error of another claim inside the function counts as the function's own error
+        # Another attempt has taken over, or it is not known whether this one committed. The next delivery finds out.
         delivery.wait(error, ended=1)
-    return result_of(outcome)  # as JSON gives it, which is what every further delivery gets
+    return result_of(outcome)  # read back from JSON, so that every delivery returns the same
 
 
 def _give_back(owned: Ownership) -> None:
-    """Release a claim under which nothing has run, whatever its operation declares of those that have."""
+    """Release a claim under which nothing has run. This is safe whatever recovery the operation declares."""
     try:
         released = claims.release(owned)
     except (DatabaseError, InterfaceError):

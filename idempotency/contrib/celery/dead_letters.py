@@ -1,4 +1,4 @@
-"""Redrive: publish dead letters again, when what kept them from being consumed is repaired."""
+"""Redrive: publish dead letters again, after the cause of their failure is corrected."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from .publishing import BOUNDS, confirming_producer
 
 
 def redrive(queue: str, *, limit: int = 100, app: Any = None) -> int:
-    """Publish the messages of a dead-letter queue again, each to where its task is routed, the oldest first.
+    """Publish the messages of a dead-letter queue again, oldest first, each to the queue of its task.
 
-    They keep their ids, headers and arguments, and so their identity: what has taken effect already doesn't again. If
-    the process dies in the middle, what was not redriven is in the queue still, and one message may be in both.
+    The messages keep their ids, headers and arguments, and so their identity: one that has taken effect does not take
+    effect again. If the process dies in the middle, the remaining messages are still in the dead-letter queue, and one
+    message may be in both queues.
 
-    :param queue: the name that ``dead_letter`` was given, or that of a RabbitMQ dead-letter queue.
-    :param limit: how many to redrive at most.
+    :param queue: the name that was given as ``dead_letter``, or the name of a RabbitMQ dead-letter queue.
+    :param limit: how many messages to redrive at most.
     :param app: the Celery app; by default the current one.
-    :returns: how many were redriven.
+    :returns: how many messages were redriven.
     :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
-    :raises Exception: as the broker does if there is no such queue.
+    :raises Exception: there is no such queue. Each broker raises an error of its own.
     """
     app = app or current_app._get_current_object()
     redriven = 0
     with confirming_producer(app) as producer:
-        make: Any = Queue  # kombu's types are few
+        make: Any = Queue  # kombu has few type annotations
         source = make(queue, channel=producer.channel, no_declare=True)
         while redriven < limit and (message := source.get()) is not None:
             _publish(app, producer, message)
@@ -41,7 +42,7 @@ def _publish(app: Any, producer: Any, message: Any) -> None:
     route = app.amqp.router.route({}, headers["task"], (), {})
     queue = route["queue"]
     properties = message.properties
-    direct = queue.exchange.type == "direct"  # then straight to the queue, as Celery does
+    direct = queue.exchange.type == "direct"  # then publish directly to the queue, as Celery does
     producer.publish(
         message.body,
         exchange="" if direct else queue.exchange.name,

@@ -1,7 +1,7 @@
-"""What becomes of a message that is not consumed now: it waits, or it becomes a dead letter.
+"""A message that is not consumed now waits, or becomes a dead letter.
 
-A message is first published to where it goes and then acknowledged where it came from. If the process dies in between,
-there are two of them, and both have one identity.
+In both cases the message is first published again and then acknowledged. If the process dies in between, there are two
+messages with one identity, and they take effect once.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from .messages import ATTEMPTS_HEADER, REDELIVERED_HEADER, WAITED_HEADER, Messag
 from .policy import policy_of
 from .publishing import publish_again
 
-#: Why a message is a dead letter.
+#: The header of a dead letter that says why it is one.
 REASON_HEADER = "idempotency_dead_letter_reason"
 MAX_REASON_LENGTH = 255
 
-#: A message waits for as long as this in all, and for longer where its operation's lease is long. To wait costs one
-#: message in ``MAX_RETRY_AFTER``; to give up costs somebody's attention. Most outages are over within the hour.
+#: A message waits for up to this long in total, or longer if its operation has a long lease. Waiting is cheap: it costs
+#: one message for each ``MAX_RETRY_AFTER``. Giving up costs a person's time, and most outages are over within an hour.
 PATIENCE = timedelta(hours=1)
 
 
 class MessageRefused(Ignore, Reject):  # type: ignore[misc]
     """Tells the worker to reject the message.
 
-    An ``Ignore`` as well, because ``autoretry_for`` lets that pass: Celery would otherwise publish a refused message
-    again where a task is retried for every ``Exception``.
+    It is also an ``Ignore``, because ``autoretry_for`` ignores that class. Otherwise, if a task is retried for every
+    ``Exception``, Celery would publish a refused message again.
     """
 
 
 def patience(operation: Operation) -> timedelta:
-    """How long a message of an operation waits in all: for longer than any claim of it can be alive."""
+    """How long a message of the operation waits in total. It is longer than any of its claims can be alive."""
     return max(PATIENCE, 2 * (operation.lease + (operation.heartbeat or timedelta(0))))
 
 
@@ -45,13 +45,15 @@ class Delivery(Message):
     """One delivery of a message, and the ways to end it without consuming the message."""
 
     def wait(self, error: IdempotencyError, *, ended: int = 0) -> NoReturn:
-        """Publish the message again, for a little later, in place of this delivery of it.
+        """Publish the message again, to be delivered a little later instead of now.
 
-        Neither counted as one of the task's own retries nor shown as one in its result. Each pause is half as long as
-        all before it, so that many waiting messages don't keep a broker busy.
+        Celery neither counts this as a retry of the task nor shows it in the task's result. Each pause is half as long
+        as all the pauses before it together, so that many waiting messages don't overload the broker.
 
-        :param ended: how many attempts of the record this delivery has used, and ended.
-        :raises Ignore: done; the worker acknowledges this delivery.
+        :param error: why the message can't be consumed now.
+        :param ended: how many attempts of the record this delivery has used and ended.
+        :raises Ignore: always, if the message was published; the worker then acknowledges this delivery.
+        :raises MessageRefused: the broker can't be reached, or the message has waited too long.
         """
         if self.request.is_eager:
             raise error  # there is no message
@@ -68,14 +70,17 @@ class Delivery(Message):
         raise Ignore(f"published again, for in {countdown} s: {error}") from error
 
     def dead_letter(self, reason: str, error: Exception | None = None, *, attempt: int = 0) -> NoReturn:
-        """Take the message out of circulation, to where somebody can look at it. The task's result is not touched.
+        """Put the message into the task's ``dead_letter`` queue. The task's result is not changed.
 
-        To the task's ``dead_letter`` queue. Without one it is rejected: RabbitMQ hands a rejected message to the
-        queue's dead-letter exchange, if it has one; other brokers drop it.
+        Without such a queue the message is rejected: RabbitMQ hands a rejected message to the dead-letter exchange of
+        its queue, if there is one, and other brokers drop it.
 
-        :param attempt: the record's attempt by now, if this delivery has claimed it.
-        :raises Ignore: done; the worker acknowledges this delivery.
-        :raises MessageRefused: the worker rejects it.
+        :param reason: why, for the log and the dead letter.
+        :param error: the error that refused the message, if there is one.
+        :param attempt: the record's attempt number, if this delivery has claimed it.
+        :raises Ignore: the message was published; the worker acknowledges this delivery.
+        :raises MessageRefused: there is no such queue, or the broker can't be reached; the worker rejects this
+            delivery.
         """
         if self.request.is_eager and error is not None:
             raise error
@@ -87,7 +92,10 @@ class Delivery(Message):
         raise Ignore(f"dead-lettered to {self.policy.dead_letter!r}: {reason}") from error
 
     def dead_letter_failed(self, reason: str) -> None:
-        """The same for a task that has failed for good, whose failure goes its own way."""
+        """Put the message of a task that has finally failed into its ``dead_letter`` queue. Celery handles the failure.
+
+        :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
+        """
         attempt = getattr(self.request, "idempotency_attempt", 0)
         self._publish_again(**self._to_dead_letters(reason, attempt))
         self.log(logging.ERROR, f"is dead-lettered to {self.policy.dead_letter!r}: {reason}")
@@ -98,15 +106,15 @@ class Delivery(Message):
         self.headers[REASON_HEADER] = reason[:MAX_REASON_LENGTH]
         self.headers[ATTEMPTS_HEADER] = attempt or self.attempts
         queue = self.policy.dead_letter
-        # The default exchange by name too, or a route of the task's would win. Celery's own retries begin anew.
+        # Name the default exchange, because otherwise the task's route would decide. Celery's retries begin at 0 again.
         return {"queue": queue, "exchange": "", "routing_key": queue, "retries": 0}
 
     def _publish_or_keep(self, **options: Any) -> None:
         try:
             self._publish_again(**options)
         except BrokerUnavailableError as lost:
-            # The broker is to deliver this one again, and does so by itself if the connection is gone. With acks_late
-            # off it is acknowledged already, and lost.
+            # Ask the broker to deliver this message again. If the connection is gone, it does so without being asked.
+            # But with acks_late off the message is acknowledged already, and it is lost.
             self.log(logging.ERROR, f"could not be published again: {lost}")
             raise MessageRefused(str(lost), requeue=True) from lost
 
@@ -115,16 +123,18 @@ class Delivery(Message):
 
 
 def dead_letter_failed_message(sender: Any = None, task_id: str = "", exception: Any = None, **others: Any) -> None:
-    """Celery's ``task_failure``: a task has failed for good, its own retries included.
+    """Receive Celery's ``task_failure``: the task has failed and is not retried any more.
 
-    Sent where the task ran, before its message is acknowledged; and by the worker's main process when the one where
-    it ran is gone. If the broker can't be reached, Celery logs that, and can't acknowledge either: it is delivered
-    again.
+    Celery sends the signal in the process that ran the task, before it acknowledges the message. If that process is
+    gone, the worker's main process sends it. If the broker can't be reached, Celery logs the error. It can't
+    acknowledge the message either, so the message is delivered again.
     """
     policy = policy_of(sender)
     if policy is None or policy.dead_letter is None or isinstance(exception, (Ignore, Reject)):
-        return  # refused messages are somewhere already
+        return  # a refused message was published again or rejected already
     request = sender.request
     if request.id == task_id and not request.is_eager:
-        name = getattr(exception, "exc_cls_name", type(exception).__name__)  # Celery wraps what it can't pickle
+        name = getattr(
+            exception, "exc_cls_name", type(exception).__name__
+        )  # Celery wraps an exception that it can't pickle
         Delivery(policy, sender).dead_letter_failed(f"failed: {name}")

@@ -1,8 +1,8 @@
-"""Messages that a broker has confirmed and then lost: found by what their consumers have not recorded, and sent again.
+"""Finds messages that a broker confirmed and then lost, and has them sent again.
 
-Redis loses a message if the worker's main process, or Redis itself, dies in the moment in which it hands it over. The
-outbox still has it, and sending it again is always safe, because its consumer is idempotent. Where outbox and records
-are in one database, the two can be compared.
+Redis loses a message if Redis or the worker's main process dies at the moment at which the message is handed over. The
+outbox still has the message, and it is always safe to send it again, because its consumer is idempotent. A message is
+taken for lost if its consumer has no record of it. For that, outbox and records must be in one database.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ...outbox import CELERY, alias
 from .identity import ACCOUNT_HEADER, DEFAULT_ACCOUNT, KEY_HEADER
 from .policy import TaskPolicy, idempotent_tasks
 
-#: How long after a message was sent it is taken for lost. Longer than messages usually lie in the queue: one that still
-#: does is sent a second time, which costs a look at its record.
+#: A message without a record is taken for lost this long after it was sent. This is longer than messages usually wait
+#: in a queue. A message that still waits there is sent a second time, which is harmless: its consumer finds its record.
 OLDER_THAN = timedelta(minutes=10)
-#: What was sent longer ago than this is not looked at any more.
+#: Messages that were sent longer ago than this are not looked at any more.
 LOOK_BACK = timedelta(days=1)
 
-#: Messages looked at together. Their records are found by all of their accounts, operations and keys in one statement.
+#: The number of messages that are compared at once. One statement finds the records of all of them.
 PAGE = 100
 
 
@@ -38,22 +38,22 @@ def resend_lost_messages(
     app: Any = None,
     using: str | None = None,
 ) -> int:
-    """Have those messages sent again that were sent and have no record with their consumer.
+    """Have messages sent again that were sent and of which their consumer has no record.
 
-    Of the tasks that are idempotent and known to this process, as a worker knows its own. A message is sent again after
-    ``older_than``, and then each time after as long again as it has been waiting, so that a queue whose workers are
-    down doesn't fill up with repetitions.
+    It looks at the messages of idempotent tasks that this process knows, as a worker knows its own tasks. A message is
+    sent again after ``older_than``. If it still has no record then, the time to the next repetition doubles, so that
+    repetitions don't fill up a queue whose workers are down.
 
-    Safe to run many at once, and to kill: what it does is to make a message due, and the relay sends it under its id.
+    Several of these may run at once, and one may be killed: it only makes a message due, and the relay sends the
+    message under the same id.
 
-    :param older_than: how long ago a message was sent that is taken for lost.
-    :param look_back: how long ago a message was sent that is not looked at any more. Nor is one that was written longer
-        ago than its operation's ``ttl``: it may have been consumed and its record purged, which can't be told from a
-        record that was never made.
+    :param older_than: messages that were sent later than this ago are not taken for lost yet.
+    :param look_back: messages that were sent longer ago than this are not looked at any more. Nor are messages that
+        were written longer ago than their operation's ``ttl``, because their records may have been purged.
     :param app: the Celery app; by default the current one.
     :param using: the database of outbox and records; by default that of the outbox.
-    :returns: how many messages are to be sent again.
-    :raises DatabaseError: as the database does. What was made due stays due.
+    :returns: how many messages will be sent again.
+    :raises DatabaseError: the database refuses. Messages that were made due stay due.
     """
     policies = {task.name: policy for task, policy in idempotent_tasks(app or current_app._get_current_object())}
     messages = OutboxMessage.objects.using(using or alias())
@@ -68,10 +68,10 @@ def resend_lost_messages(
     after: datetime | None = None
     while page := _page(sent, after):
         missing = _without_record(page, policies)
-        # Still sent, and not sent again since: another run of this may have been faster.
         for message in missing:
-            # The retention is judged once more, by the clock of this statement: a process that slept since it looked
-            # for the record might have looked after the record was purged.
+            # The update checks the status and sent_at again, because another run of this may have been faster. It also
+            # checks the retention again, by the clock of this statement. If the process slept before it looked for the
+            # record, the record may have been purged by then.
             remembered = Now() - policies[message.topic].operation.ttl
             again = messages.filter(
                 pk=message.pk, status=MessageStatus.SENT, sent_at=message.sent_at, created_at__gt=remembered
@@ -86,7 +86,8 @@ def _page(sent: QuerySet[OutboxMessage], after: datetime | None) -> list[Any]:
     first = list(later.order_by("sent_at").annotate(now=Now())[:PAGE])
     if len(first) < PAGE:
         return first
-    # A relay marks a whole batch at one time, and the next page begins after it.
+    # A relay marks a whole batch with one time. So take all messages of the last time, and begin the next page after
+    # it.
     return [
         *(message for message in first if message.sent_at != first[-1].sent_at),
         *sent.filter(sent_at=first[-1].sent_at).annotate(now=Now()),
@@ -105,12 +106,12 @@ def _without_record(page: list[Any], policies: Mapping[str, TaskPolicy]) -> list
 
 
 def _has_waited(message: Any) -> bool:
-    """Whether it was sent at least as long ago as it had been waiting by then."""
+    """Whether the time since it was last sent is at least the time from its writing until then. Doubles each pause."""
     return bool(message.now - message.sent_at >= message.sent_at - message.created_at)
 
 
 def _scope_of(message: OutboxMessage, policy: TaskPolicy) -> Scope:
-    """Under which identity its consumer claims a message: see ``identity.scope_of_message``."""
+    """The identity under which its consumer claims the message. See ``identity.scope_of_message``."""
     headers = {
         KEY_HEADER: message.idempotency_key,
         ACCOUNT_HEADER: message.account_id or DEFAULT_ACCOUNT,

@@ -1,4 +1,4 @@
-"""What ``@idempotent_task`` was told about a task, and how to find it from Celery's side."""
+"""The declaration of an idempotent task, and how to find it from Celery's task object."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from celery import current_app
 
 from ...operation import Operation
 
-#: Under this name a task's function bears its policy. Decorators that use ``functools.wraps``, as Celery's autoretry
-#: does, pass it on.
+#: The attribute of a task's function that holds the policy. Decorators that use ``functools.wraps``, such as Celery's
+#: autoretry, copy it.
 ATTRIBUTE = "__idempotent_task__"
 
 _POSITIONAL = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
@@ -25,16 +25,16 @@ class TaskPolicy:
 
     operation: Operation
     function: Callable[..., Any]
-    #: A name to claim messages under, in place of the producer's account.
+    #: The name under which messages are claimed instead of the producer's account.
     consumer: str | None
     #: The name of the queue for dead letters.
     dead_letter: str | None
-    #: How many runs of a message may be cut off before it is a poison message and is dead-lettered.
+    #: How many runs of a message may be cut off before it counts as a poison message and is dead-lettered.
     max_attempts: int
 
     @cached_property
     def _signatures(self) -> tuple[inspect.Signature, inspect.Signature]:
-        """Of the function as a message calls it: of one that gets no task, and of one that gets its task first."""
+        """The signatures with which a message calls the function: in full, and without the parameter for the task."""
         whole = inspect.signature(self.function)
         parameters = list(whole.parameters.values())
         if parameters and parameters[0].kind in _POSITIONAL:
@@ -42,27 +42,27 @@ class TaskPolicy:
         return whole, whole.replace(parameters=parameters)
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, bound: bool) -> dict[str, Any]:
-        """The arguments of a call by the names of their parameters, so that both ways to give one are the same.
+        """The arguments of a call by name, so that positional and keyword arguments have the same fingerprint.
 
-        Defaults are left out: a message that was published before a parameter was added is the same message after.
+        Defaults are left out, so that a message keeps its fingerprint when the function gains a parameter.
 
-        :param bound: whether the first of them is the task itself.
-        :raises TypeError: the function doesn't take them.
+        :param bound: whether the first positional argument is the task itself.
+        :raises TypeError: the function doesn't take these arguments.
         """
         signature = self._signatures[bound]
         return dict(signature.bind(*args[bound:], **kwargs).arguments)
 
 
 def policy_of(task: Any) -> TaskPolicy | None:
-    """The policy of a Celery task, or None if it is not an idempotent one."""
+    """The policy of a Celery task, or None if the task is not idempotent."""
     policy: TaskPolicy | None = getattr(getattr(task, "run", None), ATTRIBUTE, None)
     return policy
 
 
 def consumers() -> set[tuple[str, str]]:
-    """The names under which tasks claim messages in place of their producers' accounts, each with its operation."""
+    """The names under which tasks claim messages instead of their producers' accounts, as (name, operation) pairs."""
     app = current_app._get_current_object()
-    app.loader.import_default_modules()  # which a process that runs no worker has not done yet
+    app.loader.import_default_modules()  # a process without a worker has not imported them
     return {(policy.consumer, policy.operation.name) for _, policy in idempotent_tasks(app) if policy.consumer}
 
 

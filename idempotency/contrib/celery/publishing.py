@@ -1,8 +1,8 @@
-"""Publishing to Celery's broker: confirmed, bounded in time, and through connections of this process's own.
+"""Publishing to Celery's broker: with confirmation, bounded in time, and through connections of this module's own.
 
-Celery's own pool serves requests and follows the project's settings, which by default neither ask RabbitMQ for
-confirms nor bound how long a broker that doesn't answer is waited for. A relay must know that a message has arrived
-before it marks it as sent, and a worker before it acknowledges the one that it came from.
+A relay must know that the broker has a message before it marks the message as sent, and a worker must know it before it
+acknowledges a message that it published again. Celery's own pool follows the project's settings, which by default
+neither ask RabbitMQ for confirms nor bound how long to wait for a broker that doesn't answer.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from .identity import ACCOUNT_HEADER, KEY_HEADER
 
 logger = logging.getLogger("idempotency")
 
-#: Seconds. A broker that is well answers in milliseconds; one that has blocked its publishers, as RabbitMQ does when
-#: memory or disk run low, answers when somebody has tidied up.
+#: Seconds. A healthy broker answers in milliseconds. A broker that has blocked its publishers, as RabbitMQ does when
+#: memory or disk run low, may not answer for hours.
 CONFIRM_TIMEOUT = 10.0
 
-#: How a lost connection is come back from: at once, because the usual one was closed while it lay idle in the pool.
+#: After a lost connection the first retry is immediate, because mostly the connection was closed while idle in the
+#: pool.
 RETRY_POLICY: Mapping[str, Any] = {"max_retries": 2, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}
 
 BOUNDS: Mapping[str, Any] = {
@@ -41,20 +42,20 @@ BOUNDS: Mapping[str, Any] = {
     "add_to_parent": False,
 }
 
-#: Without these kombu's first connection is tried for much longer, or for ever, depending on its version.
+#: Without these bounds kombu tries its first connection for much longer, or for ever, depending on its version.
 CONNECT_BOUNDS: Mapping[str, Any] = {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.1, "interval_max": 0.1}
 
-#: Redis has no bound of its own.
+#: Without these, calls to Redis have no timeout.
 SOCKET_TIMEOUTS: Mapping[str, Any] = {"socket_connect_timeout": 4.0, "socket_timeout": CONFIRM_TIMEOUT}
 
 #: The task that a nudge asks for. It is named here, and not imported, because the tasks use this package.
 RELAY_TASK = "idempotency.tasks.relay_outbox"
 
-#: Seconds for which nobody is nudged after the broker could not be reached. Relays come by themselves, and a request
-#: must not pay for a connection that fails, over and over.
+#: Seconds without nudges after the broker could not be reached. Otherwise each request would wait for a connection that
+#: fails. The scheduled relay sends the messages meanwhile.
 QUIET = 30.0
 
-#: Seconds. A nudge that has lain in the queue for longer asks for what other nudges have seen to.
+#: Seconds. After this long in the queue a nudge is useless, because a later nudge or the schedule has run the relay.
 NUDGE_EXPIRES = 30.0
 
 _pools: dict[tuple[Any, ...], Any] = {}
@@ -70,14 +71,14 @@ def confirming_producer(app: Any) -> Iterator[Any]:
         with _pool(app).acquire(block=True, timeout=CONFIRM_TIMEOUT) as producer:
             yield producer
     except (OperationalError, LimitExceeded, AccessRefused, NotAllowed) as error:
-        # The last two are RabbitMQ's words for a wrong password or virtual host, which is no message's fault.
+        # RabbitMQ raises the last two for a wrong password or virtual host. No message is at fault then.
         raise BrokerUnavailableError(f"The broker can't be reached: {error}") from error
 
 
 def _pool(app: Any) -> Any:
     conf = app.conf
-    # A forked process has a copy of its parent's connections, and must not talk on them. They are left alone: closing
-    # one would say good-bye on the parent's socket.
+    # A forked process has copies of its parent's connections and must not use them. It must not close them either,
+    # because that would send a closing message over the parent's socket.
     place = (os.getpid(), app, repr(conf.broker_write_url), repr(conf.broker_transport_options))
     pool = _pools.get(place)
     return _pools.setdefault(place, _make_pool(app)) if pool is None else pool
@@ -91,24 +92,24 @@ def _make_pool(app: Any) -> Any:
     elif connection.transport.driver_type == "redis":
         options.update({name: options.get(name, value) for name, value in SOCKET_TIMEOUTS.items()})
     limit = app.conf.broker_pool_limit
-    make: Any = ProducerPool  # kombu's types are few
+    make: Any = ProducerPool  # kombu has few type annotations
     return make(connection.Pool(limit=limit), limit=limit)
 
 
 def publish(app: Any, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> None:
-    """Publish a task by its name, and as it is declared if it is in this process.
+    """Publish a task by its name, with the options of its declaration if this process has it.
 
-    Dies before the broker has it: the caller has not gone on, and publishes again. Dies after, or the confirm is lost:
-    the caller publishes the same id again, and the consumer tells by it.
+    If the process dies before the broker has the message, the message is still due and is published again. If it dies
+    afterwards, or the confirmation is lost, the same id is published again, and the consumer recognises it.
 
     :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
-    :raises TypeError: the arguments are not what the task takes.
+    :raises TypeError: the task doesn't take these arguments.
     :raises NotRegistered: tasks are eager, and no module that Celery discovers declares this one.
     """
     if app.conf.task_always_eager:
         if name not in app.tasks:
-            # Autodiscovery imports an app's tasks when a worker starts, and this process may be none. Without the task
-            # its message would go to a broker that nobody reads, and count as sent.
+            # Celery discovers tasks when a worker starts, and this process may not be a worker. If the task were
+            # missing, the message would go to a broker that nobody reads, and would count as sent.
             app.loader.import_default_modules()
         app.tasks[name].apply_async(args, kwargs, **options)
         return
@@ -119,8 +120,10 @@ def publish(app: Any, name: str, args: Any = None, kwargs: Any = None, **options
 
 
 def publish_again(task: Any, request: Any, **changes: Any) -> None:
-    """Publish the message of a running task, as Celery's own ``retry`` does: with its id, arguments, callbacks, chain,
-    chord, expiry and time limits. By its name, so that arguments which the task doesn't take are no obstacle.
+    """Publish the message of a running task again, as Celery's ``retry`` does: with its id, arguments, callbacks,
+    chain, chord, expiry and time limits.
+
+    The task is published by its name, because then Celery does not check whether the task takes the arguments.
 
     :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
     """
@@ -131,16 +134,16 @@ def publish_again(task: Any, request: Any, **changes: Any) -> None:
 
 
 class CelerySender:
-    """Hands the outbox's messages to Celery: the topic is the task's name, and the message's id is the task's."""
+    """Hands messages of the outbox to Celery. The topic is the task's name, and the message's id is the task's id."""
 
     def __init__(self) -> None:
         self._quiet_until = float("-inf")
 
     def __call__(self, message: OutboxMessage) -> None:
-        """Publish one message. Returns when the broker has confirmed it.
+        """Publish one message, and return when the broker has confirmed it.
 
         :raises BrokerUnavailableError: the broker can't be reached, or does not confirm. The message is not at fault.
-        :raises TypeError: the payload is neither an object nor an array nor null, or not what the task takes.
+        :raises TypeError: the payload is neither an object nor an array nor null, or the task doesn't take it.
         """
         args, kwargs = arguments_of(message)
         headers = {KEY_HEADER: message.idempotency_key}
@@ -156,18 +159,20 @@ class CelerySender:
         )
 
     def nudge(self) -> None:
-        """Ask a worker to relay what has just been committed. Never raises: the schedule's relay finds it too.
+        """Ask a worker to relay the messages that were just committed.
 
-        A broker that can't be reached is left alone for a while, because this runs in the request that committed.
+        Never raises, because the scheduled relay finds the messages, too. If the broker can't be reached, there are no
+        nudges for a while, because this runs in the request that committed.
         """
         if time.monotonic() < self._quiet_until:
             return
         try:
             publish(current_app, RELAY_TASK, ignore_result=True, expires=NUDGE_EXPIRES)
-        except Exception:  # whatever it is: the caller has committed, and the schedule's relay sends its messages
+        except Exception:  # the caller has committed, and the scheduled relay sends its messages whatever happens here
             self._quiet_until = time.monotonic() + QUIET
             logger.warning(
-                "No worker could be asked to relay the outbox, and none is for the next %g s: the schedule's relay "
+                "No worker could be asked to relay the outbox. None will be asked for the next %g s; the scheduled "
+                "relay "
                 "sends what is due",
                 QUIET,
                 exc_info=True,
@@ -175,7 +180,7 @@ class CelerySender:
 
 
 def arguments_of(message: OutboxMessage) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of the task that a message's payload stands for.
+    """The positional and keyword arguments of the task, from a message's payload.
 
     :raises TypeError: the payload is a number, a text or a boolean.
     """

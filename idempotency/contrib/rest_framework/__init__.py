@@ -1,7 +1,7 @@
-"""Django REST framework: ``IdempotentMixin``, and what ``@idempotent`` needs to know of a DRF view.
+"""Django REST framework: ``IdempotentMixin``, and the adapter with which ``@idempotent`` protects DRF views.
 
-``mixin`` names the protected handlers of a class; ``adapter`` speaks DRF for one request; ``errors`` are our errors as
-DRF's own exceptions; ``commands`` reads a payload through a serializer's fields.
+``mixin`` declares the protected handlers of a class. ``adapter`` translates between the core and DRF for one request.
+``errors`` turns the package's errors into DRF's exceptions. ``commands`` reads a payload through a serializer's fields.
 """
 
 try:

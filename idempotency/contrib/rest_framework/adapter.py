@@ -1,6 +1,6 @@
-"""One request that went through a DRF view.
+"""The adapter for a request to a DRF view.
 
-Authentication, permissions and throttles have run before any of this: DRF calls a handler after ``initial()``.
+Authentication, permissions and throttles run before this, because DRF calls a handler after ``initial()``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .errors import IdempotencyAPIException
 
 @register
 class RestFrameworkAdapter(Adapter):
-    """DRF's ``Request``, and the view that it went through."""
+    """The adapter for DRF's ``Request`` and its view."""
 
     def __init__(self, request: Any) -> None:
         super().__init__(request)
@@ -48,16 +48,17 @@ class RestFrameworkAdapter(Adapter):
 
     @classmethod
     def request_of_django(cls, request: Any) -> HttpRequest:
-        http: HttpRequest = request._request  # DRF's wrapper looks nearly everything up by failing first
+        http: HttpRequest = request._request  # Django's request, because DRF's wrapper proxies attributes slowly
         return http
 
     def payload(self, operation: Operation) -> object:
-        # What DRF answers itself, such as a payload that it can't parse, gets the headers of the view.
+        # If DRF answers by itself, for example because it can't parse the payload, its response has the view's headers.
         self.view.headers[keys.HEADER] = self.http.META[keys.META_NAME]
         command: Any = operation.command
         if isinstance(command, type) and issubclass(command, serializers.BaseSerializer):
             context = {"request": self.request, "view": self.view, "format": None}
-            # A form leaves out what a partial update doesn't change, and else the boxes that aren't ticked.
+            # In the form of a partial update, an absent field is not changed. In other forms, an absent checkbox is
+            # False.
             partial = self.http.method == "PATCH"
             return declared_fields(command(context=context, partial=partial), self._data())
         if command is not None:
@@ -88,24 +89,24 @@ class RestFrameworkAdapter(Adapter):
         if not bodies.has_parts(self.http):
             return False
         parser = self.request.negotiator.select_parser(self.request, self.request.parsers)
-        return type(parser) is MultiPartParser  # a parser of the project's own may read a form in another way
+        return type(parser) is MultiPartParser  # a project's own parser may read a form differently
 
     def _data(self) -> object:
         bodies.keep_readable(self.http)
         if not bodies.content_length(self.http) and self.request.body:
-            return self.request.body  # sent in chunks: DRF takes it for empty, and a handler may read it all the same
+            return self.request.body  # chunked: DRF takes it for empty, but a handler may still read it
         try:
-            return self.request.data  # a ParseError is the view's own answer, and nothing is claimed
+            return self.request.data  # a ParseError is the view's own answer: nothing is claimed
         except UnsupportedMediaType:
             if not bodies.fits_in_memory(self.http):
                 raise
-            return self.request.body  # the handler says 415 itself, if it looks at the payload at all
+            return self.request.body  # the handler answers 415 itself if it reads the payload
 
     def render(self, answer: Any) -> Any:
         response = self._finalize(answer)
         renderer = getattr(response, "accepted_renderer", None)
         if isinstance(renderer, BrowsableAPIRenderer) and not response.is_rendered:
-            # Made first, because a renderer for people may change the response's status.
+            # Render the data before the page, because the page's renderer may change the status of the response.
             self._form_to_record = self._as_data(response, renderer)
         return super().render(response)
 
@@ -117,7 +118,7 @@ class RestFrameworkAdapter(Adapter):
         return response
 
     def _as_data(self, page: Response, renderer: BrowsableAPIRenderer) -> Response | None:
-        """The data of the browsable API's page, as the view's first renderer for programs writes it."""
+        """The data of the browsable API's page, rendered by the view's first renderer that is not for people."""
         data_renderer = renderer.get_default_renderer(self.view)
         if data_renderer is None:
             return None
@@ -130,22 +131,23 @@ class RestFrameworkAdapter(Adapter):
         return response
 
     def form_to_record(self, response: Any) -> Any:
-        # The page of the browsable API is for one person in one browser: it holds their name, and forms with tokens.
+        # Don't record the page of the browsable API, because it contains the person's name and forms with CSRF tokens.
         return response if self._form_to_record is None else self._form_to_record
 
     def answer_to_exception(self, error: Exception) -> Any | None:
         self._form_to_record = None
         if isinstance(error, RawPostDataException) and not bodies.fits_in_memory(self.http):
-            # Unprotected, the handler would have been the first to read a body above the limit, and been told this.
+            # An unprotected handler that reads a body above the limit gets this error, so a protected one gets it, too.
             error = RequestDataTooBig("Request body exceeded settings.DATA_UPLOAD_MAX_MEMORY_SIZE.")
         try:
             return self._handle(error)
         except Exception as unhandled:
             if unhandled is not error:
                 raise
-        response = super().answer_to_exception(error)  # what Django answers with 400, and DRF doesn't know
+        response = super().answer_to_exception(error)  # errors that Django answers with 400 and DRF doesn't know
         if response is None:
-            # A crash. dispatch() is about to ask the project's exception handler, which has seen it now.
+            # The handler crashed. The project's exception handler has just seen the error, so dispatch() must not call
+            # it a second time.
             self.view.handle_exception = _raise
         return response
 
@@ -156,14 +158,14 @@ class RestFrameworkAdapter(Adapter):
         response = self._handle(exception)
         data = getattr(response, "data", None)
         if isinstance(data, dict) and data.get("detail") is exception.detail:
-            # DRF's own exception handler has answered, or one that adds to what DRF's own says.
+            # DRF's own exception handler made this response, or a handler that adds to it.
             response.data = {**problem(error), **{name: value for name, value in data.items() if name != "detail"}}
             if getattr(getattr(self.request, "accepted_renderer", None), "format", None) == "json":
                 response.content_type = CONTENT_TYPE
         return response
 
     def replay(self, outcome: Outcome) -> Any:
-        """A ``Response`` with ``data``, if what was recorded is JSON or empty. ``data`` of other content is lost."""
+        """Make a DRF ``Response`` with ``data`` if the recorded body is JSON or empty. Others have no ``data``."""
         try:
             headers = dict(outcome.headers)
             content_type = next((value for name, value in headers.items() if name.lower() == "content-type"), "")
@@ -183,8 +185,8 @@ class RestFrameworkAdapter(Adapter):
     def _handle(self, error: Exception) -> Any:
         """The view's own answer to an exception.
 
-        DRF's handler marks the transactions of ATOMIC_REQUESTS databases for rollback. None of the request's is open
-        here, but the one that TestCase wraps a test in is; the mark ends with this block instead.
+        DRF's handler marks the transactions of ATOMIC_REQUESTS databases for rollback. No such transaction of the
+        request is open here, but in a TestCase the test's transaction is. The block takes the mark in its place.
         """
         using = alias()
         with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
@@ -192,7 +194,7 @@ class RestFrameworkAdapter(Adapter):
 
 
 class _Finalized:
-    """``finalize_response`` of a view whose response is final. ``dispatch()`` calls it with the handler's answer."""
+    """Replaces a view's ``finalize_response``, so that ``dispatch()`` does not finalize the final response again."""
 
     def __init__(self, response: Any, finalize: Callable[..., Any]) -> None:
         self.response = response

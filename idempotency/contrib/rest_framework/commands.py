@@ -1,4 +1,4 @@
-"""What the fingerprint of a request to a DRF view is taken of: its payload, or what a serializer declares of it."""
+"""What the fingerprint of a request to a DRF view is taken of: its payload, or the fields of a serializer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from ...outcome import is_json
 
 
 def as_sent(data: object, http: HttpRequest) -> object:
-    """A payload that DRF has parsed as ``data``, or, of a JSON body that is still there, what the text says.
+    """The value of a payload: of a JSON body, if it can still be read, the canonical text; otherwise ``data``.
 
-    ``data`` has floats, which take 9007199254740992.5 and 9007199254740993.0 for one number, and nothing of a name
-    that comes twice. A handler that parses the body itself may see a difference.
+    ``data``, as DRF parses it, has floats, in which 9007199254740992.5 and 9007199254740993.0 are equal, and loses a
+    name that occurs twice. A handler that parses the body itself may see the difference.
+
+    :param data: the payload as DRF has parsed it.
     """
     if is_json(http.content_type or "") and hasattr(http, "_body") and not isinstance(data, bytes):
-        # Empty, or not in UTF-8: DRF has read it, so it is no error.
+        # The body is empty or not in UTF-8. That is no error here, because DRF was able to read it.
         with suppress(ValueError):
             return parse_json(http.body)
     return data
@@ -32,8 +34,9 @@ def as_sent(data: object, http: HttpRequest) -> object:
 def declared_fields(serializer: Any, data: Any) -> object:
     """The part of a payload that a serializer declares, each field in its own type.
 
-    Only ``to_internal_value`` of fields that don't query: validators and relations look at state that the first
-    execution changes, and a retry must have the same fingerprint. What a field can't read stays as it was sent.
+    Only ``to_internal_value`` is used, and only of fields that don't query. Validators and relations depend on state
+    that the first execution changes, and a retry must have the same fingerprint. A value that a field can't read stays
+    as it was sent.
     """
     if isinstance(serializer, serializers.ListSerializer):
         if not isinstance(data, list):

@@ -1,4 +1,4 @@
-"""Our errors as DRF's exception handlers know errors."""
+"""The package's errors as exceptions that DRF's exception handlers understand."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ...http.problems import problem
 
 
 class IdempotencyAPIException(APIException):
-    """An ``IdempotencyError`` as DRF's exception handlers know errors; the original is ``__cause__``.
+    """An ``IdempotencyError`` as an ``APIException``. ``__cause__`` is the original error.
 
-    ``detail`` is DRF's own ``ErrorDetail``, as it is of DRF's own errors, for whatever reads exceptions: other
-    handlers, packages that standardize errors, loggers.
+    ``detail`` is an ``ErrorDetail``, as in DRF's own errors, because exception handlers, loggers and packages that
+    standardize errors expect that type.
     """
 
     def __init__(self, error: IdempotencyError) -> None:
         self.status_code = error.status_code
         self.default_code = error.code
         super().__init__(detail=problem(error)["detail"], code=error.code)
-        self.wait = error.retry_after  # DRF's handler makes Retry-After of it
+        self.wait = error.retry_after  # DRF's handler turns it into Retry-After
         self.auth_header: str | None = None
         self.__cause__ = error

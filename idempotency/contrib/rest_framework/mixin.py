@@ -17,13 +17,14 @@ from ...operation import Operation, operation_for, registry
 T = TypeVar("T")
 
 
-# No docstring: API schemas and DRF's own pages would show it to clients, as the description of a view without one.
+# This is not a docstring, because API schemas and DRF's own pages would show it as the description of views without
+# one.
 #
-# Protect handlers of an APIView or a ViewSet, named in ``idempotent_operations``. Its keys are a ViewSet's actions, or
-# an APIView's methods in lower case; its values are names or ``Operation`` objects.
+# The mixin protects the handlers of an APIView or a ViewSet that ``idempotent_operations`` names. Its keys are the
+# actions of a ViewSet or the methods of an APIView in lower case. Its values are names or ``Operation`` objects.
 #
-# The handlers are protected on each instance, when it is made. So it doesn't matter where the mixin stands among the
-# bases, or what else overrides ``initial()`` or ``dispatch()``, and the class keeps the methods as they were written.
+# The handlers are protected on each instance when it is made. So the position of the mixin among the bases does not
+# matter, nor does an override of ``initial()`` or ``dispatch()``, and the class keeps its methods unchanged.
 class IdempotentMixin:
     idempotent_operations: ClassVar[Mapping[str, str | Operation]] = {}
     _protected_handlers: ClassVar[dict[str, Protected]] = {}
@@ -37,28 +38,28 @@ class IdempotentMixin:
                 f"{cls.idempotent_operations!r}."
             )
         for name in cls.idempotent_operations:
-            cls._declare(name)  # when the class is made, not at the first request
+            cls._declare(name)  # now, so that a mistake is found before the first request
         guard(cls)
 
     @classmethod
     def _declare(cls, name: str) -> None:
         if issubclass(cls, View) and not hasattr(cls, name):
             raise ImproperlyConfigured(
-                f"{cls.__name__}.idempotent_operations names {name!r}, and {cls.__name__} has no such handler."
+                f"{cls.__name__}.idempotent_operations names {name!r}, but {cls.__name__} has no such handler."
             )
         operation = operation_for(cls.idempotent_operations[name], {})
         refuse_handler(operation, cls, name)
         decorated = operation_of(getattr(cls, name, None))
         if decorated is not None and decorated.name != operation.name:
             raise ImproperlyConfigured(
-                f"{cls.__name__}.idempotent_operations gives {name!r} to operation {operation.name!r}, and @idempotent "
-                f"on the method gives it to {decorated.name!r}. Declare one of the two."
+                f"{cls.__name__}.idempotent_operations gives {name!r} to operation {operation.name!r}, but @idempotent "
+                f"on the method gives it to {decorated.name!r}. Remove one of the two."
             )
         if "idempotent_operations" in vars(cls) and isinstance(cls.idempotent_operations[name], str):
             registry.bind(operation.name, [f"{base.__module__}.{base.__qualname__}.{name}" for base in cls.__mro__])
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        # The view class's own __init__() takes the arguments; object.__new__() would refuse them.
+        # The arguments are meant for the view's __init__(). object.__new__() would refuse them.
         inherited: Callable[..., Any] = super().__new__
         view: Any = inherited(cls) if inherited is object.__new__ else inherited(cls, *args, **kwargs)
         for name in view.idempotent_operations:
@@ -70,14 +71,14 @@ class IdempotentMixin:
 
     @classmethod
     def idempotent_operation(cls, name: str) -> Operation | None:
-        """The operation of the handler ``name``, or None where it isn't protected by the mixin."""
+        """The operation of the handler ``name``, or None if the mixin doesn't protect it."""
         declaration = cls.idempotent_operations.get(name)
         return None if declaration is None else operation_for(declaration, {})
 
     @classmethod
     def _protected(cls, name: str, handler: Callable[..., Any]) -> Protected:
         known = cls._protected_handlers.get(name)
-        if known is None or known.view is not handler:  # made once a class, and again if the handler was replaced
+        if known is None or known.view is not handler:  # made once per class, and again if the handler was replaced
             operation = operation_for(cls.idempotent_operations[name], {})
             known = cls._protected_handlers[name] = Protected(operation, handler)
             known.name = name
