@@ -21,7 +21,7 @@ from rich.console import Console
 from testproject.harness.processes import ProcessError
 from testproject.harness.redis import Redis, RedisMissingError, running_redis
 from testproject.harness.strikes import Marks
-from testproject.provider import running_provider
+from testproject.provider import running_providers
 from testproject.provider.client import ProviderFailedError
 
 from .plan import Plan, add_arguments, plan_from
@@ -74,11 +74,7 @@ def run(plan: Plan, console: Console, stack: ExitStack) -> int:
         redis = stack.enter_context(running_redis())
     except RedisMissingError as error:
         missing = str(error)
-    ledgers = {deduplicate: directory / f"ledger-{deduplicate}.jsonl" for deduplicate in (True, False)}
-    providers = {
-        deduplicate: stack.enter_context(running_provider(ledger, deduplicate=deduplicate))
-        for deduplicate, ledger in ledgers.items()
-    }
+    providers = stack.enter_context(running_providers(directory))
     marks = Marks(directory / "marks")
     marks.directory.mkdir()
     # Read by the settings, here and in the processes. Like a production server, but a killed worker's claim is
@@ -87,8 +83,8 @@ def run(plan: Plan, console: Console, stack: ExitStack) -> int:
         DEBUG="false",
         ALLOWED_HOSTS="127.0.0.1",
         IDEMPOTENCY_LEASE_SECONDS=str(plan.lease),
-        PROVIDER_URL=providers[False],
-        DEDUPLICATING_PROVIDER_URL=providers[True],
+        PROVIDER_URL=providers[False].url,
+        DEDUPLICATING_PROVIDER_URL=providers[True].url,
         PROVIDER_TIMEOUT=str(PROVIDER_TIMEOUT),
         DEMO_MARKS=str(marks.directory),
         DEMO_KILL_EVERY=str(plan.kill_every),
@@ -99,7 +95,7 @@ def run(plan: Plan, console: Console, stack: ExitStack) -> int:
     from .report import Report
     from .show import Show
 
-    return Show(plan, Report(console, plan), marks, providers, ledgers, redis).run(directory, missing, should_end)
+    return Show(plan, Report(console, plan), marks, providers, redis).run(directory, missing, should_end)
 
 
 def should_end() -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from django.db import connection
 from django.db.models import QuerySet
 
 from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from testproject.models import Charge, Payout, Receipt, UnprotectedCharge, UnprotectedPayout, UnprotectedReceipt
-from testproject.provider import Effect, read_ledger
+from testproject.provider import Effect, Provider
 
 from .acts import FEE, ORDERS, OUTBOX, PAYOUTS, RECEIPT, Act, Side, run_of
 from .plan import account_in
@@ -20,10 +19,10 @@ from .plan import account_in
 
 @dataclass(frozen=True)
 class Books:
-    """Of one run. ``ledgers`` are the providers': of one that deduplicates (True), and of one that never does."""
+    """Of one run. One of the providers deduplicates (True), and one never does."""
 
     run: str
-    ledgers: Mapping[bool, Path]
+    providers: Mapping[bool, Provider]
 
     def effects(self, act: Act, side: Side) -> dict[str, list[int]]:
         """The ids of what each charge, payout or order left behind, by its name.
@@ -78,8 +77,8 @@ class Books:
         return rows
 
     def _paid(self, side: Side) -> list[Effect]:
-        ledger = read_ledger(self.ledgers[side.name in {"reexecute", "outbox"}])
-        return [effect for effect in ledger if effect.label.startswith(f"{run_of(side, self.run)}-")]
+        paid = self.providers[side.name in {"reexecute", "outbox"}].effects()
+        return [effect for effect in paid if effect.label.startswith(f"{run_of(side, self.run)}-")]
 
 
 def database_name() -> str:

@@ -18,6 +18,7 @@ from testproject.harness.processes import Daemon, answers
 from testproject.harness.redis import Redis
 from testproject.harness.strikes import Marks
 from testproject.management.commands.create_demo_users import create_demo_users
+from testproject.provider import Provider
 from testproject.provider.client import counts as provider_counts
 
 from .acts import ACTS, CHARGES, ORDERS, PAYOUTS, Act, Side
@@ -54,13 +55,12 @@ class Show:
     plan: Plan
     report: Report
     marks: Marks
-    #: The address and the ledger of the provider that deduplicates (True), and of the one that never does.
-    providers: Mapping[bool, str]
-    ledgers: Mapping[bool, Path]
+    #: The one that deduplicates (True), and the one that never does.
+    providers: Mapping[bool, Provider]
     redis: Redis | None
 
     def __post_init__(self) -> None:
-        self.books = Books(f"demo-{secrets.token_hex(4)}", self.ledgers)
+        self.books = Books(f"demo-{secrets.token_hex(4)}", self.providers)
         self.tally = Tally(self.marks)
         #: Why it ended before its time.
         self.crashed: list[str] = []
@@ -81,7 +81,7 @@ class Show:
                 if not self.crashed and (act is not ORDERS or self.redis is not None):
                     endpoints = [Endpoint(side, port, tokens) for side in act.sides]
                     played[act] = self._play(act, server, endpoints, should_end)
-            deduplicated = provider_counts(self.providers[True], timeout=PATIENCE_WITH_PROVIDER)["deduplicated"]
+            deduplicated = provider_counts(self.providers[True].url, timeout=PATIENCE_WITH_PROVIDER)["deduplicated"]
         for over in played.values():
             over.storm.join()
         # The server has ended, so nothing is under way any more and what is counted stays.

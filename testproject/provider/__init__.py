@@ -10,6 +10,6 @@ the tests, and ``__main__`` is its command line.
 from __future__ import annotations
 
 from .ledger import Effect, effects_by_key, read_ledger
-from .process import running_provider
+from .process import Provider, running_provider, running_providers
 
-__all__ = ["Effect", "effects_by_key", "read_ledger", "running_provider"]
+__all__ = ["Effect", "Provider", "effects_by_key", "read_ledger", "running_provider", "running_providers"]

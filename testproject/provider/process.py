@@ -7,10 +7,13 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from testproject.harness.processes import Daemon
+
+from .ledger import Effect, read_ledger
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,3 +41,26 @@ def running_provider(ledger: Path | str, *, deduplicate: bool = False, port: int
             is_ready=lambda: said.search(log.read_text()) is not None,
         ):
             yield said.findall(log.read_text())[0]
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One that runs, and its ledger."""
+
+    url: str
+    ledger: Path
+
+    def effects(self) -> list[Effect]:
+        return read_ledger(self.ledger)
+
+
+@contextmanager
+def running_providers(directory: Path) -> Iterator[dict[bool, Provider]]:
+    """Run one that deduplicates by key (True), and one that pays for each call that reaches it (False)."""
+    with ExitStack() as stack:
+        providers = {}
+        for deduplicate in (True, False):
+            ledger = directory / f"ledger-{'once' if deduplicate else 'always'}.jsonl"
+            address = stack.enter_context(running_provider(ledger, deduplicate=deduplicate))
+            providers[deduplicate] = Provider(address, ledger)
+        yield providers

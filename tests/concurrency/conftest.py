@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from tests.concurrency.racing import abandon, end_lease
+from tests.concurrency.traces import abandon, end_lease
 from tests.concurrency.urls import handler
 
 Post = Callable[..., Any]

@@ -22,7 +22,8 @@ from idempotency.exceptions import (
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import Operation, registry
 from testproject.models import Transfer
-from tests.concurrency.racing import effects, race, record
+from tests.concurrency.racing import race
+from tests.concurrency.traces import effects, record
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

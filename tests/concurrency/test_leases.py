@@ -16,17 +16,9 @@ from idempotency.models import IdempotencyRecord
 from idempotency.operation import registry
 from idempotency.protocol import claims, renewal
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import (
-    PATIENCE,
-    Gate,
-    effects,
-    elsewhere,
-    end_lease,
-    failing_database,
-    held,
-    is_replay,
-    record,
-)
+from tests.concurrency.failures import failing_database
+from tests.concurrency.racing import PATIENCE, Gate, elsewhere, held
+from tests.concurrency.traces import effects, end_lease, is_replay, record
 from tests.concurrency.urls import handler
 
 

@@ -14,21 +14,9 @@ from django.db import connection, connections
 from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import (
-    IN_PROGRESS,
-    PATIENCE,
-    Gate,
-    abandon,
-    effects,
-    end_lease,
-    end_retention,
-    fail,
-    held,
-    is_replay,
-    problem,
-    race,
-    record,
-)
+from tests.concurrency.failures import IN_PROGRESS, fail, problem
+from tests.concurrency.racing import PATIENCE, Gate, held, race
+from tests.concurrency.traces import abandon, effects, end_lease, end_retention, is_replay, record
 from tests.concurrency.urls import handler
 
 

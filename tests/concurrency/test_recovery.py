@@ -18,22 +18,9 @@ from idempotency.options.values import MAX_WAIT
 from idempotency.protocol import claims
 from idempotency.upkeep.sweep import RecoveryResult, abandoned, recover_once
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import (
-    IN_PROGRESS,
-    PATIENCE,
-    UNKNOWN,
-    Gate,
-    abandon,
-    effects,
-    end_lease,
-    failing_database,
-    held,
-    is_replay,
-    problem,
-    race,
-    record,
-    state,
-)
+from tests.concurrency.failures import IN_PROGRESS, UNKNOWN, failing_database, problem
+from tests.concurrency.racing import PATIENCE, Gate, held, race
+from tests.concurrency.traces import abandon, effects, end_lease, is_replay, record, state
 from tests.concurrency.urls import handler
 
 CutOff = Callable[[str], None]

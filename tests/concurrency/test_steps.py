@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
@@ -16,7 +16,8 @@ from idempotency.exceptions import LeaseLostError
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.protocol import claims
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import effects, unreachable
+from tests.concurrency.failures import unreachable
+from tests.concurrency.traces import effects
 from tests.concurrency.urls import handler
 
 
@@ -104,47 +105,26 @@ def test_a_step_is_refused_with_the_remedy_where_it_can_not_work(post: Post) -> 
     assert post("/again/").status_code == 201
 
 
-def returns_bytes() -> bytes:
-    raise AssertionError("it must not be run")
-
-
-def returns_a_time_or_nothing() -> datetime | None:
-    raise AssertionError("it must not be run")
-
-
-def returns_a_list_of_objects() -> list[object]:
-    return []
-
-
-def returns_a_mapping() -> Mapping[str, int]:
-    return {}
-
-
-def returns_anything() -> object:
-    return None
-
-
-def returns_any() -> Any:
-    return None
-
-
 class Sized(Protocol):
     def __len__(self) -> int: ...
 
 
-def returns_what_is_sized() -> Sized:
-    return []
+def declaring(returns: Any, result: Any = None) -> Callable[[], Any]:
+    """A function that says that it returns this."""
+
+    def call() -> Any:
+        assert result != "refused", "it must not be run"
+        return result
+
+    call.__annotations__["return"] = returns
+    return call
 
 
-def returns_what_only_a_type_checker_knows() -> Unheard:  # type: ignore[name-defined]  # noqa: F821
-    return 1
-
-
-@pytest.mark.parametrize("call", [returns_bytes, returns_a_time_or_nothing])
-def test_a_step_that_declares_what_json_does_not_hold_is_refused_before_it_runs(post: Post, call: Any) -> None:
+@pytest.mark.parametrize("returns", [bytes, datetime | None])
+def test_a_step_that_declares_what_json_does_not_hold_is_refused_before_it_runs(post: Post, returns: Any) -> None:
     def refused(request: Any) -> None:
         with pytest.raises(TypeError, match=r"'declared'.*(bytes|datetime).*not run"):
-            require_claim().step("declared", call)
+            require_claim().step("declared", declaring(returns, "refused"))
 
     handler.before = refused
     assert post("/again/").status_code == 201
@@ -154,13 +134,13 @@ def test_a_step_that_declares_what_json_does_not_hold_is_refused_before_it_runs(
 @pytest.mark.parametrize(
     "call",
     [
-        returns_a_list_of_objects,
-        returns_a_mapping,
-        returns_anything,
-        returns_any,
-        returns_what_is_sized,
-        returns_what_only_a_type_checker_knows,
-        partial(returns_anything),
+        declaring(list[object], []),
+        declaring(Mapping[str, int], {}),
+        declaring(object),
+        declaring(Any),
+        declaring(Sized, []),
+        declaring("KnownToATypeCheckerOnly"),
+        partial(declaring(object)),
     ],
 )
 def test_a_step_that_may_return_json_is_run(post: Post, call: Any) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from idempotency.identity.scope import Scope
-from testproject.provider import Effect
-from tests.harness.world import LONG_AGO, Database, Provider, World, world
+from testproject.provider import Effect, Provider
+from tests.harness.world import LONG_AGO, Database, World, world
 from tests.harness.zygote import wait_until
 
 

@@ -26,7 +26,7 @@ from idempotency.protocol.ownership import Ownership
 from idempotency.upkeep import resolutions
 from idempotency.upkeep.retention import purge_once
 from idempotency.upkeep.sweep import recover_once
-from tests.concurrency.racing import end_lease
+from tests.concurrency.traces import end_lease
 from tests.records import HOUR, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -20,9 +20,10 @@ from kombu import Connection
 from testproject.harness.processes import Keeper
 from testproject.harness.redis import Redis, running_redis
 from testproject.harness.strikes import Marks, Strike
+from testproject.provider import Provider
 from tests.delivery import names
 from tests.harness.rabbitmq import Rabbit, running_rabbitmq
-from tests.harness.world import LONG_AGO, Database, Provider, World, world
+from tests.harness.world import LONG_AGO, Database, World, world
 from tests.harness.zygote import Fork, ImpossibleError
 
 BROKERS = {"redis": running_redis, "rabbitmq": running_rabbitmq}

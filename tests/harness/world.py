@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from testproject.embedded import embedded_postgres
-from testproject.provider import Effect, read_ledger, running_provider
+from testproject.provider import Provider, running_providers
 from tests.harness.channel import PATIENCE
 from tests.harness.zygote import ROOT, Zygote
 
@@ -58,17 +58,6 @@ class Database:
 
 
 @dataclass(frozen=True)
-class Provider:
-    """A stand-in provider, and its ledger."""
-
-    url: str
-    ledger: Path
-
-    def effects(self) -> list[Effect]:
-        return read_ledger(self.ledger)
-
-
-@dataclass(frozen=True)
 class World:
     url: str
     directory: Path
@@ -99,11 +88,7 @@ def world(module: str, url: str | None = None) -> Iterator[World]:
         else:
             own = stack.enter_context(own_database(url or stack.enter_context(embedded_postgres())))
         migrate(own)
-        providers = {}
-        for deduplicate in (True, False):
-            ledger = directory / f"ledger-{'once' if deduplicate else 'always'}.jsonl"
-            address = stack.enter_context(running_provider(ledger, deduplicate=deduplicate))
-            providers[deduplicate] = Provider(address, ledger)
+        providers = stack.enter_context(running_providers(directory))
         log = directory / "processes.log"
         zygote = stack.enter_context(closing(Zygote(module, environment(own), log)))
         yield World(own, directory, zygote, providers, log)

@@ -10,7 +10,9 @@ from django.db import IntegrityError, OperationalError, connections, transaction
 
 from idempotency import sql
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import UNAVAILABLE, Gate, effects, end_lease, fail, held, problem, state, unreachable
+from tests.concurrency.failures import UNAVAILABLE, fail, problem, unreachable
+from tests.concurrency.racing import Gate, held
+from tests.concurrency.traces import effects, end_lease, state
 from tests.concurrency.urls import handler
 
 

@@ -11,7 +11,8 @@ from django.http import HttpResponse
 
 from idempotency.protocol import execution
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import effects, problem, state
+from tests.concurrency.failures import problem
+from tests.concurrency.traces import effects, state
 from tests.concurrency.urls import handler
 
 

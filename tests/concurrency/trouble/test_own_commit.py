@@ -13,7 +13,8 @@ from idempotency.exceptions import OuterTransactionError
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import UNKNOWN, effects, fail, problem, record, state
+from tests.concurrency.failures import UNKNOWN, fail, problem
+from tests.concurrency.traces import effects, record, state
 from tests.concurrency.urls import handler
 
 BROKEN = (500, "idempotency_transaction_broken")
@@ -70,38 +71,23 @@ def test_a_handler_that_ends_its_transaction_itself_is_noticed_and_never_run_aga
     assert (effects(), handler.attempts) == (there, [1])
 
 
-@pytest.mark.failure_mode(64)
-@pytest.mark.postgres
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "COMMIT AND CHAIN",
-        "ROLLBACK AND CHAIN",
-        "COMMIT; BEGIN",
-        "ROLLBACK; BEGIN",
-        "SELECT 1; END; BEGIN",
-        "abort and chain",
-    ],
-)
-def test_a_transaction_that_is_replaced_by_another_in_one_statement_is_noticed(post: Post, statement: str) -> None:
-    handler.after = execute(statement)
-    answer = post()
-    assert problem(answer) == BROKEN
-    assert record().status == "parked"
-
-
 def fail_and_chain(request: Any) -> None:
     with pytest.raises(ProgrammingError):
         execute("SELECT no_such_column")(request)
     execute("ROLLBACK AND CHAIN")(request)
 
 
+REPLACING = ("COMMIT AND CHAIN", "ROLLBACK AND CHAIN", "COMMIT; BEGIN", "ROLLBACK; BEGIN", "SELECT 1; END; BEGIN")
+
+
 @pytest.mark.failure_mode(64)
 @pytest.mark.postgres
-def test_a_transaction_that_failed_and_is_replaced_is_noticed(post: Post) -> None:
-    handler.after = fail_and_chain
+@pytest.mark.parametrize("replace", [*map(execute, (*REPLACING, "abort and chain")), fail_and_chain])
+def test_a_transaction_that_is_replaced_by_another_is_noticed(post: Post, replace: Callable[[Any], None]) -> None:
+    handler.after = replace
     assert problem(post()) == BROKEN
-    assert state() == ("parked", [])
+    assert record().status == "parked"
+    assert replace is not fail_and_chain or effects() == []
 
 
 @pytest.mark.failure_mode(64)

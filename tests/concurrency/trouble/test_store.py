@@ -16,17 +16,8 @@ from idempotency.models import IdempotencyRecord
 from idempotency.protocol import claims, transactions
 from idempotency.sql.postgresql import claims as statements
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import (
-    UNAVAILABLE,
-    UNKNOWN,
-    effects,
-    end_lease,
-    fail,
-    failing_database,
-    problem,
-    record,
-    unreachable,
-)
+from tests.concurrency.failures import UNAVAILABLE, UNKNOWN, fail, failing_database, problem, unreachable
+from tests.concurrency.traces import effects, end_lease, record
 from tests.concurrency.urls import handler
 
 # A connection that breaks

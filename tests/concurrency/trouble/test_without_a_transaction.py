@@ -13,20 +13,9 @@ from idempotency import Completed, require_claim
 from idempotency.models import IdempotencyStep
 from idempotency.protocol import changes, claims
 from tests.concurrency.conftest import Post
-from tests.concurrency.racing import (
-    UNAVAILABLE,
-    UNKNOWN,
-    effects,
-    elsewhere,
-    end_lease,
-    fail,
-    failing_database,
-    is_replay,
-    problem,
-    record,
-    state,
-    unreachable,
-)
+from tests.concurrency.failures import UNAVAILABLE, UNKNOWN, fail, failing_database, problem, unreachable
+from tests.concurrency.racing import elsewhere
+from tests.concurrency.traces import effects, end_lease, is_replay, record, state
 from tests.concurrency.urls import handler
 
 
