@@ -53,32 +53,23 @@ def test_a_renewed_lease_runs_anew_and_others_see_it_at_once(post: Post, path: s
 
 
 # On SQLite an open transaction keeps everybody else from taking over.
-def overtake_the_first(post: Post, path: str, then: Callable[[], Any]) -> Any:
-    """The answers of a first attempt that loses its lease to another and then does something, and of that other one."""
+@pytest.mark.parametrize("path", [pytest.param("/inside/", marks=pytest.mark.postgres), "/again/"])
+def test_a_lost_lease_surfaces_in_the_handler_before_its_next_effect(post: Post, path: str) -> None:
     winner: list[Any] = []
 
     def overtaken(request: Any) -> None:
-        if require_claim().attempt == 1:
-            elsewhere(end_lease)
-            winner.append(elsewhere(lambda: post(path)))
-            then()
-
-    handler.before = overtaken
-    return post(path), winner[0]
-
-
-# On SQLite an open transaction keeps everybody else from taking over.
-@pytest.mark.parametrize("path", [pytest.param("/inside/", marks=pytest.mark.postgres), "/again/"])
-def test_a_lost_lease_surfaces_in_the_handler_before_its_next_effect(post: Post, path: str) -> None:
-    def go_on() -> None:
         current = require_claim()
+        if current.attempt > 1:
+            return
+        elsewhere(end_lease)
+        winner.append(elsewhere(lambda: post(path)))
         for stopped in (current.renew, current.renew, current.ensure_owned, lambda: current.derive_key("x")):
             with pytest.raises(LeaseLostError):
                 stopped()
         current.derive_text("x")  # raises, and ends the handler
 
-    late, winner = overtake_the_first(post, path, go_on)
-    assert is_replay(late, winner)
+    handler.before = overtaken
+    assert is_replay(post(path), winner[0])
     assert effects() == ["one"]
 
 

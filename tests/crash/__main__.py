@@ -12,11 +12,10 @@ import sys
 import time
 
 from tests.crash.arena import arena
-from tests.crash.matrix import run_matrix
+from tests.crash.matrix import run_matrix, run_zombies
 from tests.crash.points import DATABASES, DECLARATIONS, FAULTS, POINTS, cells
 from tests.crash.processes import Verdict
 from tests.crash.storms import NOT_DURABLE, run_lost_acknowledgements, run_restarts
-from tests.crash.zombies import run_zombies
 from tests.harness.world import say
 
 #: How many cells between two signs of life.

@@ -1,11 +1,13 @@
-"""All cells, several at a time, and the table of how they ended."""
+"""All cells, several at a time, or a crowd of the same kind; and the table of how they ended."""
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 
 from tests.crash.arena import Arena
 from tests.crash.cells import Verdict, run_cell
@@ -82,4 +84,24 @@ def run_matrix(
             verdict = future.result()
             matrix.verdicts.append(verdict)
             tell(verdict)
+    return matrix
+
+
+#: Every zombie holds a session, its cell another one and its rival a third; a server takes a hundred by default.
+CROWD = 25
+#: Where a write is pending, or about to be made.
+PLACES = ("claim.committed", "handler.before", "handler.wrote", "downstream.answered", "render.after", "complete.sent")
+
+
+def run_zombies(arena: Arena, count: int) -> Matrix:
+    """Crowds of frozen processes, all of which wake after others have won. None of them may leave a trace."""
+    matrix = Matrix(arena.database)
+    for first in range(0, count, CROWD):
+        cells = [
+            Cell(PLACES[number % len(PLACES)], "stop", "inside", seed=number)
+            for number in range(first, min(first + CROWD, count))
+        ]
+        together = threading.Barrier(len(cells))
+        with ThreadPoolExecutor(len(cells)) as pool:
+            matrix.verdicts += pool.map(partial(run_cell, arena, together=together), cells)
     return matrix

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.crash.arena import Arena
+from tests.crash.matrix import run_zombies
 from tests.crash.storms import NOT_DURABLE, run_lost_acknowledgements, run_restarts
-from tests.crash.zombies import run_zombies
 
 pytestmark = [pytest.mark.crash, pytest.mark.postgres]
 

@@ -192,7 +192,7 @@ def test_an_owner_that_is_about_to_commit_is_left_to_commit() -> None:
     with transaction.atomic():
         claims.complete(owner, Outcome(201, (), "{}"))
         (message,) = race([try_to_release])
-    assert "being settled by somebody else" in message
+    assert "being settled by another process" in message
     assert state(seen) == ("completed", 1)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.delivery import names
 from tests.delivery.conftest import BROKER
 from tests.delivery.faults import FAULTS, run
 from tests.delivery.stage import Stage
@@ -74,3 +75,20 @@ def test_every_fault_has_a_test() -> None:
 
 def test_the_broker_is_the_one_that_was_asked_for(shared: Stage) -> None:
     assert type(shared.broker).__name__.lower().startswith(BROKER[:5])
+
+
+# Does the harness see anything? It must fail where a message loses its identity, and where one is never sent.
+
+
+def test_a_message_that_is_a_new_one_each_time_is_seen_as_doubled(shared: Stage) -> None:
+    verdict = run(shared, "relay-killed", 20, sender=names.WITHOUT_IDENTITY)
+
+    assert verdict.kept.doubled > 0
+    assert not verdict.passed
+
+
+def test_a_message_that_is_marked_and_never_sent_is_seen_as_lost(shared: Stage) -> None:
+    verdict = run(shared, "relays-at-once", 20, sender=names.MOST)
+
+    assert verdict.kept.lost > 0
+    assert not verdict.passed
