@@ -15,7 +15,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from idempotency import PARK, REEXECUTE, current_claim, idempotent
 from idempotency.models import IdempotencyRecord
 from tests.benchmarks.instruments import round_trips
-from tests.http.callers import Caller, Serve, claim_anew
+from tests.http.callers import Caller, claim_anew
+from tests.http.serving import Serve
 from tests.http.views import plain_answer
 from tests.records import HOUR, from_now
 
