@@ -138,15 +138,6 @@ def test_a_call_without_a_request_says_so(arguments: tuple[int, ...]) -> None:
         idempotent("tests.helper")(lambda *arguments: None)(*arguments)
 
 
-@pytest.mark.failure_mode(35)
-def test_one_name_with_two_policies_is_refused() -> None:
-    idempotent("tests.twice")(plain_answer)
-    with pytest.raises(ImproperlyConfigured, match="declared already with another policy"):
-        idempotent("tests.twice", required=False)
-    with pytest.raises(ImproperlyConfigured, match="has its own policy"):
-        idempotent(Operation("tests.twice"), required=False)
-
-
 # Failure mode 36: one protected view inside another
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from idempotency.exceptions import AccountRequiredError, KeyInvalidError
+from idempotency.exceptions import KeyInvalidError
 from idempotency.identity.keys import HEADER, MAX_LENGTH, META_NAME, parse_header, shorten, validate_key
-from idempotency.identity.scope import Scope, scope_of
+from idempotency.identity.scope import Scope
 
 VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 
@@ -135,17 +135,6 @@ def test_a_derived_key_needs_a_name(name: str) -> None:
 def test_no_two_operations_or_calls_share_a_key(one: tuple[str, ...], other: tuple[str, ...]) -> None:
     same = Scope(*one[:3]).derive_key(one[3]) == Scope(*other[:3]).derive_key(other[3])
     assert same == (one == other)
-
-
-@pytest.mark.parametrize("account", [None, "", "x" * 256, "a\x00", "\ud800", "a\nb"])
-def test_an_account_that_can_not_be_stored_is_refused(account: str | None) -> None:
-    with pytest.raises(AccountRequiredError):
-        scope_of("charges.create", account, "k")
-
-
-def test_an_account_that_is_not_text_is_the_developers_mistake() -> None:
-    with pytest.raises(TypeError, match="must be a str or None, not int"):
-        scope_of("charges.create", 7, "k")  # type: ignore[arg-type]
 
 
 def test_a_chain_of_hops_has_one_trace_and_each_hop_a_key_of_its_own() -> None:
