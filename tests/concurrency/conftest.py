@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
+from idempotency.protocol import renewal
 from tests.concurrency.traces import abandon, end_lease
 from tests.concurrency.urls import handler
 
@@ -52,3 +54,18 @@ def cut_off(post: Post) -> Callable[[str], None]:
         handler.reset()
 
     return cut_off
+
+
+@pytest.fixture
+def renewals(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released by each renewal of a lease, when it has been made."""
+    renewals = threading.Semaphore(0)
+    set_lease = renewal._set_lease
+
+    def counted(owned: Any) -> bool:
+        answer = set_lease(owned)
+        renewals.release()
+        return answer
+
+    monkeypatch.setattr(renewal, "_set_lease", counted)
+    return renewals

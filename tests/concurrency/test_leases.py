@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from tests.concurrency.failures import failing_database
 from tests.concurrency.racing import PATIENCE, Gate, elsewhere, held
 from tests.concurrency.traces import effects, end_lease, is_replay, record
 from tests.concurrency.urls import handler
+from tests.providers import eventually
 
 
 def lease_left() -> float:
@@ -85,20 +85,6 @@ def test_a_renewal_that_can_not_reach_the_store_says_so(post: Post) -> None:
 # The heartbeat
 
 
-@pytest.fixture
-def renewals(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Released by each renewal of a lease."""
-    renewals = threading.Semaphore(0)
-    set_lease = renewal._set_lease
-
-    def counted(owned: Any) -> bool:
-        renewals.release()
-        return set_lease(owned)
-
-    monkeypatch.setattr(renewal, "_set_lease", counted)
-    return renewals
-
-
 def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post: Post, renewals: threading.Semaphore) -> None:
     """It runs until the lease has been renewed several times over; a duplicate meets a live claim throughout."""
     duplicates: list[Any] = []
@@ -113,7 +99,7 @@ def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post: Post, 
     assert (answer.status_code, answer.json()["attempt"]) == (201, 1)
     assert duplicates[0].status_code == 409
     assert effects() == ["one"]
-    wait_until(lambda: not heartbeats())
+    assert eventually(lambda: not heartbeats())
 
 
 @pytest.mark.failure_mode(4)
@@ -128,26 +114,16 @@ def test_a_heartbeat_ends_at_its_cap_and_the_claim_is_then_lost(post: Post) -> N
 
     handler.before = hang
     with held(lambda: post("/capped/"), gate) as hung:
-        wait_until(lambda: lease_left() <= 0)
+        assert eventually(lambda: lease_left() <= 0)
         winner = post("/capped/")
         assert winner.json()["attempt"] == 2
-        wait_until(lambda: not heartbeats())
+        assert eventually(lambda: not heartbeats())
     assert is_replay(hung.result(), winner)
     assert (handler.attempts, effects()) == ([1, 2], ["one"])
 
 
 def heartbeats() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "idempotency-renewer"]
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """For what only time brings about: the end of a lease, by the database's clock."""
-    turn = threading.Event()
-    for _ in range(int(PATIENCE / 0.02)):
-        if holds():
-            return
-        turn.wait(0.02)
-    raise AssertionError("it never came about")
 
 
 @pytest.mark.failure_mode(4)
@@ -162,7 +138,7 @@ def test_a_heartbeat_that_fails_stops_the_work_before_its_next_effect(
     monkeypatch.setattr(renewal, "_set_lease", fail)
 
     def wait_for_the_end(request: Any) -> None:
-        wait_until(lambda: require_claim().lost)
+        assert eventually(lambda: require_claim().lost)
         require_claim().derive_key("provider.charge")
 
     handler.before = wait_for_the_end
@@ -177,7 +153,7 @@ def test_a_heartbeat_that_finds_the_lease_lost_marks_the_claim(post: Post) -> No
         if require_claim().attempt > 1:
             return
         IdempotencyRecord.objects.update(attempt=5, lease_expires_at="2000-01-01T00:00Z")
-        wait_until(lambda: require_claim().lost)
+        assert eventually(lambda: require_claim().lost)
         winner.append(elsewhere(lambda: post("/heartbeat/")))
         require_claim().ensure_owned()
 
@@ -197,7 +173,7 @@ def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(po
     def work(request: Any) -> None:
         if connection.vendor != "sqlite":
             at_first = expiry()
-            wait_until(lambda: expiry() > at_first)  # as others see it, while this transaction is open
+            assert eventually(lambda: expiry() > at_first)  # as others see it, while this transaction is open
         seen.append(len(heartbeats()))
 
     handler.before = work
@@ -215,7 +191,7 @@ def test_a_transaction_left_idle_is_ended_by_the_database(post: Post) -> None:
     def freeze(request: Any) -> None:
         if require_claim().attempt == 1:
             pid = connection.connection.info.backend_pid
-            wait_until(lambda: elsewhere(lambda: session_is_gone(pid)))
+            assert eventually(lambda: elsewhere(lambda: session_is_gone(pid)))
 
     handler.after = freeze
     assert post("/bounded/").status_code == 503

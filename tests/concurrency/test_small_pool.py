@@ -11,7 +11,6 @@ import pytest
 from django.db import connection, connections
 
 from idempotency import REEXECUTE, Operation, claim, current_claim
-from idempotency.protocol import renewal
 from tests.concurrency.racing import PATIENCE
 
 pytestmark = [pytest.mark.postgres, pytest.mark.failure_mode(75), pytest.mark.django_db(transaction=True)]
@@ -52,20 +51,11 @@ def test_a_handler_renews_though_the_pool_has_no_connection_left(pool_of_one: No
 
 
 def test_a_heartbeat_beats_though_the_pool_has_no_connection_left(
-    pool_of_one: None, monkeypatch: pytest.MonkeyPatch
+    pool_of_one: None, renewals: threading.Semaphore
 ) -> None:
-    renewed = threading.Semaphore(0)
-    set_lease = renewal._set_lease
-
-    def counted(owned: Any) -> bool:
-        answer = set_lease(owned)
-        renewed.release()
-        return answer
-
-    monkeypatch.setattr(renewal, "_set_lease", counted)
     with claim("tests.pool.beating", account_id="1", key="k", lease=BRIEF, heartbeat=10 * BRIEF) as run:
         connection.ensure_connection()
         for _ in range(4):  # longer than the lease
-            assert renewed.acquire(timeout=PATIENCE)
+            assert renewals.acquire(timeout=PATIENCE)
         run.result = 1
     assert not run.replayed
