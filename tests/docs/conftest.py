@@ -13,7 +13,8 @@ from uuid import UUID
 import celery
 import httpx
 import pytest
-from django.test import override_settings
+from django.http import HttpResponse
+from django.test import RequestFactory, override_settings
 from rest_framework import serializers
 
 from idempotency import checks
@@ -23,6 +24,7 @@ from testproject import models
 from testproject.celery import app
 from tests.contrib.conftest import inbox, redis_server, server  # noqa: F401 - fixtures
 from tests.docs.pages import blocks
+from tests.factories import UserFactory
 from tests.operations import free_names
 from tests.outbox import SENDER, broker
 
@@ -134,3 +136,11 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
         client.close()
     for name in set(app.tasks) - known:
         app.tasks.pop(name)
+
+
+def post(view: Any, payload: object, *, key: str = "k", user: Any = None) -> HttpResponse:
+    """What a page's view answers to a request with a key."""
+    request = RequestFactory().post("/", payload, content_type="application/json", headers={"Idempotency-Key": key})
+    request.user = UserFactory() if user is None else user
+    response: HttpResponse = view(request)
+    return response

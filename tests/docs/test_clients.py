@@ -9,13 +9,11 @@ from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
-from django.http import HttpResponse
-from django.test import RequestFactory
 
 from idempotency.contrib.retrying import RetryPolicy
 from idempotency.models import IdempotencyRecord
 from tests.contrib.servers import Server, answer, cut
-from tests.docs.conftest import RunPage
+from tests.docs.conftest import RunPage, post
 from tests.docs.pages import text_of
 from tests.factories import UserFactory
 
@@ -60,16 +58,8 @@ def test_the_card_is_charged_under_one_key_by_every_attempt(run_page: RunPage, s
     page = run_page("how-to/call-a-provider.md")
     page["provider"].base_url = server.url
     user = UserFactory()
-
-    def post() -> HttpResponse:
-        payload = {"amount": 5}
-        request = RequestFactory().post("/", payload, headers={"Idempotency-Key": "k"}, content_type="application/json")
-        request.user = user
-        response: HttpResponse = page["charge_card"](request)
-        return response
-
     server.script = [cut] * page["policy"].attempts + [cut]
-    answers = [post(), post(), post()]
+    answers = [post(page["charge_card"], {"amount": 5}, user=user) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [502, 201, 201]
     assert json.loads(answers[1].content) == {"id": 1}
     assert "Idempotency-Replayed" in answers[2]

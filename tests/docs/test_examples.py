@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db.models.functions import Now
 from django.http import HttpResponse
-from django.test import RequestFactory, override_settings
+from django.test import override_settings
 from rest_framework.test import APIRequestFactory, force_authenticate
 
 import idempotency
@@ -18,17 +17,10 @@ from idempotency.models import IdempotencyRecord, OutboxMessage
 from idempotency.upkeep.stats import counters, stats
 from idempotency.upkeep.sweep import recover_once
 from testproject.models import Charge, Export, Notification, Transfer
-from tests.docs.conftest import Provider, RunPage
+from tests.docs.conftest import Provider, RunPage, post
 from tests.docs.pages import PAGES
 from tests.factories import RecordFactory, UserFactory
 from tests.records import from_now
-
-
-def post(view: Any, payload: object, *, key: str = "k", user: Any = None) -> HttpResponse:
-    request = RequestFactory().post("/", payload, content_type="application/json", headers={"Idempotency-Key": key})
-    request.user = UserFactory() if user is None else user
-    response: HttpResponse = view(request)
-    return response
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if not name.startswith("tutorial/")])

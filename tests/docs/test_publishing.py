@@ -8,16 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
-from django.test import RequestFactory
 
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.models import MessageStatus, OutboxMessage
 from idempotency.outbox import publish, relay
 from idempotency.outbox.relay import relay_once
 from testproject.models import Charge
-from tests.docs.conftest import RunPage
+from tests.docs.conftest import RunPage, post
 from tests.docs.pages import code, section, table, text_of
+from tests.factories import UserFactory
 from tests.outbox import broker, make_messages
 
 PAGE = "how-to/publish-a-message.md"
@@ -38,11 +37,8 @@ def deliveries() -> list[tuple[str, Any]]:
 
 
 def test_the_view_publishes_once_however_often_it_is_asked(page: Any) -> None:
-    user = User.objects.create(username="alice")
-    for _ in range(2):
-        request = RequestFactory().post("/", {}, content_type="application/json", headers={"Idempotency-Key": "k"})
-        request.user = user
-        assert page.place_order(request).status_code == 201
+    user = UserFactory()
+    assert [post(page.place_order, {}, user=user).status_code for _ in range(2)] == [201, 201]
     assert relay_once().sent == 1
     assert deliveries() == [("shop.tasks.ship", {"order_id": Charge.objects.get().pk})]
 
