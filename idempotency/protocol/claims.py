@@ -93,9 +93,13 @@ def acquire(operation: Operation, scope: Scope, payload: Payload) -> Ownership |
 
 def _one_round(request: ClaimRequest) -> Ownership | Outcome | None:
     """Try the insert, then whatever the record found calls for. None: it changed meanwhile, look again."""
-    if (owned := _insert(request)) is not None:
-        return owned
-    row = request.store.read(request.scope)
+    # An insert waits while the database's one writer is at work, and that may be the attempt which a duplicate is to be
+    # told of. A read waits for nobody.
+    row = request.store.read(request.scope) if request.store.has_one_writer else None
+    if row is None:
+        if (owned := _insert(request)) is not None:
+            return owned
+        row = request.store.read(request.scope)
     if row is None:
         return None  # it was purged after the insert had met it
     decision = decide(

@@ -29,12 +29,16 @@ TABLE = re.compile(r'(?:FROM|INTO|UPDATE)\s+["`]?((?:auth|authtoken|idempotency|
 
 TRANSACTIONS = {"BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE"}
 
-#: The insert that loses is an error for the portable statement, and a count of zero for PostgreSQL's.
-UNDONE = "COMMIT" if connection.vendor == "postgresql" else "ROLLBACK"
-CLAIM = ["BEGIN", "INSERT idempotency_record", "COMMIT"]
-#: MySQL's driver doesn't remember a statement that failed.
-LOST_INSERT = "None" if connection.vendor == "mysql" else "INSERT idempotency_record"
-LOST_CLAIM = ["BEGIN", LOST_INSERT, UNDONE, "SELECT idempotency_record"]
+#: SQLite looks first, because an insert would wait for its one writer.
+LOOK = ["SELECT idempotency_record"]
+CLAIM = [*(LOOK if connection.vendor == "sqlite" else []), "BEGIN", "INSERT idempotency_record", "COMMIT"]
+#: The insert that loses is an error for the portable statement, and a count of zero for PostgreSQL's. MySQL's driver
+#: doesn't remember a statement that failed.
+LOST_CLAIM = {
+    "postgresql": [*CLAIM, *LOOK],
+    "sqlite": LOOK,
+    "mysql": ["BEGIN", "None", "ROLLBACK", *LOOK],
+}[connection.vendor]
 WORK = ["INSERT testproject_transfer"]
 COMPLETE = ["UPDATE idempotency_record", "COMMIT"]
 
