@@ -1,6 +1,6 @@
-"""``claim()``: a block of code as one logical operation, outside of HTTP.
+"""``claim()``: protects a block of code outside of HTTP.
 
-For commands, queue consumers, GraphQL resolvers: whatever knows an account, a key and a payload.
+It is for commands, queue consumers and GraphQL resolvers that have an account, a key and a payload.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
 
 
 class Run:
-    """One pass through a ``claim()`` block.
+    """One run of a ``claim()`` block.
 
-    ``replayed`` is True when the operation has run already; ``result`` is then what that run left. Otherwise the
-    block does the work and sets ``result`` to anything that JSON can hold.
+    If the operation has run already, ``replayed`` is True and ``result`` is the recorded result. Otherwise the block
+    does the work and sets ``result`` to anything that JSON can hold.
     """
 
     def __init__(self, claim: Claim | None, result: Any = None) -> None:
@@ -44,25 +44,33 @@ class Run:
 def claim(
     operation: str | Operation, *, account_id: str, key: str, payload: object = None, **policy: Unpack[OperationPolicy]
 ) -> Iterator[Run]:
-    """Run the block at most once for an account and key, and keep its result for every further pass::
+    """Let the block take effect at most once for an account and key, and record its result for every later run::
 
         with claim("invoices.send", account_id=account, key=key, payload=invoice) as run:
             if not run.replayed:
                 run.result = send(invoice)
         use(run.result)
 
-    With ``transaction=True`` the block is one transaction with the record, as a protected view is.
+    With ``transaction=True`` the block runs in one transaction with the record, as a protected view does.
 
-    :param payload: what the key stands for; the same key with another payload is refused.
-    :param policy: the keyword arguments of ``Operation``, when ``operation`` is a name.
+    :param operation: the name of the operation, or an ``Operation``.
+    :param account_id: the account that the key belongs to.
+    :param key: the key, 1 to 255 visible ASCII characters.
+    :param payload: what the key stands for. The same key with another payload is refused.
+    :param policy: the keyword arguments of ``Operation``, if ``operation`` is a name.
+    :returns: a context manager, whose value is the ``Run``.
+    :raises AccountRequiredError: the account is empty, too long or not printable.
     :raises KeyInvalidError: the key is not 1 to 255 visible ASCII characters.
     :raises PayloadInvalidError: the payload has no canonical form.
-    :raises InProgressError: another pass is under way.
+    :raises InProgressError: another run is under way.
     :raises KeyReusedError: the key belongs to another payload.
-    :raises OutcomeUnknownError: a pass was cut off and nobody knows how it ended.
-    :raises LeaseLostError: this pass was taken over; its writes are rolled back.
+    :raises OutcomeUnknownError: a run was cut off, and nobody knows how it ended.
+    :raises OuterTransactionError: a transaction is open, in which the claim could not be committed.
+    :raises LeaseLostError: another attempt has taken over. The block's writes are rolled back.
     :raises UnavailableError: the record could not be read or written.
-    :raises TypeError: the result is not JSON; the block's writes are rolled back.
+    :raises TransactionBrokenError: the block continued after a database error, or ended its transaction itself.
+    :raises ImproperlyConfigured: the policy is wrong.
+    :raises TypeError: the result is not JSON, and the block's writes are rolled back; or an argument has a wrong type.
     """
     declared = operation_for(operation, policy)
     scope = scope_of(declared.name, account_id, keys.validate_key(key))
@@ -79,9 +87,9 @@ def claim(
 
 
 def result_of(outcome: Outcome) -> Any:
-    """What a block of code left as its result.
+    """The recorded result of a block.
 
-    :raises OutcomeUnreadableError: the record holds something else.
+    :raises OutcomeUnreadableError: the record does not hold JSON.
     """
     try:
         return json.loads(outcome.body or "null")

@@ -1,4 +1,4 @@
-"""A fenced change in a transaction of its own, which outlives the connection that it is sent over."""
+"""A fenced change in a transaction of its own, which is tried again if its connection breaks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from django.db import DatabaseError, InterfaceError, connections
 from .ownership import Ownership
 from .transactions import own_transaction
 
-#: An attempt with an effect outside of the database tries so often to write when its connection is found broken, with
-#: a pause that doubles: about 1.5 seconds in all, in which a server that is restarted comes back.
+#: How often an attempt with an outside effect tries to write if its connection is broken. The pause doubles, so this
+#: takes about 1.5 seconds, in which a restarting server may come back.
 MAX_TRIES = 5
 FIRST_PAUSE = 0.1
 
@@ -22,11 +22,13 @@ T = TypeVar("T")
 def fenced_change(owned: Ownership, change: Callable[[], T], *, step: str = "") -> T:
     """Make a fenced change in a transaction of its own.
 
-    An operation with effects outside of the database must not lose what has happened because its connection died while
-    it talked to somebody else. So it connects again and makes the same change again: the fence lets it happen once.
+    If an operation has an effect outside of the database, its outcome must not be lost because the connection died
+    during the call to the outside. So it connects again and makes the same change again. The fence lets it happen only
+    once.
 
-    :param change: may be called again after a COMMIT that was carried out and whose answer was lost.
-    :param step: the name of the step that the change belongs to. Without a step the change is one statement.
+    :param change: makes the change. It may be called again after a COMMIT that succeeded and whose answer was lost.
+    :param step: the name of the step that the change belongs to. Without a step, the change is one statement.
+    :returns: what ``change`` returns.
     """
     what = f"Operation {owned.operation.name!r}"
     if step:
@@ -39,10 +41,10 @@ def fenced_change(owned: Ownership, change: Callable[[], T], *, step: str = "") 
             with own_transaction(owned.using, what, one_statement=not step):
                 return change()
         except (DatabaseError, InterfaceError):
-            # Django may have noticed by itself, and connected again.
+            # Django may have noticed the broken connection itself and connected again.
             session_is_sound = session is not None and session is connection.connection and connection.is_usable()
             if session_is_sound or number == tries:
                 raise
             connection.close()
-            time.sleep(FIRST_PAUSE * 2 ** (number - 1))  # the server may be on its way back; nothing tells when it is
+            time.sleep(FIRST_PAUSE * 2 ** (number - 1))  # no event tells when the server is back
     raise AssertionError  # pragma: no cover - the last try returns or raises

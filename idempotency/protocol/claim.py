@@ -1,4 +1,4 @@
-"""``Claim``: what the code of a protected operation sees of the attempt that it runs under."""
+"""``Claim``: the attempt that runs, as the code of a protected operation sees it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 class Claim:
-    """One attempt's claim, as its handler gets it from ``current_claim()``.
+    """The claim of one attempt. ``current_claim()`` returns it to the handler.
 
-    ``reference`` may be set by the handler of an operation that declares ``rebuild``: it is recorded in place of the
+    The handler of an operation that declares ``rebuild`` may set ``reference``. It is recorded instead of the
     response's body.
     """
 
@@ -47,27 +47,27 @@ class Claim:
 
     @property
     def attempt(self) -> int:
-        """The fencing number: 1 at the first claim, and one more at each further one."""
+        """The fencing number: 1 at the first claim, and one more at each later claim."""
         return self.ownership.attempt
 
     @property
     def trace(self) -> str:
-        """What this operation has in common with those that it leads to, and with the one that led to it."""
+        """32 hexadecimal digits that all operations of one chain share: see ``Scope.trace``."""
         return self.scope.trace
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is known to be lost. Costs nothing, because it asks nobody."""
+        """Whether the lease is known to be lost. Sends no query."""
         return self.ownership.is_lost
 
     def renew(self) -> None:
-        """Prolong the lease: from now, for the operation's ``lease``.
+        """Renew the lease: it then ends after the operation's ``lease`` from now.
 
-        A sign of life of a handler that takes longer than its lease. Committed at once, on another connection if the
-        handler's has a transaction open.
+        A handler that takes longer than its lease calls this. The renewal is committed at once, over another connection
+        if the handler's connection has an open transaction.
 
         :raises LeaseLostError: another attempt has taken over. Stop before the next effect.
-        :raises UnavailableError: the store can't be reached; whether the lease still holds is not known.
+        :raises UnavailableError: the database can't be reached. It is not known whether the lease is still valid.
         """
         self.ensure_owned()
         if not renew(self.ownership):
@@ -75,33 +75,39 @@ class Claim:
             self.ensure_owned()
 
     def ensure_owned(self) -> None:
-        """Stop here if the lease is known to be lost. Costs nothing, because it asks nobody.
+        """Raise an error if the lease is known to be lost. Sends no query.
 
-        :raises LeaseLostError: it is.
+        :raises LeaseLostError: the lease is known to be lost.
         """
         self.ownership.ensure()
 
     def derive_key(self, name: str) -> UUID:
-        """A key for the downstream call ``name``: the same on every attempt and every retry. See ``Scope.derive_key``.
+        """Derive the key for one downstream call. It is the same in every attempt and every retry. See
+        ``Scope.derive_key``.
 
+        :param name: names the call.
         :raises LeaseLostError: the lease is known to be lost, so the call must not be made.
+        :raises ValueError: the name is empty.
         """
         self.ensure_owned()
         return self.scope.derive_key(name)
 
     def derive_text(self, name: str, length: int = 32) -> str:
-        """The derived key as ``length`` hexadecimal digits, 16 to 64.
+        """Derive a key as hexadecimal digits.
 
+        :param name: names the call.
+        :param length: the number of digits, 16 to 64.
         :raises LeaseLostError: the lease is known to be lost, so the call must not be made.
+        :raises ValueError: the name is empty, or the length is not between 16 and 64.
         """
         self.ensure_owned()
         return self.scope.derive_text(name, length)
 
     def name_call(self, kind: str) -> str:
-        """The name of the next call of a kind, to derive its key from: ``kind``, then ``kind#2``, ``kind#3`` …
+        """Name the next call of a kind, to derive its key: ``kind``, then ``kind#2``, ``kind#3`` and so on.
 
-        For what can't ask its caller for a name. It is the same on another attempt if that makes the same calls in the
-        same order. Calls within a step are counted by themselves, because another attempt may skip the step.
+        Use this if the caller gives no name. Another attempt gets the same names if it makes the same calls in the same
+        order. Calls within a step are counted separately, because another attempt may skip the step.
         """
         kind = f"{self._steps.running}/{kind}" if self._steps.running else kind
         self._calls[kind] += 1
@@ -109,19 +115,20 @@ class Claim:
         return kind if count == 1 else f"{kind}#{count}"
 
     def step(self, name: str, call: Callable[[], T]) -> T:
-        """Run one phase of the operation, and keep its result so that another attempt doesn't run it again.
+        """Run one phase of the operation, and store its result so that another attempt doesn't run it again.
 
-        For an operation with ``transaction=False``. The result must be JSON, and comes back as JSON gives it. An
-        attempt that was cut off inside ``call`` leaves nothing: the next one calls it again, so a call to the outside
-        must carry ``derive_key``, which is the same then.
+        This is for operations with ``transaction=False``. If the process dies inside ``call``, nothing is stored and
+        the next attempt calls it again. So an outside call needs a key from ``derive_key``, which is the same then.
 
-        :param name: tells the step from the operation's others; 1 to 255 printable characters.
-        :raises LeaseLostError: another attempt has taken over; ``call`` was not made, or its result is not kept.
-        :raises TypeError: the result is not JSON. If ``call`` is annotated as returning something else, it isn't made.
-        :raises ValueError: a step of this name has ended in this attempt already, or the name is not usable.
-        :raises ImproperlyConfigured: the operation runs in one transaction, which a step could not outlive.
+        :param name: distinguishes the step from the operation's other steps; 1 to 255 printable characters.
+        :param call: does the work. Its result must be JSON.
+        :returns: the result, read back from JSON.
+        :raises LeaseLostError: another attempt has taken over. ``call`` did not run, or its result is not stored.
+        :raises TypeError: the result is not JSON. If the return annotation of ``call`` says so, ``call`` does not run.
+        :raises ValueError: a step of this name has ended in this attempt already, or the name is not valid.
+        :raises ImproperlyConfigured: the operation runs in one transaction, so a step could not outlive a crash.
         :raises OuterTransactionError: a transaction is open, so the step's result could not be committed.
-        :raises UnavailableError: the store can't be read or written.
+        :raises UnavailableError: the database can't be read or written.
         """
         self.ensure_owned()
         return run_step(self.ownership, self._steps, name, call)

@@ -1,13 +1,12 @@
-"""Claim, take over, complete, release, park: each one statement, each a compare-and-set.
+"""Claim, take over, complete, release and park. Each is one statement and a compare-and-set.
 
-Who owns a record is decided here and nowhere else. Every change of an owned record is fenced: it names the whole
-scope, the row, the attempt and the payload's fingerprint, and matches nothing once another attempt owns the record.
+Only this module decides who owns a record. Every change of an owned record is fenced: it names the whole scope, the
+row, the attempt and the payload's fingerprint, and matches no row once another attempt owns the record.
 
-Why the fence is that wide. The row's id and attempt would do while the database never forgets. But a first claim may
-commit without waiting for the disk (see ``_insert``), and a database that crashes can then forget the claim *and*
-hand its id out again, to another key, at attempt 1. With the scope and the fingerprint in the fence, a claimant that
-survived such a crash can only ever match a claim of the same operation with the same payload, where its completing is
-as right as the other's, and only one of the two can.
+The row's id and the attempt would be enough if a database never lost a commit. But a first claim may commit without
+waiting for the disk (see ``_insert``). A database that crashes can then lose the claim *and* assign its id again, to
+another key, at attempt 1. Because the fence has the scope and the fingerprint, a claimant that survived such a crash
+can match only a claim of the same operation with the same payload. Either of the two may complete it, and only one can.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ from .faults import fault_point
 from .ownership import Ownership, on_behalf_of
 from .transactions import alias, own_transaction, store_errors, unavailable
 
-#: A claim starts again when the record changed under it: purged after the insert met it, taken over by another, or
-#: (REPEATABLE READ, InnoDB) refused as a serialization failure or a deadlock. Each round needs another process to have
-#: moved in between, so more than a few in a row means trouble that waiting doesn't cure.
+#: A claim starts again if the record changed meanwhile: it was purged after the insert found it, another attempt took
+#: it over, or the database refused with a serialization failure (REPEATABLE READ) or a deadlock (InnoDB). Each round
+#: needs a change by another process, so after a few rounds another one would not help.
 MAX_ROUNDS = 8
 
 
 @dataclass(frozen=True)
 class ClaimRequest:
-    """What somebody wants to claim, and where."""
+    """What a caller wants to claim, and in which database."""
 
     operation: Operation
     scope: Scope
@@ -65,15 +64,16 @@ class ClaimRequest:
 
 
 def acquire(operation: Operation, scope: Scope, payload: Payload) -> Ownership | Outcome:
-    """Own the scope, or learn what has become of it.
+    """Own the scope, or learn its outcome.
 
-    :returns: an ``Ownership`` when this caller is to run the operation, or, if it is ``abandoned``, to find out first
-        what became of the attempt before; the ``Outcome`` when it has run already.
-    :raises InProgressError: another attempt is alive.
+    :returns: an ``Ownership`` if this caller must run the operation; if it is ``abandoned``, the caller must first ask
+        the reconciler what became of the earlier attempt. The ``Outcome`` if the operation has run already.
+    :raises InProgressError: another attempt is presumed alive.
     :raises KeyReusedError: the key belongs to another payload.
-    :raises OutcomeUnknownError: an attempt was cut off and nobody knows how it ended.
-    :raises UnavailableError: the store can't be reached or written. Nothing ran.
-    :raises OuterTransactionError: the caller holds a transaction open, in which a claim could not be committed.
+    :raises OutcomeUnknownError: an attempt was cut off, and nobody knows how it ended.
+    :raises UnavailableError: the database can't be reached or written. Nothing ran.
+    :raises OuterTransactionError: the caller has an open transaction, in which a claim could not be committed.
+    :raises PayloadInvalidError: the payload has no canonical form.
     """
     request = ClaimRequest(operation, scope, payload, alias())
     for _ in range(MAX_ROUNDS):
@@ -83,7 +83,8 @@ def acquire(operation: Operation, scope: Scope, payload: Payload) -> Ownership |
             if request.store.lost_a_race(error):
                 continue
             if request.store.timed_out_waiting(error):
-                # The row is locked: its owner is about to commit, or frozen in the act. Either way it is not ours.
+                # Another transaction has locked the row. Its owner is committing, or froze before its COMMIT. In both
+                # cases this caller can't have the claim now.
                 raise InProgressError(retry_after=1) from error
             raise unavailable(request.using, error) from error
         if settled is not None:
@@ -92,16 +93,19 @@ def acquire(operation: Operation, scope: Scope, payload: Payload) -> Ownership |
 
 
 def _one_round(request: ClaimRequest) -> Ownership | Outcome | None:
-    """Try the insert, then whatever the record found calls for. None: it changed meanwhile, look again."""
-    # An insert waits while the database's one writer is at work, and that may be the attempt which a duplicate is to be
-    # told of. A read waits for nobody.
+    """Read or insert. If there is a record, do what ``decide`` says about it.
+
+    :returns: None if the record changed meanwhile, so that another round is needed.
+    """
+    # If the database has one writer, an insert waits for it, and the writer may be the very attempt that a duplicate must
+    # learn of. A read does not wait.
     row = request.store.read(request.scope) if request.store.has_one_writer else None
     if row is None:
         if (owned := _insert(request)) is not None:
             return owned
         row = request.store.read(request.scope)
     if row is None:
-        return None  # it was purged after the insert had met it
+        return None  # the record was purged after the insert had found it
     decision = decide(
         row.status,
         lease_over=row.lease_over,
@@ -115,13 +119,13 @@ def _one_round(request: ClaimRequest) -> Ownership | Outcome | None:
 def _insert(request: ClaimRequest) -> Ownership | None:
     """Claim a scope that has no record.
 
-    The claim is committed before anything runs, so that every other process sees it; the unique constraint lets one
-    insert win. If the process dies before the COMMIT, nothing was claimed. If it dies after it, the lease runs out and
-    the claim is recovered. If it sleeps for an hour after it, another attempt takes over, and everything that this one
-    does later is fenced.
+    The claim is committed before anything runs, so that every other process sees it. The unique constraint lets one
+    insert win. If the process dies before the COMMIT, nothing was claimed. If it dies after the COMMIT, the lease runs
+    out and the claim is recovered. If it sleeps for an hour after the COMMIT, another attempt takes over, and
+    everything that this one does later is fenced.
 
-    Where losing the claim is harmless the COMMIT needn't wait for the disk: with transaction=True and REEXECUTE no
-    effect can be durable without the claim, because the effects' own COMMIT comes later in the same log.
+    The COMMIT need not wait for the disk if it is harmless to lose the claim. With transaction=True and REEXECUTE it
+    is, because the effects' own COMMIT comes later in the same log: no effect can be durable without the claim.
     """
     operation = request.operation
     fault_point("claim.before")
@@ -145,7 +149,8 @@ def _insert(request: ClaimRequest) -> Ownership | None:
     return _announced(request.owned(record_id, 1, request.payload.request_hash), signals.claimed)
 
 
-# What each decision about a record that was found leads to. None: the record has changed, look again.
+# The following functions carry out the decisions. They return None if the record has changed meanwhile, so that another
+# round is needed.
 
 
 def _replay(request: ClaimRequest, row: Row) -> Outcome | None:
@@ -155,9 +160,10 @@ def _replay(request: ClaimRequest, row: Row) -> Outcome | None:
 
 
 def _take_over(request: ClaimRequest, row: Row) -> Ownership | None:
-    # Fenced on the attempt just read, so of many who saw the same abandoned claim one wins; and the lease is judged
-    # again, so a claim renewed since the read is left alone. Who slept since the read finds its attempt gone.
-    # Waits for the disk: unlike a first claim, a take-over that a crash forgets could be handed out twice.
+    # The update names the attempt that was read. So if many callers saw the same abandoned claim, one wins, and if this
+    # process slept since the read, it matches no row. The update also checks the lease again, so a claim that was
+    # renewed since the read is left alone. Its COMMIT waits for the disk, because if a crash loses a take-over, the
+    # same attempt number could be given out twice.
     with request.own_transaction():
         won = request.store.take_over(request.scope, row, lease=request.operation.lease, ttl=request.operation.ttl)
         fault_point("takeover.sent")
@@ -180,7 +186,7 @@ def _reconcile(request: ClaimRequest, row: Row) -> Ownership | None:
 def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
     operation, request_hash = request.operation, request.payload.request_hash
     with request.own_transaction(one_statement=False):
-        # The steps of the request before; undone with the claim if another one wins it.
+        # Delete the steps of the earlier request. If another attempt wins the claim, the deletion is rolled back.
         steps.forget(request.using, request.scope, row.id)
         won = request.store.start_over(request.scope, row, request_hash, lease=operation.lease, ttl=operation.ttl)
         if not won:
@@ -193,7 +199,7 @@ def _park(request: ClaimRequest, row: Row) -> None:
         won = request.store.park_abandoned(request.scope, row)
     if won:
         signals.send(signals.parked, request.operation, request.scope, row.attempt)
-    # Parked by this caller or another, or settled by its owner after all: the next round reads which.
+    # Now the record is parked, by this caller or another one, or its owner has settled it. The next round reads which.
 
 
 def _refuse_in_progress(request: ClaimRequest, row: Row) -> None:
@@ -222,19 +228,19 @@ _ANSWERS: dict[Decision, Callable[[ClaimRequest, Row], Ownership | Outcome | Non
 
 
 def _announced(owned: Ownership, signal: Signal) -> Ownership:
-    owned.shares_connection = connections[owned.using].in_atomic_block  # only a TestCase's gets here
+    owned.shares_connection = connections[owned.using].in_atomic_block  # only a TestCase has one open here
     signals.send(signal, owned.operation, owned.scope, owned.attempt)
     return owned
 
 
 def complete(owned: Ownership, outcome: Outcome) -> None:
-    """Record the outcome, if the attempt still owns the record. The last statement of the business transaction.
+    """Record the outcome if the attempt still owns the record. This is the last statement of the business transaction.
 
-    If the process dies before the COMMIT, neither the business writes nor the outcome exist. If it dies after it, both
-    do. If it slept before it until another attempt took over, no row matches, and the caller's transaction must roll
-    back.
+    If the process dies before the COMMIT, neither the business writes nor the outcome exist. If it dies after the
+    COMMIT, both exist. If it slept before this statement until another attempt took over, no row matches, and the
+    caller's transaction must roll back.
 
-    :raises LeaseLostError: the record is not this attempt's any more.
+    :raises LeaseLostError: another attempt owns the record.
     """
     if not sql.store(owned.using).complete(owned.fence, outcome, ttl=owned.operation.ttl):
         owned.lost = True
@@ -246,13 +252,14 @@ def record(owned: Ownership, outcome: Outcome) -> None:
     """Record an outcome in a transaction of its own.
 
     :raises LeaseLostError: another attempt owns the record.
-    :raises UnavailableError: it could not be recorded, or may have been.
+    :raises UnavailableError: the outcome could not be recorded, or it is not known whether it was.
     """
     with on_behalf_of(owned), store_errors(owned.using):
         try:
             fenced_change(owned, lambda: complete(owned, outcome))
         except LeaseLostError:
-            # Unless the COMMIT of an earlier try was carried out and its answer was lost with the connection.
+            # The COMMIT of an earlier try may have succeeded although its answer was lost. Then the record has this
+            # attempt's outcome, and all is well.
             row = sql.store(owned.using).read(owned.scope)
             if row is None or (row.attempt, row.outcome) != (owned.attempt, outcome):
                 raise
@@ -261,7 +268,7 @@ def record(owned: Ownership, outcome: Outcome) -> None:
 def release(owned: Ownership) -> bool:
     """Give the claim up so that a retry runs at once. Only for a run that is known to have had no effect.
 
-    False where another attempt owns the record by now: its claim is not this one's to free.
+    :returns: False if another attempt owns the record. Then nothing is released.
     """
     fault_point("release.before")
 
@@ -274,22 +281,28 @@ def release(owned: Ownership) -> bool:
 
 
 def park(owned: Ownership) -> bool:
-    """Stop automatic handling: the attempt ended and nobody can say whether it took effect."""
+    """Stop automatic handling, because the attempt ended and nobody knows whether it took effect.
+
+    :returns: False if another attempt owns the record.
+    """
     return fenced_change(owned, lambda: sql.store(owned.using).park(owned.fence))
 
 
 def postpone(owned: Ownership, duration: timedelta) -> bool:
-    """Leave the record to whoever comes after ``duration``: what became of it is not known yet."""
+    """Let the lease end after ``duration``, so that the next retry or sweep after that asks the reconciler again.
+
+    :returns: False if another attempt owns the record.
+    """
     return fenced_change(
         owned, lambda: sql.store(owned.using).set_lease(owned.fence, duration, ttl=owned.operation.ttl)
     )
 
 
 def read_winner(owned: Ownership, payload: Payload) -> Outcome:
-    """What an attempt that lost its lease answers with: the winner's outcome.
+    """The outcome of the attempt that won. The caller of an attempt that lost its lease gets it.
 
-    :raises InProgressError: there is none yet.
-    :raises UnavailableError: the store can't be read.
+    :raises InProgressError: the winner has no outcome yet.
+    :raises UnavailableError: the record can't be read.
     """
     with store_errors(owned.using):
         row = sql.store(owned.using).read(owned.scope)
@@ -299,9 +312,10 @@ def read_winner(owned: Ownership, payload: Payload) -> Outcome:
 
 
 def retry_after(row: Row, operation: Operation) -> int:
-    """Whole seconds: as long again as the attempt has been running, within the lease and ``MAX_RETRY_AFTER``.
+    """When to retry, in whole seconds: after as long as the attempt has been running, bounded by the lease and
+    ``MAX_RETRY_AFTER``.
 
-    A retry of a request that takes milliseconds comes back in a second; retries of a long one thin out.
+    So the duplicate of a short request comes back after a second, and the duplicates of a long request come less often.
     """
     running_for = operation.lease.total_seconds() - row.lease_left
     bound = min(row.lease_left, settings.max_retry_after.total_seconds())
@@ -309,7 +323,10 @@ def retry_after(row: Row, operation: Operation) -> int:
 
 
 def take_over_abandoned(operation: Operation, record: IdempotencyRecord, using: str) -> Ownership | None:
-    """Own a record that a sweep found abandoned. None where another one was faster, or its owner lives after all."""
+    """Own a record that a sweep found abandoned.
+
+    :returns: None if another process was faster, or if the owner is alive and has renewed its lease.
+    """
     row = Row(
         id=record.pk,
         attempt=record.attempt,

@@ -1,7 +1,7 @@
-"""The claim that the running code belongs to.
+"""The claim under which the running code runs.
 
-Imports neither Django nor anything else of the package, so that a plain script which only uses an HTTP client of
-``contrib`` can ask.
+This module imports neither Django nor the rest of the package, because a plain script that only uses an HTTP client of
+``contrib`` imports it, too.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from .claim import Claim
 
-#: Set and reset by what runs code under a claim, and by nothing else.
+#: Only ``execution.running`` sets and resets this.
 claim_in_context: Final[ContextVar[Claim | None]] = ContextVar("idempotency_claim", default=None)
 
 
 def current_claim() -> Claim | None:
-    """The claim that the calling code runs under: the innermost one, or None outside of a protected operation."""
+    """The claim under which the calling code runs: the innermost one, or None outside of a protected operation."""
     return claim_in_context.get()
 
 
 def require_claim() -> Claim:
-    """The claim that the calling code runs under, for code that can't run without one.
+    """The claim under which the calling code runs, for code that can't run without a claim.
 
     :raises RuntimeError: no protected operation is running here.
     """

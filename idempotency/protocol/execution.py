@@ -1,4 +1,4 @@
-"""Run a callable under a claim, so that its effects and its outcome stand or fall together."""
+"""Runs an operation under a claim, so that its effects and its outcome are both committed or neither is."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ __all__ = ["Attempt", "Running", "acquire_or_wait", "current_claim", "release_or
 
 logger = logging.getLogger("idempotency")
 
-#: How often a waiting duplicate looks for the outcome, in seconds: soon at first, then at a pace that costs little.
+#: The pauses, in seconds, between two looks of a waiting duplicate. They are short at first and then grow.
 FIRST_POLL = 0.02
 SLOWEST_POLL = 0.5
 
 
 def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Ownership | Outcome:
-    """Own the scope or learn the outcome, after whatever waiting and recovery the operation declares.
+    """Own the scope or learn the outcome, after the waiting and the recovery that the operation declares.
 
-    Raises what ``claims.acquire`` raises.
+    Raises the errors of ``claims.acquire``.
     """
     deadline = time.monotonic() + (operation.in_progress.seconds if isinstance(operation.in_progress, Wait) else 0)
     pause = FIRST_POLL
@@ -58,34 +58,38 @@ def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Own
             if left <= 0:
                 signals.send(signals.conflicted, operation, scope, 0)
                 raise
-            # The attempt is another process's, and databases have no common way to tell of its end. No transaction and
-            # no lock is held meanwhile.
-            time.sleep(min(pause, left))  # between two looks for another process's outcome
+            # Poll, because databases have no common way to report the end of another process's attempt. No transaction
+            # and no lock is held meanwhile.
+            time.sleep(min(pause, left))
             pause = min(pause * 2, SLOWEST_POLL)
 
 
 class Attempt(Protocol):
-    """What an entry to the protocol (an HTTP request, a message) runs under a claim."""
+    """One attempt to run an operation: what an HTTP request runs under a claim."""
 
     def call(self) -> Outcome | None:
-        """Run the operation. None: nothing of this run is to be kept."""
+        """Run the operation.
+
+        :returns: the outcome to record, or None if nothing of this run is kept.
+        """
 
     def outcome_of_error(self, error: Exception) -> Outcome | None:
-        """What an exception of ``call`` amounts to, asked after the run's writes are rolled back.
+        """Turn an exception of ``call`` into an outcome. Called after the run's writes are rolled back.
 
-        None: nothing is to be kept. Raises ``error`` if it is a crash.
+        :returns: the outcome to record, or None if nothing of this run is kept.
+        :raises Exception: ``error`` itself, if it is a crash.
         """
 
 
 def run(claim: Claim, attempt: Attempt) -> None:
-    """Run an attempt and record its outcome. Raises what ``running`` raises."""
+    """Run an attempt and record its outcome. Raises the errors of ``running``."""
     with running(claim, attempt.outcome_of_error) as slot:
         slot.outcome = attempt.call()
 
 
 @dataclass
 class Running:
-    """A run under a claim. ``outcome`` is what is to be recorded of it; None: nothing is to be kept."""
+    """A run under a claim. The block sets ``outcome`` to what is recorded; None means that nothing is kept."""
 
     claim: Claim
     outcome: Outcome | None = None
@@ -97,17 +101,18 @@ def _crash(error: Exception) -> Outcome | None:
 
 @contextmanager
 def running(claim: Claim, outcome_of_error: Callable[[Exception], Outcome | None] = _crash) -> Iterator[Running]:
-    """Run the block as the claim's attempt, and record the outcome that it leaves.
+    """Run the block as the claim's attempt, and record the outcome that it sets.
 
-    With ``transaction=True`` the block is one transaction of the record's database, and the completing update is its
-    last statement: business state and outcome are both there or neither is. A block that raises, or leaves no
-    outcome, is rolled back and the claim is released. Without, the outcome is recorded right after the block.
+    With ``transaction=True`` the block runs in one transaction of the record's database, and the completing update is
+    the last statement: business state and outcome are both committed or neither is. If the block raises an error or
+    sets no outcome, it is rolled back and the claim is released. With ``transaction=False`` the outcome is recorded
+    right after the block.
 
-    :param outcome_of_error: says what an exception of the block amounts to, after its writes are rolled back: an
-        outcome, None if nothing is to be kept, or it raises if the exception is a crash.
-    :raises LeaseLostError: another attempt owns the record; this one's writes are rolled back.
+    :param outcome_of_error: called with an exception of the block, after its writes are rolled back. It returns the
+        outcome to record, or None if nothing is kept, or raises if the exception is a crash.
+    :raises LeaseLostError: another attempt owns the record. This attempt's writes are rolled back.
     :raises UnavailableError: the outcome could not be recorded, or COMMIT failed without saying how it ended.
-    :raises TransactionBrokenError: the block swallowed a database error and went on, or ended its transaction itself.
+    :raises TransactionBrokenError: the block continued after a database error, or ended its transaction itself.
     """
     owned = claim.ownership
     in_its_way = _in_transaction if owned.operation.transaction else _in_autocommit
@@ -130,25 +135,25 @@ def running(claim: Claim, outcome_of_error: Callable[[Exception], Outcome | None
 class Phase(Enum):
     """How far the transaction of an attempt has come."""
 
-    OPENING = auto()  # nothing of the operation's own has run
+    OPENING = auto()  # the operation has not begun
     RUNNING = auto()  # the operation runs
-    COMPLETING = auto()  # it has left an outcome, which is being recorded
-    COMMITTING = auto()  # COMMIT is sent
+    COMPLETING = auto()  # the operation has ended, and its outcome is being recorded
+    COMMITTING = auto()  # the outcome is recorded, and COMMIT is sent
 
 
 class End(Enum):
     """What it means that an attempt's transaction ended with an error."""
 
-    NOT_STARTED = auto()  # the store failed before the operation ran
-    ROLLED_BACK = auto()  # nothing that was written is there
-    REFUSED = auto()  # COMMIT was refused because of another transaction; the same again may succeed
-    UNKNOWN = auto()  # COMMIT was sent and its answer never came
-    COMMITTED = auto()  # all is there; what failed came after it
-    ESCAPED = auto()  # the operation ended the transaction itself, so some of its writes may be there
+    NOT_STARTED = auto()  # the database failed before the operation ran
+    ROLLED_BACK = auto()  # nothing was committed
+    REFUSED = auto()  # COMMIT was refused because of another transaction; another try may succeed
+    UNKNOWN = auto()  # COMMIT was sent, and its answer never came
+    COMMITTED = auto()  # everything was committed, and something failed afterwards
+    ESCAPED = auto()  # the operation ended the transaction itself, so some of its writes may be committed
 
 
 def _end_of(error: Exception, phase: Phase, ended_itself: bool, using: str) -> End:
-    """Say what an error in a phase means for what was written."""
+    """Decide what an error in a phase means for what was written."""
     store = sql.store(using)
     of_database = isinstance(error, (DatabaseError, InterfaceError))
     if ended_itself:
@@ -158,8 +163,8 @@ def _end_of(error: Exception, phase: Phase, ended_itself: bool, using: str) -> E
             return End.COMMITTED  # an on_commit callback failed
         if not store.commit_was_refused(error):
             return End.UNKNOWN
-        # An on_commit callback may have raised this, too. All is committed then, and whatever is done to the claim is
-        # fenced: it matches nothing, because the record is completed.
+        # An on_commit callback may have raised this error, too. Then everything is committed, and a later change of the
+        # claim matches no row, because the record is completed.
         return End.REFUSED if store.lost_a_race(error) else End.ROLLED_BACK
     if phase is Phase.OPENING and of_database:
         return End.NOT_STARTED
@@ -183,18 +188,18 @@ def _in_transaction(claim: Claim, outcome_of_error: Callable[[Exception], Outcom
             finally:
                 ended_itself = watch.ended
             if ended_itself:
-                raise _ended_itself(owned)  # so that what is left open rolls back
+                raise _ended_itself(owned)  # so that an open transaction rolls back
             phase = Phase.COMPLETING
             if slot.outcome is None:
                 transaction.set_rollback(True, using=using)
             elif connections[using].needs_rollback and slot.outcome.status >= 400:
-                undone = True  # the handler undid its writes to answer with a failure: set_rollback(True), or an error
+                undone = True  # the handler answers with a failure after set_rollback(True) or a database error
             else:
                 _complete(owned, slot.outcome)
                 phase = Phase.COMMITTING
-    except Exception as error:  # noqa: BLE001 - each is either recorded or raised on
-        # A BaseException (the worker is told to exit) passes by and releases nothing: a dying process makes no
-        # promises, and the lease runs out by itself.
+    except Exception as error:  # noqa: BLE001 - each error is either recorded or raised again
+        # A BaseException, such as SystemExit, is not caught and nothing is released, because a dying process may not be
+        # able to. The lease runs out.
         end = _end_of(error, phase, ended_itself, using)
         if end is not End.ROLLED_BACK:
             _raise_for_end(end, error, owned)
@@ -207,19 +212,19 @@ def _in_transaction(claim: Claim, outcome_of_error: Callable[[Exception], Outcom
 
 
 def _raise_for_end(end: End, error: Exception, owned: Ownership) -> NoReturn:
-    """Give the claim up, or not, after a transaction that did not simply roll back, and say how it ended."""
+    """Raise the error for a transaction that did not simply roll back. Release or park the claim if that is safe."""
     if end is End.COMMITTED:
         raise error  # the retry replays what is committed
     with on_behalf_of(owned):
         if end is End.UNKNOWN:
-            # It may have happened. To release now could run the operation twice. The retry reads the record.
+            # The COMMIT may have succeeded, so a release could let the operation run twice. The retry reads the record.
             logger.error("COMMIT of operation %r did not say how it ended", owned.operation.name, exc_info=error)
             raise UnavailableError(
                 "The database did not confirm the commit. Retry with the same Idempotency-Key to learn the outcome.",
                 retry_after=1,
             ) from error
         if end is End.ESCAPED:
-            _park(owned)  # what it has committed by itself is not known, so it must not run again by itself
+            _park(owned)  # it is not known what the operation has committed, so it must not run again automatically
             raise _ended_itself(owned) from error
         release_or_park(owned)
         raise unavailable(owned.using, error) from error
@@ -231,30 +236,31 @@ def _in_autocommit(claim: Claim, outcome_of_error: Callable[[Exception], Outcome
     slot = Running(claim)
     try:
         yield slot
-    except Exception as error:  # noqa: BLE001 - each is either recorded or raised on
+    except Exception as error:  # noqa: BLE001 - each error is either recorded or raised again
         slot.outcome = _outcome_of_error(error, owned, outcome_of_error)
     if slot.outcome is None:
         release_or_park(owned)
     else:
-        # If the process dies before this COMMIT, or it fails, the effect may be there without its outcome. Nothing is
-        # given up; the lease runs out and recovery does what the operation declares.
+        # If the process dies before this COMMIT, or the COMMIT fails, there may be an effect without an outcome. The
+        # claim is not released. When the lease is over, recovery does what the operation declares.
         claims.record(owned, slot.outcome)
 
 
 def _outcome_of_error(
     error: Exception, owned: Ownership, outcome_of_error: Callable[[Exception], Outcome | None]
 ) -> Outcome | None:
-    """What an exception of the operation amounts to. If it is a crash, the claim is ended before the exception goes on.
+    """Turn an exception of the operation into an outcome. If it is a crash, release or park the claim and raise it
+    again.
 
-    An error that this very attempt met (its lease was lost, its store failed) is nobody's answer. One that another
-    claim met, such as a ``claim()`` in the handler, is like any other exception of the handler.
+    An error of this attempt itself (its lease was lost, or the database failed) is never an outcome. An error of
+    another claim, such as a ``claim()`` block in the handler, counts as an exception of the handler.
     """
     if isinstance(error, IdempotencyError) and error.raised_by is owned:
         release_or_park(owned)
         raise error
     try:
         return outcome_of_error(error)
-    except Exception:  # raised on: only the claim is ended first, whatever the project's handler failed with
+    except Exception:  # the project's handler may raise anything; the error is raised again
         release_or_park(owned)
         raise
 
@@ -283,22 +289,22 @@ def _broken(owned: Ownership) -> TransactionBrokenError:
 def _ended_itself(owned: Ownership) -> TransactionBrokenError:
     return TransactionBrokenError(
         f"Operation {owned.operation.name!r} has ended its transaction itself, by a COMMIT or ROLLBACK that went past "
-        f"Django, so its outcome could not be tied to what it wrote. It is parked until somebody has found out what is "
-        f"there. Remove the statement, or declare the operation with transaction=False."
+        f"Django, so its outcome could not be committed together with its writes. It is parked until somebody has "
+        f"found out what was committed. Remove the statement, or declare the operation with transaction=False."
     )
 
 
 def release_or_park(owned: Ownership) -> None:
-    """End an attempt that recorded nothing, as far as its operation lets us say what that means.
+    """End an attempt that recorded no outcome, as its operation declares.
 
-    If all that it wrote was in one transaction with the record, or REEXECUTE is declared, another run is safe and may
-    come at once. Otherwise an attempt without an outcome may have had its effect. A PARK operation is parked. One with
-    a reconciler keeps its claim, because what it sent may even be on its way still: the reconciler is asked when the
-    lease is over. Never raises: what ended the attempt matters more, and a claim that could not be released is
-    recovered when its lease is over.
+    The claim is released if all writes were in one transaction with the record, or if REEXECUTE is declared, because
+    then it is safe to run again at once. Otherwise the attempt may have taken effect. A PARK operation is parked. An
+    operation with a reconciler keeps its claim, because its call may still be on its way; the reconciler is asked when
+    the lease is over. Never raises, because the error that ended the attempt matters more. A claim that could not be
+    released is recovered when its lease is over.
     """
     operation = owned.operation
-    # Done after a lost lease too: both changes are fenced, and match nothing then.
+    # After a lost lease this is harmless, because both changes are fenced and match no row.
     undone = operation.transaction and not owned.has_effects_elsewhere
     if undone or operation.recovery is Recovery.REEXECUTE:
         _end(owned, claims.release, signals.released)

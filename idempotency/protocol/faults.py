@@ -1,7 +1,7 @@
-"""Named places between any two of which a process may die.
+"""Fault points: named places at which tests can kill or stall a process or raise an error.
 
-Tests put a function under a place's name, and it is called there: to kill, to stall, to raise. In production the
-registry is empty, nothing in the environment can fill it, and a place costs one look at an empty dictionary.
+A test registers a function under the name of a place, and the code calls it there. In production the registry is empty,
+no environment variable can fill it, and a fault point costs one look at an empty dictionary.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable
 
 PLACES = (
-    "claim.before",  # nothing has been sent
-    "claim.sent",  # the insert has run; if it needs a COMMIT, that has not
-    "claim.committed",  # others see the claim
+    "claim.before",  # nothing is sent
+    "claim.sent",  # the insert has run; if it needs a COMMIT, that has not run
+    "claim.committed",  # other processes see the claim
     "handler.before",  # in the business transaction, if there is one
     "render.before",  # the handler has returned
     "render.after",
-    "complete.sent",  # the completing update has run, its COMMIT has not
-    "complete.committed",  # business state and outcome are there; nobody has been answered
+    "complete.sent",  # the completing update has run, but not its COMMIT
+    "complete.committed",  # business state and outcome are committed, but no response is sent
     "release.before",
-    "release.sent",  # the update has run; if it needs a COMMIT, that has not
+    "release.sent",  # the update has run; if it needs a COMMIT, that has not run
     "heartbeat.before",
-    "step.started",  # the step's look-up has found nothing
+    "step.started",  # no result of the step was found
     "step.stored",
-    "replay.read",  # the outcome is read, nothing is answered
-    "takeover.sent",  # the update has run; if it needs a COMMIT, that has not
+    "replay.read",  # the outcome is read, but no response is sent
+    "takeover.sent",  # the update has run; if it needs a COMMIT, that has not run
     "sweep.selected",  # a batch of abandoned claims is locked
-    "reconcile.before",  # the claim is taken over, nobody has been asked
-    "reconcile.found",  # the answer is there, nothing is recorded
+    "reconcile.before",  # the claim is taken over, but the reconciler has not run
+    "reconcile.found",  # the reconciler has answered, but nothing is recorded
     "purge.selected",
-    "relay.claimed",  # a batch of messages is leased, nothing is sent
-    "relay.published",  # the broker has confirmed one message, nothing is marked
-    "relay.marked",  # those that were confirmed are marked as sent
+    "relay.claimed",  # a batch of messages is leased, but nothing is sent
+    "relay.published",  # the broker has confirmed one message, but nothing is marked
+    "relay.marked",  # the confirmed messages are marked as sent
 )
 
 armed: dict[str, Callable[[], None]] = {}

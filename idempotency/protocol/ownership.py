@@ -1,4 +1,4 @@
-"""``Ownership``: what an attempt knows of the record that it owns, or owned."""
+"""``Ownership``: what an attempt knows about the record that it owns or owned."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..sql import Fence
 
 @dataclass
 class Ownership:
-    """One attempt's ownership of a record. The functions of the protocol take it; a handler sees it as a ``Claim``.
+    """One attempt's ownership of a record. The functions of the protocol use it; a handler sees it as a ``Claim``.
 
-    ``attempt`` is the fencing number: every change that the attempt makes to its record names it, and matches nothing
-    once another attempt has taken over.
+    ``attempt`` is the fencing number. Every statement with which the attempt changes its record names it, and matches
+    no row once another attempt has taken over.
     """
 
     operation: Operation
@@ -27,15 +27,15 @@ class Ownership:
     attempt: int
     request_hash: str = field(repr=False)
     using: str
-    #: The attempt before this one disappeared, and what became of it must be found out before anything runs.
+    #: True if the earlier attempt disappeared and the reconciler must be asked before anything runs.
     abandoned: bool = False
-    #: Another attempt is known to own the record.
+    #: True if another attempt is known to own the record.
     lost: bool = False
     #: True in a TestCase, whose transaction hides the record from every other connection.
     shares_connection: bool = False
-    #: The operation may have committed writes that its record's transaction doesn't undo.
+    #: True if the operation may have committed writes that a rollback of the record's transaction doesn't undo.
     has_effects_elsewhere: bool = False
-    #: With a heartbeat: until when the lease is known to be this attempt's, by ``time.monotonic()``.
+    #: With a heartbeat: the time until which the lease is known to be valid, by ``time.monotonic()``.
     held_until: float | None = None
 
     @property
@@ -44,8 +44,8 @@ class Ownership:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the record is known to be another attempt's, or no heartbeat has come through for so long that it may
-        be. Asks nobody, so it costs nothing."""
+        """Whether another attempt is known to own the record, or may own it because no renewal of the heartbeat has
+        succeeded for a whole lease. Sends no query."""
         if self.held_until is not None and time.monotonic() >= self.held_until:
             self.lost = True
         return self.lost
@@ -66,7 +66,7 @@ class Ownership:
 
 @contextmanager
 def on_behalf_of(owned: Ownership) -> Iterator[None]:
-    """Say of the errors of the block whose they are: this attempt's, and not those of a claim within its handler."""
+    """Mark the block's errors as this attempt's own, so that they differ from those of another claim in its handler."""
     try:
         yield
     except IdempotencyError as error:

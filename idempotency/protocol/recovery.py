@@ -1,8 +1,8 @@
-"""Recovery: what is done about a claim whose process has disappeared, as its operation declares.
+"""Recovery: asks a reconciler what became of a claim whose process has disappeared.
 
-A retry that meets such a claim settles it on the spot (``execution.acquire_or_wait``). A sweep settles those that
-nobody retries. Both come through ``reconcile``. Everything here may be killed anywhere and simply run again: what it
-has changed is fenced, and what it has not is found again.
+A retry that finds such a claim settles it at once (``execution.acquire_or_wait``). A sweep settles the claims that
+nobody retries. Both use ``reconcile``. It may be killed at any point and run again: what it changed is fenced, and what
+it did not change is found again.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from .transactions import store_errors
 
 logger = logging.getLogger("idempotency")
 
-#: An unknown outcome is asked for again after 2, 4, 8 … seconds: soon enough for a provider that is a little late, and
-#: at a pace that a provider in trouble can bear.
+#: After an ``Unknown`` the reconciler is asked again after 2, 4, 8 … seconds, up to this. That is soon enough for a
+#: provider that is a little late, and rare enough not to burden a provider in trouble.
 LONGEST_BACKOFF = 256
 
 
 def reconcile(owned: Ownership) -> Outcome | None:
-    """Ask the operation's reconciler what became of the attempts before this one.
+    """Ask the operation's reconciler what became of the earlier attempts.
 
-    :returns: the outcome, now recorded; or None: it was not executed, and this claim may run it.
-    :raises InProgressError: nobody can say yet, or another reconciler took over from a slow one.
-    :raises OutcomeUnknownError: nobody could say often enough, and the record is parked.
-    :raises UnavailableError: the finding could not be recorded. It is asked for again when the lease is over.
+    :returns: the outcome, which is recorded now; or None if the operation was not executed and this claim may run it.
+    :raises InProgressError: the reconciler does not know yet, or it was slow and another attempt has taken over.
+    :raises OutcomeUnknownError: the reconciler did not know too often, and the record is parked.
+    :raises UnavailableError: the answer could not be recorded. The reconciler is asked again when the lease is over.
     """
-    # If the process dies in here, or before the finding is recorded, the lease runs out and the next one asks again. If
-    # it sleeps in here until another one took over, what it records is fenced on its attempt.
+    # If the process dies here, or before the answer is recorded, the lease runs out and the next attempt asks again. If
+    # it sleeps here until another attempt has taken over, what it records matches no row.
     fault_point("reconcile.before")
     finding = _ask(owned)
     fault_point("reconcile.found")
     if isinstance(finding, NotExecuted):
-        # True of the moment it was found. If the reconciler took longer than its lease, another one may have asked
-        # since, and run the operation; what runs now must own the record, and has a whole lease for it.
+        # The answer was true when it was found. If the reconciler took longer than its lease, another attempt may have
+        # asked since and run the operation. So prove ownership again. The operation then also has a whole lease.
         if not renew(owned):
             raise InProgressError(retry_after=1)
         owned.abandoned = False
@@ -61,7 +61,7 @@ def reconcile(owned: Ownership) -> Outcome | None:
     with store_errors(owned.using):
         if owned.attempt >= owned.operation.reconcile.max_attempts:
             if not claims.park(owned):
-                raise InProgressError(retry_after=1)  # this reconciler was slow, and another one took over
+                raise InProgressError(retry_after=1)  # this reconciler was slow, and another attempt took over
             signals.send(signals.parked, owned.operation, owned.scope, owned.attempt)
             announce_recovery(owned, Status.PARKED)
             raise OutcomeUnknownError
@@ -82,8 +82,8 @@ def _ask(owned: Ownership) -> Completed | NotExecuted | Unknown:
     found = IdempotencyRecord.objects.using(owned.using).filter(account_id=owned.scope.account_id, pk=owned.record_id)
     try:
         finding: object = operation.reconcile.find_out(found.get())
-    except Exception:  # the project's code may raise anything, and then it has said nothing of the outcome
-        logger.exception("The reconciler of operation %r failed; its outcome stays unknown", operation.name)
+    except Exception:  # the project's code may raise anything, and then the outcome is still unknown
+        logger.exception("The reconciler of operation %r failed; the outcome stays unknown", operation.name)
         return Unknown()
     if not isinstance(finding, (Completed, NotExecuted, Unknown)):
         logger.error(
@@ -96,13 +96,18 @@ def _ask(owned: Ownership) -> Completed | NotExecuted | Unknown:
 
 
 def _outcome_found(finding: Completed, owned: Ownership) -> Outcome | None:
-    """None where what the reconciler found can't be recorded: an outcome that can't be replayed is not known."""
+    """Make the outcome from the reconciler's response.
+
+    :returns: None if it can't be recorded. An outcome that can't be replayed counts as unknown.
+    """
     try:
         if isinstance(finding.response, HttpResponseBase):
             return outcome_of(finding.response, owned.operation)
         return outcome_of_result(finding.response, owned.operation)
     except (IdempotencyError, TypeError):
-        logger.exception("The reconciler of operation %r found what can't be recorded", owned.operation.name)
+        logger.exception(
+            "The reconciler of operation %r returned a response that can't be recorded", owned.operation.name
+        )
         return None
 
 

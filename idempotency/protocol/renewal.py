@@ -1,12 +1,12 @@
-"""Renewal of leases: on a handler's request, and by a heartbeat while it runs.
+"""Renewal of leases: at the handler's request, and by a heartbeat while the handler runs.
 
-A heartbeat proves that the process lives, not that the work goes on, so its total is capped: a hung handler keeps its
-claim until the cap and not longer. A renewal that finds the lease lost marks the claim. So does the time since the last
-renewal, once it exceeds the lease. The handler is then stopped at its next look: ``renew``,
-``ensure_owned``, ``step``, ``derive_key``, or the recording of its outcome.
+A heartbeat proves that the process is alive, but not that the work makes progress. So its total time is capped, and a
+hung handler keeps its claim until the cap only. If a renewal finds that the lease is lost, or if no renewal has
+succeeded for a whole lease, the claim is marked as lost. The handler then gets an error from its next ``renew``,
+``ensure_owned``, ``step`` or ``derive_key``, or when its outcome is recorded.
 
-One thread of the process renews for all its handlers, over a connection of its own that comes from no pool. A pool that
-is as small as the number of handlers would give it none, and every lease would run out.
+One thread of the process renews for all handlers, over a connection of its own that comes from no pool. If it used the
+pool, a pool that is as small as the number of handlers would have no connection for it, and every lease would run out.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ from .transactions import own_transaction, store_errors
 
 logger = logging.getLogger("idempotency")
 
-#: Three chances a lease: one renewal may fail, and one may be late, before it is over.
+#: Three renewals in each lease, so that one may fail and one may be late before the lease is over.
 RENEWALS_A_LEASE = 3
 
-#: How long, in seconds, a handler waits for the thread that renews for it. The statement itself is bounded to less.
+#: How long, in seconds, a handler waits for the thread that renews its lease.
 PATIENCE = 10.0
 
 
 def renew(owned: Ownership) -> bool:
-    """Prolong the lease. False where another attempt owns the record by now.
+    """Renew the lease.
 
-    The handler's own transaction would hide the new lease until its end, and lock the record against everybody until
-    then, so the statement goes over another connection. Not where the database has one writer: an open transaction of
-    ours means that nobody else can write, take-overs included.
+    If the handler's connection has an open transaction, the statement is sent over another connection. In the open
+    transaction the new lease would be invisible until its end, and the record would be locked until then. If the
+    database has one writer only, an open transaction keeps all others from writing, so nobody can take over, and it is
+    enough to read the record.
 
-    :raises UnavailableError: the store can't be reached. Whether the lease still holds is not known.
+    :returns: False if another attempt owns the record.
+    :raises UnavailableError: the database can't be reached. It is not known whether the lease is still valid.
     """
     store = sql.store(owned.using)
     with on_behalf_of(owned), store_errors(owned.using):
@@ -61,7 +63,7 @@ def renew(owned: Ownership) -> bool:
 
 
 def heartbeat(owned: Ownership) -> AbstractContextManager[None]:
-    """Keep the claim alive during the block, if its operation asks for it."""
+    """Renew the lease during the block, if the operation declares a heartbeat."""
     cap = owned.operation.heartbeat
     if cap is None or owned.shares_connection:
         return nullcontext()
@@ -75,7 +77,7 @@ def _beating(owned: Ownership, cap: float) -> Iterator[None]:
     try:
         yield
     finally:
-        # Nobody waits for a renewal that is under way: it is fenced, so it matches nothing once the attempt has ended.
+        # Don't wait for a renewal that is under way. It is fenced, so it matches no row once the attempt has ended.
         renewer.stop(beat)
         owned.held_until = None
 
@@ -85,20 +87,20 @@ def _set_lease(owned: Ownership) -> bool:
 
 
 def _set_lease_over_own_connection(owned: Ownership) -> bool:
-    """For the renewer's thread, whose connection nobody else uses."""
+    """Renew the lease in the renewer's thread, over a connection that only this thread uses."""
     connection = connections[owned.using]
     if connection.settings_dict.get("OPTIONS", {}).get("pool"):
         connection = connection.copy()
         del connection.settings_dict["OPTIONS"]["pool"]
         connections[owned.using] = connection
-    connection.close_if_unusable_or_obsolete()  # which Django does where a request begins
+    connection.close_if_unusable_or_obsolete()  # as Django does at the beginning of a request
     with own_transaction(owned.using, f"Operation {owned.operation.name!r}", one_statement=True):
         return _set_lease(owned)
 
 
 @dataclass
 class Beat:
-    """One handler's heartbeat. Its moments are those of ``time.monotonic()``; the record's are the database's."""
+    """The heartbeat of one handler. Its times are those of ``time.monotonic()``, not those of the database's clock."""
 
     owned: Ownership
     ends: float
@@ -112,26 +114,26 @@ class Beat:
 class _Task:
     due: float
     number: int
-    #: Does the work, and says when to do it again, if at all.
+    #: Does the work and returns when to do it again, or None for never.
     work: Callable[[], float | None] = field(compare=False)
     beat: Beat | None = field(compare=False, default=None)
 
 
 class Renewer:
-    """The thread that renews, started when there is something to renew and ended when there is nothing left."""
+    """The thread that renews leases. It starts when there is something to renew, and ends when nothing is left."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Start from nothing, as a forked child does: the thread is its parent's."""
+        """Forget everything. A forked child does this, because the thread belongs to its parent."""
         self._changed = threading.Condition()
         self._tasks: list[_Task] = []
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
     def add(self, owned: Ownership, cap: float) -> Beat:
-        """Renew the claim ``RENEWALS_A_LEASE`` times a lease for ``cap`` seconds, or until the beat is stopped."""
+        """Renew the claim ``RENEWALS_A_LEASE`` times a lease, for ``cap`` seconds or until the beat is stopped."""
         now = time.monotonic()
         lease = owned.operation.lease.total_seconds()
         owned.held_until = now + lease
@@ -140,7 +142,7 @@ class Renewer:
         return beat
 
     def stop(self, beat: Beat) -> None:
-        """Renew for this beat no more. A renewal that is under way is not waited for."""
+        """Stop renewing for this beat, without waiting for a renewal that is under way."""
         with self._changed:
             beat.stopped = True
             self._tasks = [task for task in self._tasks if task.beat is not beat]
@@ -150,7 +152,8 @@ class Renewer:
     def renew(self, owned: Ownership) -> bool:
         """Renew the claim once, over this thread's connection.
 
-        :raises UnavailableError: that took too long.
+        :returns: False if another attempt owns the record.
+        :raises UnavailableError: it took too long, or the database can't be reached.
         """
         answer: Future[bool] = Future()
 
@@ -159,7 +162,7 @@ class Renewer:
                 return
             try:
                 answer.set_result(_set_lease_over_own_connection(owned))
-            except Exception as error:  # noqa: BLE001 - it is raised where the answer is waited for
+            except Exception as error:  # noqa: BLE001 - the waiting handler raises it
                 answer.set_exception(error)
 
         self._schedule(time.monotonic(), work)
@@ -170,7 +173,10 @@ class Renewer:
             raise UnavailableError(retry_after=1) from error
 
     def _renew_for(self, beat: Beat) -> float | None:
-        """Renew once. Returns when to do it again, or None for never."""
+        """Renew once.
+
+        :returns: when to renew again, or None for never.
+        """
         owned, now = beat.owned, time.monotonic()
         if not beat.goes_on():
             return None
@@ -183,7 +189,7 @@ class Renewer:
             logger.warning("Operation %r: its lease could not be renewed", owned.operation.name, exc_info=True)
         else:
             if not beat.goes_on():
-                return None  # the attempt ended meanwhile, and nobody asks any more
+                return None  # the attempt has ended meanwhile
             if not renewed:
                 owned.lost = True
                 return None
@@ -201,7 +207,7 @@ class Renewer:
                 try:
                     thread.start()
                 except RuntimeError:
-                    # No thread can be had. What waits for one finds out when its time is over.
+                    # No thread can be started. A handler that waits for a renewal gets an error after PATIENCE.
                     logger.exception("Leases can't be renewed")
                 else:
                     self._thread = thread
@@ -213,13 +219,16 @@ class Renewer:
                 if due is not None:
                     self._schedule(due, task.work, task.beat)
         finally:
-            # Whatever ended this thread, the next task starts another one.
+            # Whatever ended this thread, the next task starts a new one.
             with self._changed:
                 self._thread = None
             connections.close_all()
 
     def _next(self) -> _Task | None:
-        """Wait until a task is due. None when there is none left."""
+        """Wait until a task is due.
+
+        :returns: the task, or None if no task is left.
+        """
         with self._changed:
             while self._tasks:
                 wait = self._tasks[0].due - time.monotonic()

@@ -1,4 +1,4 @@
-"""Steps: the results of an operation's phases, so that another attempt goes on where the one before was cut off."""
+"""Steps: the stored results of an operation's phases, so that another attempt continues where one was cut off."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 MAX_NAME_LENGTH = 255
 
-#: What JSON holds, as Python has it.
+#: The Python types of JSON values.
 JSON_TYPES = (dict, list, tuple, str, int, float, bool, type(None))
 
 
@@ -32,9 +32,9 @@ JSON_TYPES = (dict, list, tuple, str, int, float, bool, type(None))
 class StepLog:
     """The steps of one attempt."""
 
-    #: The path of the step that is running; empty outside of one.
+    #: The path of the running step; empty outside of a step.
     running: str = ""
-    #: The names of those that have ended: their results are kept.
+    #: The names of the steps that have ended. Their results are stored.
     ended: set[str] = field(default_factory=set)
 
 
@@ -53,12 +53,12 @@ def run_step(owned: Ownership, log: StepLog, name: str, call: Callable[[], T]) -
     finally:
         log.running = outer
     text = _as_json(result, owned, name)
-    # If the process dies before this is committed, or the store fails, the step has happened and is not known to have:
-    # the attempt stops, and the next one makes the same call with the same derived key.
+    # If the process dies before this is committed, or the database fails, the step has happened but its result is not
+    # stored. The attempt stops, and the next one makes the same call with the same derived key.
     _keep(owned, name, text)
     log.ended.add(name)
     fault_point("step.stored")
-    replayed: T = json.loads(text)  # what a later attempt would get, so that the first one never sees anything else
+    replayed: T = json.loads(text)  # so that the first attempt gets the same value as a later one
     return replayed
 
 
@@ -84,11 +84,13 @@ def _refuse_wrong_use(owned: Ownership, log: StepLog, name: str, call: Callable[
 
 
 def _begin(owned: Ownership, name: str) -> str | None:
-    """Prove ownership, which gives the step a full lease, and look for its result.
+    """Prove ownership, which also renews the lease, and look for the step's result.
 
-    If the process dies after it, nothing has happened yet. If it slept before it until another attempt took over, the
-    fence matches nothing and the step is not run. If it sleeps after it, only the derived key protects the call,
+    If the process dies after this, nothing has happened yet. If it slept before this until another attempt took over,
+    the fence matches no row and the step does not run. If it sleeps after this, only the derived key protects the call,
     because nothing here can stop it any more.
+
+    :returns: the stored result, or None.
     """
     kept = _kept(owned, name)
     return _change_owned(owned, name, lambda: kept.values_list("result", flat=True).first())
@@ -99,14 +101,14 @@ def _keep(owned: Ownership, name: str, text: str) -> None:
     tries = itertools.count()
 
     def keep() -> None:
-        # The COMMIT of an earlier try may have been carried out, and its answer lost with the connection.
+        # The COMMIT of an earlier try may have succeeded although its answer was lost.
         if next(tries) == 0 or not kept.exists():
             IdempotencyStep.objects.using(owned.using).create(
                 account_id=owned.scope.account_id, record_id=owned.record_id, name=name, result=text
             )
 
-    # The fence's row lock is held until COMMIT, so a step is never stored under a record that was taken over: the
-    # attempt that took over would run it, and one of two results would be lost.
+    # The fence locks the record's row until the COMMIT, so a step is never stored under a record that was taken over.
+    # Otherwise both attempts could run the step, and one of the two results would be lost.
     _change_owned(owned, name, keep)
 
 
@@ -136,14 +138,15 @@ def prove_ownership(owned: Ownership) -> None:
 
 
 def _undeclarable(call: Callable[[], Any]) -> type | None:
-    """What the callable says it returns, if JSON has nothing like it: then an effect would be had for nothing.
+    """The type in the return annotation, if it can't be JSON. Then the step must not run, because its result can't be
+    stored.
 
-    What it doesn't say, or only its call can show, is looked at when the step has run.
+    A result without an annotation is checked after the step has run.
     """
     try:
         declared = get_type_hints(call).get("return", Any)
     except (TypeError, NameError, AttributeError):
-        return None  # says nothing, or in names that only a type checker knows
+        return None  # no annotation, or one that only a type checker can resolve
     if get_origin(declared) in {Union, types.UnionType}:
         return next(filter(None, map(_not_json, get_args(declared))), None)
     return _not_json(declared)
@@ -156,7 +159,7 @@ def _not_json(declared: Any) -> type | None:
     try:
         return None if any(issubclass(known, declared) for known in JSON_TYPES) else declared
     except TypeError:
-        return None  # a protocol that says nothing at run time
+        return None  # a protocol that can't be checked at run time
 
 
 def _as_json(result: Any, owned: Ownership, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The package's own transactions: short ones, each committed before anything else goes on."""
+"""The package's own transactions. They are short, and each is committed before anything else happens."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..models import IdempotencyRecord
 
 logger = logging.getLogger("idempotency")
 
-#: Errors that were logged as permanent. A half-finished deploy makes one or two kinds of them, each for every request.
+#: Permanent errors that were logged already. A half-finished deploy causes one or two kinds of them at every request.
 _reported: set[str] = set()
 MAX_REPORTED = 100
 
 
 def alias() -> str:
-    """The database that records are written to and read from. A replica may lag behind, so it is never asked."""
+    """The database that records are written to and read from. A replica may lag behind, so it is never used."""
     return router.db_for_write(IdempotencyRecord)
 
 
@@ -28,23 +28,24 @@ def alias() -> str:
 def own_transaction(using: str, what: str, *, one_statement: bool = False) -> Iterator[None]:
     """Run the block in a transaction that is committed when the block ends.
 
-    If the process dies before the COMMIT, nothing of the block has happened. If it dies after it, all of it has.
+    If the process dies before the COMMIT, nothing of the block has happened. If it dies after the COMMIT, all of it
+    has.
 
     :param what: the subject of an error message, such as "Operation 'charges.create'".
-    :param one_statement: the block sends one statement and no more, which the database may commit by itself.
-    :raises OuterTransactionError: this could not be committed by itself, because a transaction is open or autocommit is
-        off.
+    :param one_statement: whether the block sends one statement only. The database may then commit it by itself.
+    :raises OuterTransactionError: the transaction could not be committed by itself, because another one is open or
+        autocommit is off.
     """
     connection = connections[using]
     if not connection.in_atomic_block and not connection.get_autocommit():
         raise OuterTransactionError(
-            f"{what} was called with autocommit off on database {using!r}, where its claim could not be committed for "
-            f"others to see. Remove AUTOCOMMIT from the database's settings, and leave no set_autocommit(False) behind."
+            f"{what} was called with autocommit off on database {using!r}, so its claim could not be committed for "
+            f"others to see. Remove AUTOCOMMIT from the database's settings, and undo every set_autocommit(False)."
         )
     alone = sql.store(using).one_statement() if one_statement else nullcontext()
     opened = False
     try:
-        # Allowed inside the transaction that TestCase wraps a test in, and in no other.
+        # durable=True raises in an open transaction, except in the one that TestCase wraps a test in.
         with transaction.atomic(using=using, durable=True), alone:
             opened = True
             yield
@@ -53,15 +54,15 @@ def own_transaction(using: str, what: str, *, one_statement: bool = False) -> It
             raise
         raise OuterTransactionError(
             f"{what} was called inside an open transaction of database {using!r}, in which its claim could not be "
-            f"committed for others to see. Call it outside of atomic(). Under ATOMIC_REQUESTS a protected view is "
-            f"exempt by itself; if another decorator or an overridden as_view() hides it, mark the outermost view "
-            f"with django.db.transaction.non_atomic_requests."
+            f"committed for others to see. Call it outside of atomic(). A protected view is exempt from "
+            f"ATOMIC_REQUESTS automatically; if another decorator or an overridden as_view() hides that, mark the "
+            f"outermost view with django.db.transaction.non_atomic_requests."
         ) from error
 
 
 @contextmanager
 def store_errors(using: str) -> Iterator[None]:
-    """Turn what the database raises in the block into an ``UnavailableError``."""
+    """Turn an error of the database in the block into an ``UnavailableError``."""
     try:
         yield
     except (DatabaseError, InterfaceError) as error:
@@ -69,10 +70,10 @@ def store_errors(using: str) -> Iterator[None]:
 
 
 def unavailable(using: str, error: Exception) -> UnavailableError:
-    """What a caller is told of an error of the record's database.
+    """Make the error that a caller gets for an error of the record's database.
 
-    An error that every retry meets again, such as a missing column after half a deploy, is logged once, and invites to
-    no retry.
+    A permanent error, such as a missing column after half a deploy, is logged once and has no ``Retry-After``, because
+    every retry would meet it again.
     """
     if not sql.store(using).is_permanent(error):
         return UnavailableError(retry_after=1)
@@ -86,4 +87,4 @@ def unavailable(using: str, error: Exception) -> UnavailableError:
             kind,
             exc_info=error,
         )
-    return UnavailableError("The request could not be recorded, and a retry can't be until the service is repaired.")
+    return UnavailableError("The request could not be recorded. A retry fails, too, until the service is repaired.")
