@@ -1,4 +1,4 @@
 """The edge to HTTP: from a request and its ``Idempotency-Key`` to a response.
 
-Plain Django is spoken here. To add another framework, write an adapter (``adapters.py``) in ``contrib``.
+This folder uses plain Django. To add another framework, write an adapter (``adapters.py``) in ``contrib``.
 """

@@ -1,7 +1,7 @@
-"""A web framework as the exchange sees it: ``Adapter``, and which adapter speaks for a request.
+"""Adapters for web frameworks: ``Adapter``, and the choice of the adapter for a request.
 
-``Adapter`` itself speaks plain Django. Another framework is a subclass that overrides what its framework does in
-another way, and is made known with ``register``::
+``Adapter`` itself is for plain Django. The adapter of another framework is a subclass that overrides what its framework
+does differently. Register it with ``register``::
 
     @register
     class NinjaAdapter(Adapter):
@@ -11,8 +11,8 @@ another way, and is made known with ``register``::
 
         def render(self, answer): ...
 
-The module that registers it must be imported before the first request, for example in an app's ``ready()``. That is
-where ``contrib.rest_framework`` is loaded too.
+The module that registers it must be imported before the first request, for example in an app's ``ready()``.
+``contrib.rest_framework`` is imported there, too.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from ..outcome import Outcome, response_of
 from .bodies import parsed_body
 from .problems import problem_response
 
-#: What a handler raises to say no. Django turns them into 4xx responses, and the same request gets the same one again.
+#: Exceptions with which a handler refuses a request. Django turns them into 4xx responses, the same at each retry.
 DETERMINISTIC_FAILURES = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
 
 
 class Adapter:
     """One request, and what its framework does in its own way.
 
-    ``request`` is what the handler was called with, ``http`` is Django's request beneath it.
+    ``request`` is the request with which the handler was called. ``http`` is Django's request inside it.
     """
 
     def __init__(self, request: Any) -> None:
@@ -46,33 +46,35 @@ class Adapter:
 
     @classmethod
     def speaks_for(cls, request: object) -> bool:
-        """Whether ``request`` is one of this framework's, which the framework has handed to a handler."""
+        """Whether ``request`` is a request of this framework."""
         return isinstance(request, HttpRequest)
 
     @classmethod
     def request_of_django(cls, request: Any) -> HttpRequest:
-        """Django's own request, where the framework wraps it."""
+        """Django's own request, which the framework may have wrapped."""
         django_request: HttpRequest = request
         return django_request
 
     def payload(self, operation: Operation) -> object:
         """What the fingerprint is taken of: the operation's command object, or the parsed body.
 
-        The handler must find the request as it would unprotected, whatever of it is read here.
+        This may read the request, but the handler must find the request as if it were unprotected.
         """
         return parsed_body(self.http) if operation.command is None else operation.command(self.request)
 
     def render(self, answer: Any) -> Any:
-        """The final response to what the handler returned, with its status, headers and content.
+        """Turn what the handler returned into the final response, with its status, headers and content.
 
-        Called once a run, inside its transaction. What can't be made a response is returned as it is, and refused.
+        Called once per run, inside its transaction.
+
+        :returns: the response; or ``answer`` itself if it is no response, which the caller then refuses.
         """
         if hasattr(answer, "render") and not answer.is_rendered:
             answer = answer.render()
         return answer
 
     def form_to_record(self, response: Any) -> Any:
-        """The form of a rendered response that retries get: the response itself, unless that suits one caller only."""
+        """The form of the response that is recorded: the response itself, unless it is made for one person only."""
         return response
 
     def answer_to_exception(self, error: Exception) -> Any | None:
@@ -82,11 +84,11 @@ class Adapter:
         return None
 
     def answer_to_error(self, error: IdempotencyError) -> Any:
-        """The response to an error of this package, in the framework's own way of telling errors."""
+        """The response to an error of this package, in the form of the framework's own errors."""
         return problem_response(error)
 
     def replay(self, outcome: Outcome) -> Any:
-        """A recorded outcome as a response of the type and with the attributes that the first response had.
+        """Turn a recorded outcome into a response with the type and the attributes of the first response.
 
         :raises OutcomeUnreadableError: the record does not hold a response.
         """
@@ -99,25 +101,25 @@ _registered: list[type[Adapter]] = []
 
 
 def register(adapter: _AdapterType) -> _AdapterType:
-    """Make the adapter of a framework known. The one registered last is asked first; Django's own is asked last."""
+    """Register the adapter of a framework. The last registered adapter is tried first, and Django's own last."""
     if adapter not in _registered:
         _registered.insert(0, adapter)
     return adapter
 
 
 def unregister(adapter: type[Adapter]) -> None:
-    """Forget an adapter, as a test does that registered one."""
+    """Forget an adapter. For tests that register one."""
     with suppress(ValueError):
         _registered.remove(adapter)
 
 
 def adapter_type_for(request: object) -> type[Adapter] | None:
-    """The adapter that speaks for ``request``, or None if it is not a request."""
+    """The type of the adapter for ``request``, or None if that is not a request."""
     known: list[type[Adapter]] = [*_registered, Adapter]
     return next((adapter for adapter in known if adapter.speaks_for(request)), None)
 
 
 def adapter_for(request: object) -> Adapter | None:
-    """``request`` in the adapter that speaks for it, or None if it is not a request."""
+    """The adapter for ``request``, or None if that is not a request."""
     found = adapter_type_for(request)
     return None if found is None else found(request)

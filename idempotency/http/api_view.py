@@ -1,4 +1,4 @@
-"""How a function under DRF's ``@api_view`` reaches the class that ``@api_view`` makes of it. Imports nothing of DRF."""
+"""Finds the class that DRF's ``@api_view`` makes from a function under ``@idempotent``, without importing DRF."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from ..operation import Operation
 from .class_views import guard
 
 
-class Docstring(str):  # noqa: SLOT000 - one instance a view, and it carries an attribute
-    """The docstring of a function under ``@idempotent``, which tells of the class that it is put into.
+class Docstring(str):  # noqa: SLOT000 - one instance per view, with an attribute
+    """The docstring of a function under ``@idempotent``. It guards the class that it is put into.
 
-    ``@api_view`` makes a class that calls the function, and puts nothing of the function into the class's body but the
-    docstring. A value in a class body is told of its owner (``object.__set_name__``), and the owner is what must be
+    ``@api_view`` makes a class that calls the function. The only part of the function that it puts into the class body
+    is the docstring. Python calls ``__set_name__`` of each value in a class body with the class, and that class must be
     guarded.
     """
 

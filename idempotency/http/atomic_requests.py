@@ -1,4 +1,4 @@
-"""ATOMIC_REQUESTS: the transactions that Django opens around a view, and where they are opened instead.
+"""ATOMIC_REQUESTS: the transactions that Django would open around a view, and where this package opens them instead.
 
 The claim of a protected request must commit before the handler runs, and the outcome must be recorded after everything
 that the handler wrote is committed. Neither is possible within a transaction around the whole view. So a view with a
@@ -24,10 +24,10 @@ _OPENED = "_idempotency_atomic_request"
 
 
 class EveryDatabase(set[str]):
-    """The names of all databases, where Django looks for those that a view is exempt on.
+    """The names of all databases. Django reads from this set on which databases a view is exempt.
 
-    ``exempted`` are the databases on which the project itself has exempted the view. Django's ``non_atomic_requests``
-    adds to the set that it finds on a view.
+    ``exempted`` has the databases on which the project itself has exempted the view. Django's ``non_atomic_requests``
+    calls ``add()``.
     """
 
     def __init__(self, exempted: Iterable[str] = ()) -> None:
@@ -49,11 +49,11 @@ def databases_with_atomic_requests() -> list[str]:
 
 
 class Handler:
-    """What answers one request if nothing protects it, and the transactions that belong around it.
+    """The unprotected handler of one request, and the transactions that Django would open around it.
 
     :param call: runs the view or the method, to its end if it is async.
     :param request: Django's own request.
-    :param view: what ``call`` runs.
+    :param view: the view that ``call`` runs.
     """
 
     def __init__(self, call: Callable[[], Any], request: HttpRequest, view: object) -> None:
@@ -66,7 +66,7 @@ class Handler:
 
     @property
     def databases(self) -> list[str]:
-        """Where Django would have opened a transaction for this request. It looks at the view that the URL leads to."""
+        """The databases on which Django would open a transaction for this request, according to the view of the URL."""
         atomic = databases_with_atomic_requests()
         if not atomic:
             return atomic
@@ -75,11 +75,11 @@ class Handler:
         return [using for using in atomic if using not in exempted]
 
     def pass_through(self) -> Any:
-        """Answer a request that is not protected as Django would have: in one transaction on each of ``databases``.
+        """Answer an unprotected request as Django would: in a transaction on each of ``databases``.
 
-        :raises RuntimeError: the view is async, and there is such a database. Django refuses that too.
+        :raises RuntimeError: the view is async, and there is such a database. Django refuses that, too.
         """
-        if getattr(self.request, _OPENED, False):  # by the class-based view that this handler belongs to
+        if getattr(self.request, _OPENED, False):  # opened by the class-based view of this handler
             return self()
         databases = self.databases
         if not databases:
@@ -101,8 +101,8 @@ class Handler:
     def refuse_open_transactions(self, operation: Operation) -> None:
         """Refuse to claim within a transaction that would commit after the outcome is recorded.
 
-        Also connects to the other databases that the handler is to find a transaction on. Nothing is claimed if one of
-        them can't be reached.
+        This also connects to the other databases on which the handler needs a transaction, so that nothing is claimed
+        if one of them can't be reached.
 
         :raises OuterTransactionError: a transaction is open on some database.
         """
@@ -116,10 +116,10 @@ class Handler:
     def transactions_besides(self, using: str, operation: Operation) -> Iterator[OtherTransactions]:
         """Open the request's transactions on the databases other than the record's, ``using``.
 
-        They commit at the end of the block, so before the outcome is recorded. An exception out of the block rolls them
-        back, as Django does.
+        They commit at the end of the block, before the outcome is recorded. An exception of the block rolls them back,
+        as in Django.
 
-        :raises TransactionBrokenError: the block went on to a success after an error had undone one of them.
+        :raises TransactionBrokenError: the handler returned a success although an error had rolled back one of them.
         """
         databases = [name for name in self.databases if name != using]
         others = OtherTransactions(databases, operation)
@@ -136,16 +136,16 @@ class OtherTransactions:
     def __init__(self, databases: list[str], operation: Operation) -> None:
         self.databases = databases
         self.operation = operation
-        #: The status of the outcome to record, or None if nothing of this run is to be kept.
+        #: The status of the outcome to record, or None if nothing of this run is kept.
         self.status: int | None = None
 
     def finish(self) -> None:
-        """Decide what becomes of each."""
+        """Decide for each transaction whether it may commit."""
         for using in self.databases:
             if self.status is None:
                 transaction.set_rollback(True, using=using)
             elif self.status < 400 and (connections[using].needs_rollback or not connections[using].is_usable()):
-                # PostgreSQL answers the COMMIT of a transaction that has failed with a rollback, and no error.
+                # PostgreSQL rolls back at the COMMIT of a failed transaction, without an error.
                 raise TransactionBrokenError(
                     f"Operation {self.operation.name!r} returned {self.status} although its transaction on database "
                     f"{using!r} had been marked for rollback or broken by a database error, so nothing it wrote there "
@@ -157,11 +157,11 @@ class OtherTransactions:
 def _refuse_outer_transaction(using: str, operation: Operation) -> None:
     try:
         with transaction.atomic(using=using, durable=True):
-            pass  # allowed inside the transaction that TestCase wraps a test in, and nowhere else
+            pass  # raises nothing if the only open transaction is the one that TestCase wraps a test in
     except RuntimeError as error:
         raise OuterTransactionError(
             f"Operation {operation.name!r} was called inside an open transaction of database {using!r}, which would "
-            f"commit after the operation's outcome is recorded. Call it outside of atomic(). Under ATOMIC_REQUESTS a "
-            f"protected view is exempt by itself; if another decorator or an overridden as_view() hides it, mark the "
-            f"outermost view with django.db.transaction.non_atomic_requests(using={using!r})."
+            f"commit after the operation's outcome is recorded. Call it outside of atomic(). A protected view is "
+            f"exempt from ATOMIC_REQUESTS automatically; if another decorator or an overridden as_view() hides that, "
+            f"mark the outermost view with django.db.transaction.non_atomic_requests(using={using!r})."
         ) from error

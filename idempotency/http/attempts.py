@@ -1,4 +1,4 @@
-"""The handler of one request as an attempt of its operation: called, rendered, taken down."""
+"""The handler of one request as an attempt of its operation: it is called, its response rendered, its outcome taken."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from ..protocol.ownership import on_behalf_of
 from .adapters import Adapter
 from .atomic_requests import Handler
 
-#: What a job that is not over is answered with. If the operation's own answer doesn't say when to look again, the
-#: client is told to do so after this many seconds.
+#: The status of a response while the job runs. If the response has no Retry-After, it gets this many seconds.
 RUNNING = 202
 LOOK_AGAIN_AFTER = 1
 
 
 class HandlerAttempt:
-    """One run of a handler. ``response`` is what its client is answered, once the handler has been called."""
+    """One run of a handler. After it, ``response`` is the response for its client."""
 
     def __init__(self, claim: Claim, adapter: Adapter, handler: Handler) -> None:
         self.claim = claim
@@ -36,8 +35,8 @@ class HandlerAttempt:
     def call(self) -> Outcome | None:
         """Run the handler.
 
-        :returns: the outcome to record, or None if nothing of this run is to be kept.
-        :raises UnrecordableResponseError: the handler's answer should be recorded, and can't be.
+        :returns: the outcome to record, or None if nothing of this run is kept.
+        :raises UnrecordableResponseError: the handler's response must be recorded, but can't be.
         """
         with self.handler.transactions_besides(self.claim.using, self.claim.operation) as others:
             try:
@@ -46,17 +45,17 @@ class HandlerAttempt:
                 if error.raised_by is not self.claim.ownership:
                     note_crash(self.adapter.http, error)
                 raise
-            # Django itself says what it thinks of a view that returns None. DRF does when it finalizes the response.
+            # If the view returned None, Django reports that itself, and DRF does so when it finalizes the response.
             outcome = self._take_down(answer)
             others.status = None if outcome is None else outcome.status
-            # They commit now. What comes after them may fail and roll back the record's own transaction only.
+            # The other transactions commit now. A later failure rolls back only the record's transaction.
             self.claim.ownership.has_effects_elsewhere = bool(others.databases) and outcome is not None
         return outcome
 
     def outcome_of_error(self, error: Exception) -> Outcome | None:
-        """What is to be recorded of an exception out of ``call``, whose writes have been rolled back.
+        """Turn an exception of ``call``, whose writes have been rolled back, into an outcome.
 
-        :returns: the outcome of the framework's answer to it, or None if that answer is not to be kept.
+        :returns: the outcome of the framework's response to it, or None if that response is not recorded.
         :raises Exception: ``error`` itself, if it is a crash.
         """
         self.discard()
@@ -66,7 +65,7 @@ class HandlerAttempt:
         return self._take_down(answer)
 
     def discard(self) -> None:
-        """Free what an answer holds that no client will be sent, such as an open file."""
+        """Free the resources of a response that is not sent, such as an open file."""
         _free(self.response)
         self.response = None
 
@@ -77,7 +76,7 @@ class HandlerAttempt:
     def _outcome_of(self, answer: Any) -> Outcome | None:
         operation = self.claim.operation
         fault_point("render.before")
-        self.response = answer  # what was opened for it is closed, also if it can't be rendered
+        self.response = answer  # so that discard() frees it even if rendering fails
         self.response = self.adapter.render(answer)
         fault_point("render.after")
         if self.response is None:
@@ -85,8 +84,8 @@ class HandlerAttempt:
         if not isinstance(self.response, HttpResponseBase):
             raise UnrecordableResponseError(
                 f"The handler of operation {operation.name!r} must return an HttpResponse, not "
-                f"{type(self.response).__name__}. If a framework makes the response of what the handler returns, put "
-                f"@idempotent where the response is made, or register an adapter for the framework."
+                f"{type(self.response).__name__}. If a framework makes the response from what the handler returns, put "
+                f"@idempotent where the response exists, or register an adapter for the framework."
             )
         if has_job(operation, self.response):
             attach_job(operation, self.claim.scope, self.response)
@@ -98,12 +97,12 @@ class HandlerAttempt:
 
 def _free(answer: Any) -> None:
     if isinstance(answer, HttpResponseBase):
-        # Not response.close(), which would also tell the whole process that the request is over.
+        # Not response.close(), because that also sends the signal request_finished.
         closers = [*answer._resource_closers]  # type: ignore[attr-defined]
     else:
-        closers = [answer.close] if hasattr(answer, "close") else []  # such as a coroutine that nobody awaits
+        closers = [answer.close] if hasattr(answer, "close") else []  # for example a coroutine that is never awaited
     for close in closers:
-        with suppress(Exception):  # as Django does: nobody waits for the answer any more
+        with suppress(Exception):  # as Django does, because the response is not sent any more
             close()
 
 
@@ -111,9 +110,9 @@ _CRASH = "_idempotency_crash"
 
 
 def note_crash(http: Any, error: IdempotencyError) -> None:
-    """Remember on Django's request that the handler let ``error`` through, which is not for its client.
+    """Remember on Django's request that ``error`` is a crash of the handler and no answer to this request.
 
-    It comes from another claim, such as a ``claim()`` block that was busy, and says nothing of this request.
+    The error belongs to another claim, for example to a ``claim()`` block that was in progress elsewhere.
     """
     setattr(http, _CRASH, error)
 
@@ -123,13 +122,13 @@ def is_crash(http: Any, error: Exception) -> bool:
 
 
 def has_job(operation: Operation, response: Any) -> bool:
-    """Whether ``response`` is the answer of an operation whose job goes on."""
+    """Whether ``response`` says that the operation's job is still running."""
     return isinstance(operation.in_progress, Attach) and response.status_code == RUNNING
 
 
 def attach_job(operation: Operation, scope: Scope, response: Any) -> None:
     """Tell the client where the job of ``operation`` is, and when to look again."""
     attach = operation.in_progress
-    assert isinstance(attach, Attach)  # has_job() said so
+    assert isinstance(attach, Attach)  # the caller has checked has_job()
     response.setdefault("Location", attach.location(scope))
     response.setdefault("Retry-After", str(LOOK_AGAIN_AFTER))

@@ -1,4 +1,4 @@
-"""A Django request's body as the payload to fingerprint. The request is left as if nobody had read it."""
+"""Reads the body of a Django request for the fingerprint, and leaves the request as if nobody had read it."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ MULTIPART = "multipart/form-data"
 def parsed_body(http: HttpRequest) -> object:
     """The payload of a request as its handler will see it.
 
-    JSON is compared as what it says, a form by its fields, and everything else by its bytes.
+    JSON is compared by its values, a form by its fields, and everything else by its bytes.
     """
     content_type = http.content_type or ""
     if content_type == MULTIPART and has_parts(http):
         return parts(http)
     body = http.body
     if content_type == FORM:
-        # The order of fields doesn't count. They stay encoded: a handler may read the body as something else, as it
-        # does where a client sends JSON and calls it a form.
+        # The order of the fields doesn't count. They stay encoded, because a handler may read the body differently, for
+        # example if a client sends JSON with the content type of a form.
         return ["form", *form_pairs(body)]
     if is_json(content_type):
-        # Malformed JSON is compared by its bytes: the handler says itself what is wrong with them.
+        # Malformed JSON is compared by its bytes, and the handler reports the mistake.
         with suppress(ValueError):
             return parse_json(body)
     return body
@@ -62,25 +62,25 @@ def fits_in_memory(http: HttpRequest) -> bool:
 
 
 def keep_readable(http: HttpRequest) -> None:
-    """Buffer a body that fits in memory, because parsing it would use its stream up."""
+    """Buffer a body that fits in memory, because parsing would consume its stream."""
     if fits_in_memory(http):
-        # Read already, as by the check of a CSRF token: then its form is parsed too, and its stream is gone anyway.
+        # If the body was read already, for example by the CSRF check, its form is parsed and its stream is gone.
         with suppress(RawPostDataException):
             http.body  # noqa: B018 - reading it is what buffers it
 
 
 def has_parts(http: HttpRequest) -> bool:
-    """Whether Django parses the parts: of a POST only, and only if it is told how long they are."""
+    """Whether Django parses the parts. It does so for a POST with a Content-Length only."""
     return http.method == "POST" and content_length(http) > 0
 
 
 def parts(http: HttpRequest) -> MultiValueDict[str, object]:
     """The fields and files of a multipart form.
 
-    The parts are read by a parser of our own, under Django's limits. Django's parser reads the form again for the
-    handler, which may still choose its upload handlers.
+    They are parsed here with Django's limits. Django parses the form again for the handler, which may still choose its
+    upload handlers.
     """
-    if hasattr(http, "_files"):  # parsed already, as by the check of a CSRF token
+    if hasattr(http, "_files"):  # parsed already, for example by the CSRF check
         fields, files = http.POST, http.FILES
     else:
         fields, files = _read_parts(http)
@@ -97,7 +97,7 @@ def _read_parts(http: HttpRequest) -> tuple[Any, Any]:
     try:
         parsed = MultiPartParser(http.META, stream, [_DigestHandler(http)], http.encoding).parse()
     except (MultiPartParserError, SuspiciousOperation):
-        # As Django does it: the page that tells of the error looks at the form, which must not be parsed again for it.
+        # As in Django: the error page reads the form, which must not be parsed again for it.
         http._mark_post_parse_error()  # type: ignore[attr-defined]
         raise
     if copy is not None:
@@ -106,7 +106,7 @@ def _read_parts(http: HttpRequest) -> tuple[Any, Any]:
 
 
 class _DigestHandler(FileUploadHandler):
-    """Takes the digest of each file, and keeps nothing of its content."""
+    """Computes the digest of each file and does not keep its content."""
 
     def new_file(self, *args: Any, **kwargs: Any) -> None:
         super().new_file(*args, **kwargs)
@@ -126,7 +126,7 @@ class _DigestHandler(FileUploadHandler):
 
 
 class _Copy:
-    """The stream of a body that is too large for memory, copied to the disk while it is read."""
+    """The stream of a body that is too large for memory. It is copied to disk while it is read."""
 
     def __init__(self, http: HttpRequest) -> None:
         self._http = http
@@ -140,8 +140,8 @@ class _Copy:
 
     def hand_back(self) -> None:
         """Let the request be read from its beginning again."""
-        deque(iter(self.read, b""), maxlen=0)  # what follows the last boundary is copied too
+        deque(iter(self.read, b""), maxlen=0)  # also copy what follows the last boundary
         self._copy.seek(0)
-        # Django has no public way to say this. These are the two attributes that its own read() and body look at.
+        # Django has no public function for this. Its own read() and body use these two attributes.
         self._http._stream = self._copy  # type: ignore[assignment]
         self._http._read_started = False  # type: ignore[attr-defined]

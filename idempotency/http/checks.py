@@ -1,4 +1,4 @@
-"""What only the project's URLs tell: handlers whose models are written to another database than their records."""
+"""A system check of the project's URLs: handlers whose models are written to another database than their records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .class_views import protected_operation
 
 @register("idempotency", Tags.urls)
 def check_models(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """The models of protected class-based views, as far as a class names its model."""
+    """Check the models of protected class-based views whose class names its model."""
     if not getattr(django_settings, "ROOT_URLCONF", None):
         return []
     records = alias()
@@ -35,7 +35,7 @@ def check_models(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list
 
 
 def _served(patterns: Iterable[URLPattern | URLResolver]) -> Iterator[tuple[Any, set[str]]]:
-    """Each class that the URLs lead to, and the names of the handlers that they lead to."""
+    """Each class that the URLs lead to, with the names of the handlers that they lead to."""
     for pattern in patterns:
         if isinstance(pattern, URLResolver):
             yield from _served(pattern.url_patterns)
@@ -57,7 +57,7 @@ def _warning(view_class: type, model: type[Model], operation: Operation, records
     using = router.db_for_write(model)
     return checks.Warning(
         f"Operation {operation.name!r} of {view_class.__name__} has transaction=True in the records' database, "
-        f"{records!r}, and {model._meta.label} is written to database {using!r}. A crash between the commits leaves "
+        f"{records!r}, but {model._meta.label} is written to database {using!r}. A crash between the commits leaves "
         f"an effect without its outcome, and a retry runs the operation again.",
         hint=f"Keep the records in {using!r}, or declare the operation with transaction=False and its recovery.",
         id="idempotency.W010",

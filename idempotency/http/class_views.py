@@ -1,8 +1,9 @@
-"""Class-based views: which of their handlers are protected, for which requests, and what is refused when declared.
+"""Class-based views: which handlers are protected for which requests, and which declarations are refused.
 
-A handler is protected by ``@idempotent`` on the method, by ``IdempotentMixin``, or because its class was made by DRF's
-``@api_view`` of a function under ``@idempotent``. ``guard()`` wraps the class's ``as_view()``, because that makes the
-callable which Django looks at. Wrapping ``dispatch()`` would do nothing if another class in the MRO overrides it.
+A handler is protected by ``@idempotent`` on the method, by ``IdempotentMixin``, or because DRF's ``@api_view`` made its
+class from a function under ``@idempotent``. ``guard()`` wraps ``as_view()`` of the class, because Django uses the
+callable that ``as_view()`` returns. Wrapping ``dispatch()`` would have no effect if another class in the MRO overrides
+it.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from .atomic_requests import EveryDatabase, Handler, databases_with_atomic_reque
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
-#: What the frameworks call before the handler, and whose answer they throw away: a replay would not stop the handler.
+#: Methods that the frameworks call before the handler. They ignore the return value, so a replay there would not stop
+#: the handler.
 HOOKS = frozenset(
     {"setup", "initial", "perform_authentication", "check_permissions", "check_object_permissions", "check_throttles"}
 )
 
 
 def protects_handler(operation: Operation, method: str, served: Collection[str]) -> bool:
-    """Whether a request is protected whose handler was named explicitly.
+    """Whether a request is protected if its handler was declared explicitly.
 
-    It is, whatever its method. Two cases differ: the operation names its methods itself, or the handler serves a safe
-    method beside an unsafe one, as an ``@action(methods=["get", "post"])`` does.
+    It is, whatever its method, with two exceptions: the operation names its methods itself, or the handler serves safe
+    and unsafe methods, as an ``@action(methods=["get", "post"])`` does.
 
     :param served: the methods that lead to the handler; empty if that is not known.
     """
@@ -58,7 +60,7 @@ def protects_function(operation: Operation, method: str, served: Collection[str]
 def served_methods(name: str, actions: Mapping[str, str] | None) -> set[str]:
     """The methods that lead to the handler ``name``.
 
-    :param actions: of a ViewSet, its actions by method in lower case.
+    :param actions: the actions of a ViewSet by method in lower case, or None.
     """
     if actions is not None:
         return {method.upper() for method, action in actions.items() if action == name}
@@ -80,9 +82,9 @@ def protected_operation(view_class: type, name: str) -> Operation | None:
 
 
 def operation_of(handler: object) -> Operation | None:
-    """The operation of a handler under ``@idempotent``, also if other decorators stand above that."""
+    """The operation of a handler under ``@idempotent``, even if there are other decorators above it."""
     while handler is not None:
-        # What functools.wraps makes of a protected handler has the handler's attributes.
+        # functools.wraps copies the attributes of a protected handler.
         operation = getattr(handler, "operation", None)
         if isinstance(operation, Operation):
             return operation
@@ -106,20 +108,20 @@ def refuse_handler(operation: Operation, view_class: type, name: str) -> None:
     if name == "dispatch":
         raise ImproperlyConfigured(
             f"Operation {operation.name!r} is declared for {where}, where it would run before authentication and "
-            f"permissions: a replay would not ask for them. Protect the handler method, such as post()."
+            f"permissions, so a replay would not check them. Protect the handler method, such as post()."
         )
     if name in HOOKS:
         raise ImproperlyConfigured(
-            f"Operation {operation.name!r} is declared for {where}, which is no handler: its answer is thrown away, "
-            f"and the handler would run all the same. Protect the handler method, such as post()."
+            f"Operation {operation.name!r} is declared for {where}, which is no handler: its answer is ignored, and "
+            f"the handler would run nevertheless. Protect the handler method, such as post()."
         )
     refuse_excluded(operation, served_methods(name, None), where)
 
 
 def guard(view_class: type) -> None:
-    """Check what is declared for a class, and exempt it from ATOMIC_REQUESTS, whenever it is made a view.
+    """Wrap ``as_view()`` of a class, so that it checks the declarations and exempts the view from ATOMIC_REQUESTS.
 
-    Done once a class, and inherited by its subclasses. A mixin without an ``as_view()`` passes it on as well.
+    This is done once per class, and subclasses inherit it. It also works for a mixin without an ``as_view()``.
     """
     if getattr(getattr(view_class, "as_view", None), "_guards", False):
         return
@@ -143,7 +145,7 @@ def guard(view_class: type) -> None:
 
 
 def _check_routed_handlers(view_class: Any, actions: Mapping[str, str] | None) -> None:
-    """What only the route tells: the methods that lead to an action of a ViewSet, or to a function of ``@api_view``."""
+    """Check what only the route knows: the methods that lead to an action of a ViewSet or an ``@api_view`` function."""
     of_function = getattr(view_class, "idempotent_function", None)
     if of_function is not None:
         refuse_excluded(of_function, methods_of_class(view_class), f"@api_view function {view_class.__name__}")

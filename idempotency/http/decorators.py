@@ -1,4 +1,4 @@
-"""``@idempotent``: a view, or a method of a class-based view, as a protected operation."""
+"""``@idempotent``: protects a view or a method of a class-based view."""
 
 from __future__ import annotations
 
@@ -42,18 +42,19 @@ def idempotent(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a view take effect once for each account and ``Idempotency-Key``.
 
-    Goes on a function view, an async view, a method of a class-based view, a function under ``@api_view``, and a
-    method or ``@action`` of a DRF view. Put it closest to the function: what stands above it (``login_required``,
-    ``api_view``, permissions) runs before a replay, every time.
+    Use it on a function view, an async view, a method of a class-based view, a function below ``@api_view``, or a
+    method or ``@action`` of a DRF view. Put it closest to the function. Decorators above it (``login_required``,
+    ``api_view``, permissions) run before every replay.
 
-    The handler of a class is protected whatever its method. A function may serve several methods, of which ``methods``
+    A handler of a class is protected whatever its method. A function may serve several methods; those in ``methods``
     are protected. Two functions can't share the name of an operation, but they can share an ``Operation``.
 
-    :param operation: the operation's name, or an ``Operation`` declared elsewhere.
-    :param policy: the keyword arguments of ``Operation``, when a name is given.
+    :param operation: the operation's name, or an ``Operation`` that is declared elsewhere.
+    :param policy: the keyword arguments of ``Operation``, if a name is given.
     :returns: a decorator that keeps the view's signature.
-    :raises ImproperlyConfigured: the policy is incomplete or contradictory, another function has the name, or what is
-        decorated could not be protected from here.
+    :raises ImproperlyConfigured: the policy is incomplete or contradictory, another function has the name, or the
+        decorated object could not be protected in this place.
+    :raises TypeError: there is no keyword argument of this name.
     """
     declared = operation_for(operation, policy)
 
@@ -83,7 +84,8 @@ class Protected:
         self._is_async = iscoroutinefunction(view)
         if self._is_async:
             markcoroutinefunction(self)
-        #: Until it is known which class the method is of, it is not known whether it overrides another one.
+        #: True until the name is bound. A method must know its class first, because it may override another one's
+        #: method.
         self._owes_name = owns_name and not _is_stand_in(view)
         if self._owes_name and not _is_in_class_body(view):
             self._own_name([_home_of(view)])
@@ -105,7 +107,7 @@ class Protected:
                 f"@idempotent({self.operation.name!r}) expects a request as the first argument of "
                 f"{getattr(self.view, '__qualname__', self.view)!r}."
             )
-        if self._owes_name:  # a method under another decorator, which hides it from its class
+        if self._owes_name:  # another decorator has hidden the method from its class
             self._own_name([_home_of(self.view)])
         call = functools.partial(self.view, *args, **kwargs)
         request, http = adapter.request, adapter.http
@@ -124,7 +126,7 @@ class Protected:
     def _protects(self, instance: object, request: Any) -> bool:
         name = self.name
         if instance is None and isinstance(self.view, functools.partial):
-            # method_decorator(idempotent(...)) makes a function of the bound method, at every call.
+            # method_decorator(idempotent(...)) wraps the bound method in a function at every call.
             instance = getattr(self.view.func, "__self__", None)
         if isinstance(instance, View):
             if name == "dispatch" or name in HOOKS:  # hidden from its class by another decorator
@@ -140,12 +142,12 @@ class Protected:
 
 
 async def _shielded(respond: Callable[[], Any]) -> Any:
-    """Run the exchange in the request's thread, to its end even if the client has gone.
+    """Run the exchange in the request's thread, to its end even if the client has disconnected.
 
-    Transactions belong to a thread's connection, so claim, handler and completion share one: the handler's coroutine
-    goes back to this event loop, and what it hands to ``sync_to_async`` comes back to that thread, inside the
-    transaction. A cancelled request (the client disconnected) is let finish and be recorded, since its retry is
-    already on the way; only then is the cancellation passed on.
+    Transactions belong to a thread's connection, so claim, handler and completion run in one thread. The handler's
+    coroutine runs in this event loop, and what it passes to ``sync_to_async`` runs in that thread again, inside the
+    transaction. If the request is cancelled because the client disconnected, it still runs to its end and is recorded,
+    because its retry may already be under way. Only then is the cancellation passed on.
     """
     running = asyncio.ensure_future(sync_to_async(respond)())
     cancelled: asyncio.CancelledError | None = None
@@ -155,13 +157,13 @@ async def _shielded(respond: Callable[[], Any]) -> Any:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        running.exception()  # the exchange answered to nobody; an error of its own is not "never retrieved"
+        running.exception()  # retrieve an error, so that asyncio does not complain that it was never retrieved
         raise cancelled
     return running.result()
 
 
 def _is_stand_in(view: Callable[..., Any]) -> bool:
-    """Whether ``view`` is the function that ``method_decorator`` decorates to learn of a decorator's attributes."""
+    """Whether ``view`` is the dummy that ``method_decorator`` decorates to copy a decorator's attributes."""
     return getattr(view, "__module__", None) == "django.utils.decorators"
 
 
@@ -171,7 +173,7 @@ def _is_in_class_body(view: Callable[..., Any]) -> bool:
 
 
 def _home_of(view: Any) -> str:
-    """Where a view is defined: the same text if its module is loaded again."""
+    """Where a view is defined. A reloaded module gives the same text."""
     defined = getattr(view, "view_class", view)  # as_view() makes one function for all classes
     while isinstance(defined, functools.partial) and not hasattr(defined, "__qualname__"):
         defined = defined.func
@@ -184,26 +186,26 @@ def _refuse_unprotectable(operation: Operation, view: Any) -> None:
     name = operation.name
     if isinstance(view, type):
         raise ImproperlyConfigured(
-            f"@idempotent({name!r}) goes on a method of {view.__name__}, not on the class; for a DRF view use "
+            f"Use @idempotent({name!r}) on a method of {view.__name__}, not on the class; for a DRF view use "
             f"IdempotentMixin and idempotent_operations."
         )
     if isinstance(view, (staticmethod, classmethod)) or not callable(view):
-        raise ImproperlyConfigured(f"@idempotent({name!r}) goes on a view or a method, not on {view!r}.")
+        raise ImproperlyConfigured(f"Use @idempotent({name!r}) on a view or a method, not on {view!r}.")
     if hasattr(getattr(view, "cls", None), "handle_exception"):
         raise ImproperlyConfigured(
-            f"@idempotent({name!r}) stands above @api_view or around as_view(), where it would run before "
+            f"@idempotent({name!r}) is above @api_view or around as_view(), where it would run before "
             f"authentication and permissions. Put it below @api_view, on the handler method, or use IdempotentMixin."
         )
     view_class = getattr(view, "view_class", None)
     if view_class is not None and view_class.dispatch is not View.dispatch:
         raise ImproperlyConfigured(
-            f"@idempotent({name!r}) stands around {view_class.__name__}.as_view(), where it would run before "
-            f"its dispatch(), which may ask for a login or a permission. Put it on the handler method."
+            f"@idempotent({name!r}) is around {view_class.__name__}.as_view(), where it would run before "
+            f"its dispatch(), which may check a login or a permission. Put it on the handler method."
         )
-    if hasattr(view, "redirect_field_name"):  # set by user_passes_test(), of which Django makes the others
+    if hasattr(view, "redirect_field_name"):  # set by user_passes_test(), which Django uses for the other two
         raise ImproperlyConfigured(
-            f"@idempotent({name!r}) stands above login_required, permission_required or user_passes_test, where a "
-            f"replay would not ask for them. Put it below, closest to the function."
+            f"@idempotent({name!r}) is above login_required, permission_required or user_passes_test, where a replay "
+            f"would not check them. Put it below, closest to the function."
         )
     if view_class is not None:
         refuse_excluded(operation, methods_of_class(view_class), f"{view_class.__name__}.as_view()")

@@ -1,6 +1,6 @@
-"""One HTTP request under one operation: from its key to its response.
+"""One HTTP request of one operation: from its key to its response.
 
-What a framework does in its own way stands in its adapter (``adapters``). Everything here is the same for all of them.
+What each framework does in its own way is in its adapter (``adapters``). Everything else is here.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ logger = logging.getLogger("idempotency")
 
 
 class Exchange:
-    """A request, the operation it is for, and the handler that would answer it unprotected.
+    """A request, its operation, and its unprotected handler.
 
-    The key and the payload are kept in attributes and in objects whose ``repr`` hides them, never in local variables: a
-    crash report shows the local variables of every frame above the handler.
+    The key and the payload are kept in attributes and in objects whose ``repr`` hides them, and never in local
+    variables, because a crash report shows the local variables of every frame above the handler.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Exchange:
         self.scope: Scope
 
     def respond(self) -> Any:
-        """Run the operation once for all its retries, and answer this one.
+        """Answer the request: run the operation, or replay its outcome, or refuse.
 
-        Every ``IdempotencyError`` becomes a response here, except one of another claim that the handler let through:
-        that is a crash of the handler, and goes where it would have gone unprotected.
+        Every ``IdempotencyError`` becomes a response here, except for an error of another claim that the handler did
+        not handle. That is a crash of the handler and propagates as it would from an unprotected view.
         """
         try:
             if not self._has_key():
@@ -72,8 +72,8 @@ class Exchange:
             if is_crash(self.adapter.http, error):
                 raise
             response = self._refuse(error)
-        if response is not None:  # a handler that returned None: Django complains of it
-            response[keys.HEADER] = self.meta[keys.META_NAME]  # as it was sent; it parsed, so it is harmless
+        if response is not None:  # if the handler returned None, Django reports that
+            response[keys.HEADER] = self.meta[keys.META_NAME]  # as it was sent, which is harmless because it is valid
         return response
 
     def _has_key(self) -> bool:
@@ -109,9 +109,9 @@ class Exchange:
         except RecursionError as error:
             raise PayloadInvalidError("The payload is nested too deeply.") from error
         try:
-            payload.request_hash  # noqa: B018 - computed here, where what can't be canonicalised is a 400
+            payload.request_hash  # noqa: B018 - computed here, where an error becomes a 400
         except TypeError as error:
-            # The frames that this comes from hold the payload in local variables, so they are left out of its report.
+            # Raise a new error, because the frames of this one hold the payload in local variables.
             raise TypeError(str(error)) from None
         return payload
 
@@ -158,11 +158,11 @@ class Exchange:
 
 
 def is_running(operation: Operation, http: HttpRequest) -> bool:
-    """Whether what this very request calls under ``operation`` is a part of what it is running already.
+    """Whether a call under ``operation`` is a part of an operation that this request is already running.
 
-    It is if that is this operation, as when the handler calls ``super().create()``. It also is if both have a
-    transaction: another claim could not commit in the first one's, which keeps the promises of both. DRF's
-    ``partial_update()`` calls ``update()``.
+    It is, if the request runs this operation, as when the handler calls ``super().create()``. It also is, if both
+    operations have ``transaction=True``, as when DRF's ``partial_update()`` calls ``update()``. A second claim could
+    not commit inside the first one's transaction, and that transaction keeps the promises of both.
     """
     running = _running(http)
     if operation.name in {known.name for known in running}:
@@ -171,7 +171,7 @@ def is_running(operation: Operation, http: HttpRequest) -> bool:
 
 
 def _running(http: HttpRequest) -> list[Operation]:
-    # Kept on Django's request, which DRF wraps anew. Not in a context variable: a request made from within a handler
-    # (a test client, an internal call) is another one, and its scope is its own.
+    # Kept on Django's request, because DRF may make several wrappers of it. A context variable would be wrong, because
+    # a request that a handler sends (by a test client or an internal call) is another request with a scope of its own.
     running: list[Operation] = http.__dict__.setdefault("_idempotency_running", [])
     return running

@@ -1,4 +1,4 @@
-"""``IdempotencyErrorMiddleware``: answers to the errors of ``claim()`` in views that handle none."""
+"""``IdempotencyErrorMiddleware``: turns errors of ``claim()`` that a view does not handle into responses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .problems import response_for
 
 
 class IdempotencyErrorMiddleware(MiddlewareMixin):
-    """Answer an ``IdempotencyError`` that a view raised with its status, code and headers, instead of with 500.
+    """Turn an ``IdempotencyError`` of a view into a response with its status, code and headers, instead of a 500.
 
-    For views that call ``claim()`` themselves: plain ones, async ones, and those of a framework that lets exceptions
-    through to Django. A view under ``@idempotent`` doesn't need it, and gets nothing from it: what a ``claim()`` block
-    inside of it raises is no answer to the request's own key.
+    It is for views that call ``claim()`` themselves: plain views, async views, and those of a framework that passes
+    exceptions on to Django. It does nothing for a view under ``@idempotent``, because an error of a ``claim()`` block
+    inside of it is no answer to the request's own key.
     """
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> Any:

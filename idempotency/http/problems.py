@@ -1,4 +1,4 @@
-"""Errors to HTTP responses: RFC 9457 problem details."""
+"""Turns errors into HTTP responses with RFC 9457 problem details."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ CONTENT_TYPE = "application/problem+json"
 def problem(error: IdempotencyError) -> dict[str, Any]:
     """The members of the problem: ``type`` and ``code`` (str), ``title``, ``status`` (int) and ``detail``.
 
-    ``detail`` is what a client may know. Under ``DEBUG`` it is what the developer needs to know, as in the log.
+    ``detail`` is what a client may know. Under ``DEBUG`` it is the message for developers, as in the log.
     """
     return {
-        # A URN, because a problem's type must not promise a page that isn't served (RFC 9457, section 3.1.1).
+        # The type is a URN, because a URL should lead to a page, and there is none (RFC 9457, section 3.1.1).
         "type": f"urn:idempotency:problem:{error.code.removeprefix('idempotency_').replace('_', '-')}",
         "title": error.title,
         "status": error.status_code,
@@ -37,7 +37,7 @@ def problem(error: IdempotencyError) -> dict[str, Any]:
 
 
 def problem_response(error: IdempotencyError) -> HttpResponse:
-    """The problem as a response of Django."""
+    """The problem as a Django response."""
     response = HttpResponse(json.dumps(problem(error)), status=error.status_code, content_type=CONTENT_TYPE)
     if error.retry_after is not None:
         response["Retry-After"] = str(error.retry_after)
@@ -47,15 +47,16 @@ def problem_response(error: IdempotencyError) -> HttpResponse:
 def response_for(error: IdempotencyError, request: Any) -> Any:
     """The response to an error of ``claim()`` that a view did not handle, with the project's ``ERROR_RESPONSE``.
 
-    For exception handlers of a framework. ``idempotency.http.middleware.IdempotencyErrorMiddleware`` calls it for every
-    view::
+    Call it in an exception handler of a framework. ``idempotency.http.middleware.IdempotencyErrorMiddleware`` calls it
+    for every view::
 
         @api.exception_handler(IdempotencyError)  # django-ninja, for example
         def answer(request, error):
             return response_for(error, request)
 
-    :param error: any ``IdempotencyError``. One that the server is to blame for is written to the log.
-    :param request: given to ``ERROR_RESPONSE``, if that is set.
+    :param error: any ``IdempotencyError``. If the server is at fault, the error is logged.
+    :param request: passed to ``ERROR_RESPONSE``, if that is set.
+    :returns: the response.
     """
     report(error)
     custom = settings.error_response
@@ -63,7 +64,7 @@ def response_for(error: IdempotencyError, request: Any) -> Any:
 
 
 def accepted_response(error: InProgressError, location: str | None = None) -> HttpResponse:
-    """What a duplicate of a running operation gets if the operation declares ACCEPTED, or attaches it to a job."""
+    """The 202 for a duplicate of a running operation that declares ACCEPTED or attaches duplicates to a job."""
     response = HttpResponse(
         json.dumps({"status": "in_progress", "detail": error.detail}), status=202, content_type="application/json"
     )
@@ -74,7 +75,7 @@ def accepted_response(error: InProgressError, location: str | None = None) -> Ht
 
 
 def report(error: IdempotencyError, operation: str = "", key: str = "") -> None:
-    """Write an error that the server is to blame for to the log, under the reference that the client is told."""
+    """Log an error if the server is at fault, with the reference that the client gets."""
     if not isinstance(error, (OperationError, UnavailableError)):
         return
     logger.error(

@@ -1,10 +1,9 @@
-"""Where a request went, as far as the fingerprint takes it into account.
+"""The route of a request, as the fingerprint uses it.
 
-Two URL patterns of one view are two places, unless they have one name. The pattern's name tells them apart, with its
-namespaces. The path itself plays no part, because it changes where nothing else does: with a trailing slash, a prefix,
-a language, or a proxy. Only of a pattern without a name the text of the pattern is taken, without its last slash.
-A retry that reaches another place than its first request is told that the key was used for something else; it is never
-answered with the other place's outcome, and never runs.
+Two URL patterns of one view are two places, unless they have the same name. The pattern's name with its namespaces
+identifies the place. The path is not used, because a trailing slash, a prefix, a language or a proxy may change it. If
+a pattern has no name, its text is used, without its last slash. If a retry reaches another place than the first
+request, its key counts as reused: the retry never runs and never gets the outcome of the other place.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from django.db.models import Model
 from django.http import HttpRequest
 from django.urls import ResolverMatch
 
-#: The name of the place among the route's arguments, of which none can be called so.
+#: The name of the place among the route's arguments. No argument can have this name.
 PLACE = ""
 
 
 def route_of(request: HttpRequest, kwargs: dict[str, Any]) -> dict[str, object]:
-    """The place of a request and its route's arguments by name or position.
+    """The place of a request and the arguments of its route by name or position.
 
-    :param kwargs: what the view was called with. It counts only if no URL led to the view.
+    :param kwargs: the arguments of the view. They are used only if no URL led to the view.
     :raises TypeError: an argument has no text that is the same for a retry.
     """
     match = request.resolver_match
@@ -40,12 +39,12 @@ def _place(match: ResolverMatch) -> str:
     return match.view_name if match.url_name else f"/{(match.route or '').rstrip('/?$')}"
 
 
-#: In the text of an object that has none of its own: where it is in memory.
+#: The memory address in the default text of an object.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def _comparable(value: object) -> object:
-    """A route argument as the fingerprint takes it. A converter may return anything, down to a model instance.
+    """A route argument in a form that can be fingerprinted. A converter may return anything, even a model instance.
 
     :raises TypeError: it has no text that is the same for a retry.
     """
@@ -57,6 +56,6 @@ def _comparable(value: object) -> object:
     if _ADDRESS.search(text):
         raise TypeError(
             f"A route argument of type {type(value).__qualname__} has no text of its own, only an address in memory, "
-            f"so a retry could not be told from another request. Give the type a __str__ that tells its values apart."
+            f"so a retry would look like another request. Give the type a __str__ that is different for each value."
         )
     return text

@@ -150,9 +150,9 @@ def test_the_decorator_on_dispatch_is_refused_or_never_runs(alice: Caller, serve
 def test_the_decorator_above_what_asks_for_the_caller_is_refused() -> None:
     decorated: Any = method_decorator(login_required, name="dispatch")(type("Login", (PlainView,), {}))
     for view in (Asking, decorated):
-        with refused("its dispatch(), which may ask for a login or a permission"):
+        with refused("its dispatch(), which may check a login or a permission"):
             idempotent("tests.asking")(view.as_view())
-    with refused("stands above login_required"):
+    with refused("is above login_required"):
         idempotent("tests.asking")(login_required(plain_answer))
 
 
@@ -162,7 +162,7 @@ def test_a_hook_whose_answer_is_thrown_away_is_refused(name: str, way: str) -> N
     def hook(self: Any, request: Any) -> None:
         """Stand where the framework expects a hook."""
 
-    with refused("its answer is thrown away"):
+    with refused("its answer is ignored"):
         protecting(way, type("Shop", (APIView,), {name: hook}), {name: Operation("tests.hook")})
 
 
