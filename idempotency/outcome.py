@@ -1,7 +1,7 @@
-"""``Outcome``: what is recorded of a response, and back.
+"""``Outcome``: a response in its recorded form, and the conversion in both directions.
 
-A JSON body is kept as the exact text that was sent. Any other body, and JSON that a database's parser might refuse
-or that could be mistaken for an envelope, is kept in an envelope: a JSON object that starts with ``ENVELOPE``.
+A JSON body is kept as the exact text that was sent. Any other body is kept in an envelope: a JSON object that starts
+with ``ENVELOPE``. So is JSON that a database's parser might refuse or that looks like an envelope.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("idempotency")
 
 REPLAYED_HEADER = "Idempotency-Replayed"
-#: What servers, middleware, DRF and this package put into every response, replays too.
+#: Headers that servers, middleware, DRF and this package set on every response, including replays.
 MADE_ANEW = frozenset({"allow", "content-length", "date", "idempotency-key", "server", *NEVER_RECORDED_HEADERS})
-#: The status recorded for a block of code that ended well. One that raises is released, not recorded.
+#: The status that is recorded for a ``claim()`` block. A block that raises an error is released and not recorded.
 DONE = 200
 ENVELOPE = '{"$idempotency-envelope":'
 
@@ -48,8 +48,8 @@ ENVELOPE = '{"$idempotency-envelope":'
 class Outcome:
     """A recorded response.
 
-    ``body`` is JSON text as ``encode_body`` makes it, or None if ``reference`` stands in for it. Only the status is
-    shown by ``repr``, because crash reports show it.
+    ``body`` is JSON text from ``encode_body``, or None if ``reference`` is recorded instead. The ``repr`` shows only
+    the status, because crash reports show the ``repr``.
     """
 
     status: int
@@ -59,9 +59,9 @@ class Outcome:
 
     @classmethod
     def stored(cls, status: Any, headers: Any, body: Any, reference: Any) -> Outcome:
-        """The outcome that a completed record's columns hold, ``headers`` being the parsed JSON.
+        """Make an outcome from the columns of a completed record. ``headers`` is the parsed JSON.
 
-        :raises OutcomeUnreadableError: they hold something else.
+        :raises OutcomeUnreadableError: the columns do not hold an outcome.
         """
         try:
             pairs = tuple((str(name), str(value)) for name, value in headers)
@@ -71,29 +71,29 @@ class Outcome:
 
 
 def outcome_of(response: HttpResponseBase, operation: Operation, reference: str | None = None) -> Outcome:
-    """Take down a rendered response as the outcome of ``operation``.
+    """Make the outcome of ``operation`` from a rendered response.
 
-    :param reference: recorded instead of the body where the operation declares ``rebuild``.
-    :raises UnrecordableResponseError: the response is a stream, is larger than ``max_body``, or has a body to be
-        rebuilt but no reference.
+    :param reference: recorded instead of the body, if the operation declares ``rebuild``.
+    :raises UnrecordableResponseError: the response is a stream or larger than ``max_body``, or there is a reference but
+        the operation declares no ``rebuild``.
     """
     headers = _recorded_headers(response, operation)
     if reference is not None:
         if operation.rebuild is None:
             raise UnrecordableResponseError(
-                f"Operation {operation.name!r} left a reference in its claim but declares no rebuild= to read it with."
+                f"Operation {operation.name!r} has set a reference in its claim but declares no rebuild= to read it."
             )
         return Outcome(status=response.status_code, headers=headers, reference=reference)
     if getattr(response, "streaming", False) or not isinstance(response, HttpResponse):
         raise UnrecordableResponseError(
-            f"Operation {operation.name!r} answered with a streaming response, which has no end to record. Return the "
-            f"content whole, or set current_claim().reference and declare rebuild= to answer replays from it."
+            f"Operation {operation.name!r} returned a streaming response, which can't be recorded. Return the whole "
+            f"content, or set current_claim().reference and declare rebuild= to answer replays from it."
         )
     content = response.content
     if len(content) > operation.max_body:
         raise UnrecordableResponseError(
-            f"Operation {operation.name!r} answered with {len(content)} bytes, and max_body is {operation.max_body}. "
-            f"Raise max_body, answer with less, or set current_claim().reference and declare rebuild=."
+            f"Operation {operation.name!r} returned {len(content)} bytes, but max_body is {operation.max_body}. "
+            f"Raise max_body, return less, or set current_claim().reference and declare rebuild=."
         )
     return Outcome(
         status=response.status_code,
@@ -103,9 +103,9 @@ def outcome_of(response: HttpResponseBase, operation: Operation, reference: str 
 
 
 def outcome_of_result(result: Any, operation: Operation) -> Outcome:
-    """Take down the result of a block of code that ended well.
+    """Make the outcome from the result of a ``claim()`` block or a task.
 
-    :raises TypeError: it is not JSON.
+    :raises TypeError: the result is not JSON.
     """
     try:
         text = json.dumps(result, allow_nan=False)
@@ -116,10 +116,10 @@ def outcome_of_result(result: Any, operation: Operation) -> Outcome:
     return Outcome(status=DONE, headers=(("Content-Type", "application/json"),), body=text)
 
 
-#: What comes of reading a record that this package did not write.
+#: The errors that may occur when a damaged record is read.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError)
 
-#: Responses of a class of their own by status.
+#: The statuses for which Django has a response class.
 _CLASSES: dict[int, type[HttpResponse]] = {
     400: HttpResponseBadRequest,
     403: HttpResponseForbidden,
@@ -131,18 +131,18 @@ _REDIRECTS = frozenset({302, 303, 307}) | _PERMANENT_REDIRECTS
 
 
 def response_of(outcome: Outcome) -> HttpResponse:
-    """The response that ``outcome`` was taken from: status, recorded headers and body, byte for byte.
+    """The response from which ``outcome`` was made: its status, its recorded headers and its body, byte for byte.
 
-    Its class is the one of Django's that belongs to the status and content: a redirect has its ``url``.
+    It has the class that Django uses for its status and content, so a redirect has its ``url``.
 
-    :raises OutcomeUnreadableError: the record does not hold what this package wrote.
+    :raises OutcomeUnreadableError: the record is damaged.
     """
     try:
         names = {name.lower(): value for name, value in outcome.headers}
         kind = _class_of(outcome.status, names)
         response = kind.__new__(kind)
-        # Not the constructor of its own class, which would ask for the data, or check where a redirect goes: that was
-        # done when the response was sent.
+        # Don't call the constructor of its own class. It would need the data, or check the address of a redirect again,
+        # which was checked when the response was sent.
         HttpResponse.__init__(response, decode_body(outcome.body), status=outcome.status, headers=dict(outcome.headers))
     except UNREADABLE as error:
         raise OutcomeUnreadableError from error
@@ -170,7 +170,7 @@ def _recorded_headers(response: HttpResponseBase, operation: Operation) -> tuple
 
 @functools.lru_cache
 def _allowing(allowed: tuple[str, ...]) -> Callable[[str], bool]:
-    """Whether a header is kept, by its name. A listed name that ends in ``*`` stands for every name that begins so."""
+    """Return a function that tells by its name whether a header is kept. ``X-*`` stands for all names that begin so."""
     names = frozenset({*map(str.lower, allowed), "content-type"})
     prefixes = tuple(name.removesuffix("*") for name in names if name.endswith("*"))
 
@@ -181,10 +181,10 @@ def _allowing(allowed: tuple[str, ...]) -> Callable[[str], bool]:
     return is_kept
 
 
-@functools.lru_cache  # says each of them once
+@functools.lru_cache  # logs each of them once
 def _say_once_that_it_is_dropped(operation: str, header: str) -> None:
     logger.warning(
-        "Operation %r: its handler sets %s, which is not recorded, so a replay comes without it. List it in headers= "
+        "Operation %r: its handler sets %s, which is not recorded, so a replay does not have it. List it in headers= "
         "if it belongs to the outcome. If it belongs to the response, set it above @idempotent or in a middleware.",
         operation,
         header,
@@ -192,13 +192,13 @@ def _say_once_that_it_is_dropped(operation: str, header: str) -> None:
 
 
 def encode_body(content: bytes, content_type: str) -> str:
-    """``content`` as JSON text that ``decode_body`` turns back into the same bytes."""
+    """Encode ``content`` as JSON text, which ``decode_body`` turns into the same bytes again."""
     if is_json(content_type):
         try:
             text = content.decode("utf-8")
             _STRICT.decode(text)
         except (ValueError, RecursionError):
-            pass  # not JSON that every database takes as it is: the envelope keeps it
+            pass  # some database might refuse it, so the envelope keeps it
         else:
             if not text.startswith(ENVELOPE):
                 return text
@@ -227,11 +227,11 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-#: Refuses what Python's parser adds to JSON: NaN and the infinities.
+#: Refuses NaN and the infinities, which Python's parser accepts although they are not JSON.
 _STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def is_json(content_type: str) -> bool:
-    """Whether a Content-Type says JSON, in whatever flavour."""
+    """Whether a Content-Type is ``application/json`` or ends with ``+json``."""
     media_type = content_type.partition(";")[0].strip().lower()
     return media_type == "application/json" or media_type.endswith("+json")

@@ -1,10 +1,10 @@
-"""Every statement that depends on the database's make, behind one contract: ``Store``.
+"""Every statement that depends on the kind of database, behind one interface: ``Store``.
 
-``store.py`` says what a store does. ``postgresql`` does it in SQL; ``portable`` does it through Django's ORM, for
-SQLite and the others. Each has a file per subject: claims, purge, outbox, counters.
+``store.py`` defines the interface. ``postgresql`` implements it in SQL. ``portable`` implements it with Django's ORM,
+for SQLite and other databases. Each has one file per subject: claims, purge, outbox, counters.
 
-To add a database, write a subclass of ``PortableStore``, override what the database does better, and enter it in
-``_STORES``. Nothing above this folder asks for a database's vendor.
+To add a database, write a subclass of ``PortableStore``, override what the database does better, and add it to
+``_STORES``. Code outside of this folder never asks for a database's vendor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["DeletedBatch", "Fence", "Row", "Store", "TableSize", "retry_lost_rac
 
 _Result = TypeVar("_Result")
 
-#: The store of each vendor, as the module in this folder and the name in it. Others get the portable one.
+#: The store of each vendor: its module in this folder, and its name. Other vendors get the portable store.
 _STORES = {"postgresql": ("postgresql", "PostgreSQLStore"), "sqlite": ("portable", "SQLiteStore")}
 _PORTABLE = ("portable", "PortableStore")
 
@@ -34,14 +34,14 @@ def store(using: str) -> Store:
 
 @cache
 def _store(using: str, vendor: str) -> Store:
-    # Imported when it is asked for, because it needs the models, and the app's package is imported before they can be.
+    # Imported at its first use, because it needs the models, and Django imports an app's package before its models.
     module, name = _STORES.get(vendor, _PORTABLE)
     made: Store = getattr(import_module(f".{module}", __name__), name)(using)
     return made
 
 
 def retry_lost_races(rounds: int, using: str, transact: Callable[[], _Result]) -> _Result:
-    """What ``transact`` returns. It is called again if its transaction lost a race, ``rounds`` times in all at most."""
+    """Call ``transact`` and return its result. If its transaction loses a race, try again, up to ``rounds`` times."""
     while True:
         try:
             return transact()

@@ -1,10 +1,10 @@
-"""``Store``: what the package asks of a database.
+"""``Store``: the interface to a database.
 
-A method on claims that answers with a bool is a compare-and-set: True says that one row matched and was changed. No
-method commits. Each is called in a transaction that the package has opened, so that what is set for it (how long to
-wait for a lock, how long to be idle) ends with it; ``insert_message``, which sets nothing, is called in the caller's
-transaction, and ``measure`` in any or none. In the tests of a project the transaction is a savepoint of the test's own;
-nothing is set there, because it would outlast the statement.
+A method for claims that returns a bool is a compare-and-set: True means that one row matched and was changed. No method
+commits. Each is called in a transaction that the package has opened, so that its settings (how long to wait for a lock,
+how long to be idle) end with the transaction. Two methods differ: ``insert_message`` has no settings and is called in
+the caller's transaction, and ``measure`` in any transaction or none. In a TestCase the transaction is a savepoint of
+the test's transaction. Nothing is set there, because the settings would stay in force after the savepoint.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .watch import TransactionWatch
 if TYPE_CHECKING:
     from ..models import OutboxMessage
 
-#: SQLSTATE classes with which a server may answer a COMMIT that it has carried out all the same: connection exception,
-#: operator intervention (the server was told to stop), system error, internal error.
+#: With these SQLSTATE classes a server may answer a COMMIT although it succeeded: connection exception, operator
+#: intervention (the server was told to stop), system error, internal error.
 UNDECIDED_CLASSES = ("08", "57P", "58", "XX")
 
 
@@ -44,15 +44,15 @@ class Fence:
 
 @dataclass(frozen=True)
 class Row:
-    """A record as a request finds it that didn't win the claim. The database's clock has judged its times."""
+    """A record as a request reads it that didn't win the claim. Its times are compared by the database's clock."""
 
     id: int
     attempt: int
     status: Status
     request_hash: str = field(repr=False)
-    lease_left: float  # seconds; 0 or less when the lease is over, or there is none
+    lease_left: float  # seconds; 0 or less if the lease is over or there is none
     retention_over: bool
-    outcome: Outcome | None = field(repr=False)  # of a completed record
+    outcome: Outcome | None = field(repr=False)  # for a completed record only
 
     @property
     def lease_over(self) -> bool:
@@ -61,16 +61,16 @@ class Row:
 
 @dataclass(frozen=True)
 class DeletedBatch:
-    """What one batch of a purge came to."""
+    """The result of one batch of a purge."""
 
     deleted: int
     exhausted: bool  # fewer records were found than the batch may hold
-    reached: datetime | None  # when the last record of the batch fell due; None if the batch found none
+    reached: datetime | None  # when the last record of the batch became due; None if there is none
 
 
 @dataclass(frozen=True)
 class TableSize:
-    """How big the table of records is, as far as the database can say without reading it."""
+    """The size of the table of records, as far as the database can tell without reading it."""
 
     in_bytes: int | None = None  # with its indexes
     records: int | None = None  # an estimate
@@ -103,26 +103,27 @@ class Store(ABC):
     ) -> int | None:
         """Insert the record of a first attempt.
 
-        :param wait_for_disk: False lets COMMIT return before the record is on disk, where the database can.
-        :returns: the record's id, or None where the scope has a record already.
-        :raises IntegrityError: the scope has a record already, and the database can't say so without an error.
+        :param wait_for_disk: False lets COMMIT return before the record is on disk, if the database can do that.
+        :returns: the record's id, or None if the scope has a record already.
+        :raises IntegrityError: the scope has a record already, and the database reports that by an error.
         """
 
     @abstractmethod
     def read(self, scope: Scope) -> Row | None:
-        """The record of the scope, or None where there is none."""
+        """The record of the scope, or None if there is none."""
 
     @abstractmethod
     def take_over(self, scope: Scope, row: Row, *, lease: timedelta, ttl: timedelta) -> bool:
-        """Own the record as ``row`` was read, if it is released, or in progress with its lease over, still."""
+        """Own the record if it is unchanged since ``row`` was read and is recoverable or abandoned."""
 
     @abstractmethod
     def start_over(self, scope: Scope, row: Row, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
-        """Own the record as ``row`` was read for a new request, if its retention is over and no lease runs."""
+        """Own the record for a new request if it is unchanged since ``row`` was read, its retention is over and no
+        lease is running."""
 
     @abstractmethod
     def park_abandoned(self, scope: Scope, row: Row) -> bool:
-        """Park the record as ``row`` was read, if it is in progress with its lease over, still."""
+        """Park the record if it is unchanged since ``row`` was read and is in progress with its lease over."""
 
     @abstractmethod
     def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
@@ -130,29 +131,30 @@ class Store(ABC):
 
     @abstractmethod
     def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta) -> bool:
-        """Record the outcome. Retention ends ``ttl`` from now, or later if it did already."""
+        """Record the outcome. The retention then ends ``ttl`` from now, or later if it was longer already."""
 
     @abstractmethod
     def release(self, fence: Fence) -> bool:
-        """Give the claim up: a retry may run at once."""
+        """Give the claim up, so that a retry may run at once."""
 
     @abstractmethod
     def park(self, fence: Fence) -> bool:
-        """Give the claim up: nothing may run until somebody has found out how the attempt ended."""
+        """Park the record, so that nothing runs until somebody has found out how the attempt ended."""
 
     # Transactions
 
     @abstractmethod
     def one_statement(self) -> AbstractContextManager[None]:
-        """Let the block's one statement be the whole of the transaction that is open and has sent nothing yet.
+        """Make the one statement of the block a transaction of its own, in an open transaction that has sent nothing
+        yet.
 
-        A database for which a single statement is a transaction anyway saves two round trips. The statement is
+        If the database commits a single statement by itself, this saves two round trips. The statement is then
         committed when it returns, and not at the end of the transaction's block.
         """
 
     @abstractmethod
     def bound_transaction(self, *, idle: timedelta, statement: timedelta | None = None) -> None:
-        """Let the database end the open transaction, where it can.
+        """Set limits after which the database ends the open transaction, if it can do that.
 
         :param idle: how long the transaction may wait for its client's next statement.
         :param statement: how long any further statement in it may run; None sets no bound.
@@ -160,35 +162,35 @@ class Store(ABC):
 
     @abstractmethod
     def watch_transaction(self) -> AbstractContextManager[TransactionWatch]:
-        """Notice during the block that the open transaction is ended by a COMMIT or ROLLBACK that goes past Django."""
+        """Detect whether code in the block ends the open transaction by a COMMIT or ROLLBACK that bypasses Django."""
 
     # Maintenance
 
     @abstractmethod
     def delete_due(self, statuses: Collection[Status], limit: int, after: datetime | None) -> DeletedBatch:
-        """Delete records whose retention is over, oldest first, with their steps. Rows that are locked are passed over.
+        """Delete records whose retention is over, oldest first, with their steps. Locked rows are skipped.
 
-        :param statuses: only records in one of these are deleted.
+        :param statuses: only records in one of these states are deleted.
         :param limit: how many records to delete at most.
-        :param after: passes over what fell due before it; None begins with the oldest.
+        :param after: skip records that became due before this time; None begins with the oldest.
         """
 
     @abstractmethod
     def add_counts(self, counts: Mapping[tuple[str, str], int]) -> None:
-        """Add to the counter of each (operation, event), and make those that aren't there."""
+        """Add to the counter of each (operation, event), and create missing counters."""
 
     def measure(self) -> TableSize:
-        """The size of the table of records. A database that can't tell without reading it says nothing."""
+        """The size of the table of records. It is unknown if the database would have to read the table."""
         return TableSize()
 
     # The outbox
 
     @abstractmethod
     def insert_message(self, message: OutboxMessage, delay: timedelta) -> bool:
-        """Insert the message and give it the values that the database made.
+        """Insert the message and set the values that the database has made.
 
-        :param delay: how long from now to keep it back.
-        :returns: False, with the transaction as sound as before, where there is a message of its id.
+        :param delay: how long from now the message is kept back.
+        :returns: False if there is a message with its id already. The transaction stays usable.
         """
 
     # What an error of the database means
@@ -199,7 +201,7 @@ class Store(ABC):
 
     @abstractmethod
     def lost_a_race(self, error: BaseException) -> bool:
-        """Whether the transaction was refused because of another one. The same again may succeed."""
+        """Whether the transaction was refused because of another one. Another try may succeed."""
 
     @abstractmethod
     def timed_out_waiting(self, error: BaseException) -> bool:
@@ -211,7 +213,7 @@ class Store(ABC):
 
     @abstractmethod
     def commit_was_refused(self, error: BaseException) -> bool:
-        """Whether the database has said that it rolled back. Any other error out of COMMIT may hide a commit."""
+        """Whether the database has reported a rollback. After any other error, the COMMIT may have succeeded."""
 
     @abstractmethod
     def is_permanent(self, error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Notice a transaction that is ended from within, by a COMMIT or ROLLBACK that goes past Django."""
+"""Detects that code ends its own transaction by a COMMIT or ROLLBACK that bypasses Django."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-#: What may end a transaction and begin another in one statement: COMMIT AND CHAIN, or several statements in one text.
-#: ROLLBACK TO leads to a savepoint. END stands in every CASE too, so it counts only where a statement begins.
+#: Statements that may end a transaction and begin another one at once: COMMIT AND CHAIN, or several statements in one
+#: text. ROLLBACK TO only goes back to a savepoint. END is also a part of CASE, so it counts only at the beginning of a
+#: statement.
 _ENDS = re.compile(r"\b(?:commit|abort|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b|(?:^|;)\s*end\b")
 _WORDS = ("commit", "abort", "rollback", "end")
 
 
 def may_end_transaction(sql: str) -> bool:
-    # The words are looked for first, because the pattern takes a hundred times as long and every statement comes here.
+    # Search for the words first, because the pattern takes a hundred times as long, and every statement is checked
+    # here.
     text = sql.lower()
     return any(word in text for word in _WORDS) and _ENDS.search(text) is not None
 
 
 class TransactionWatch:
-    """An execute wrapper of Django's connections that compares what the driver says with what must be.
+    """An execute wrapper for Django's connections. It checks that the driver still has the same transaction open.
 
-    Django believes that its ``atomic()`` block is one transaction until the block ends. A handler that executes COMMIT
-    or ROLLBACK itself makes it two, or none, and what it writes then is not tied to the outcome any more.
+    Django assumes that its ``atomic()`` block is one transaction. If a handler executes COMMIT or ROLLBACK itself, the
+    block becomes two transactions or none, and the handler's writes and its outcome are not committed together any
+    more.
 
-    :param is_open: whether the driver knows of an open transaction. Drivers open it with the block's first statement.
-    :param identity: of the open transaction, for a database that can end one and begin the next in one statement.
+    :param is_open: whether the driver has an open transaction. Drivers open it at the block's first statement.
+    :param identity: identifies the open transaction, for a database that can end one and begin the next in one
+        statement.
     """
 
     def __init__(self, is_open: Callable[[], bool], identity: Callable[[], object] = lambda: None) -> None:
@@ -37,11 +41,12 @@ class TransactionWatch:
 
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
         self.look()
-        # Asked for only where the text says that it may change, because it costs two round trips.
+        # Ask for the identity only if the statement may change it, because that costs two round trips.
         doubtful = self._begun and may_end_transaction(str(sql))
         before = self._identity() if doubtful else None
         result = execute(sql, params, many, context)
-        # Not where the statement failed: a database may undo the whole transaction then, and nothing is committed.
+        # This is not reached if the statement failed. Then the database may roll back the transaction, but commits
+        # nothing.
         self.look()
         if doubtful and self._begun:
             self.ended = self.ended or self._identity() != before

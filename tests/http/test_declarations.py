@@ -119,11 +119,11 @@ def test_the_mixin_calls_the_new_of_subclasses_and_bases(alice: Caller, serve: S
 def test_wrong_mappings_are_refused() -> None:
     with refused("must map the names of handlers to operations"):
         type("Listed", (IdempotentMixin, APIView), {"idempotent_operations": ["post"]})
-    with refused("names 'creat', and Misspelt has no such handler"):
+    with refused("names 'creat', but Misspelt has no such handler"):
         type("Misspelt", (IdempotentMixin, viewsets.ViewSet), {"idempotent_operations": {"creat": "tests.misspelt"}})
     with refused("before authentication"):
         protecting("mixin", APIView, {"dispatch": "tests.dispatch"})
-    with refused("'tests.mixin', and @idempotent on the method gives it to 'declarations.creating'"):
+    with refused("'tests.mixin', but @idempotent on the method gives it to 'declarations.creating'"):
         protecting("mixin", type("Twice", (Creating, APIView), {}), {"post": "tests.mixin"})
     mixed = type("Mixed", (IdempotentMixin, Methods, APIView), {})
     with refused("is an attribute of the class Mixed, not an argument of as_view()"):

@@ -1,4 +1,4 @@
-"""SQLite, and any database behind Django's ORM. A file per subject; ``store.py`` puts them together."""
+"""The store for SQLite and any other database, with Django's ORM. One file per subject; ``store.py`` combines them."""
 
 from .store import PortableStore, SQLiteStore
 

@@ -1,7 +1,7 @@
-"""SQLite, and any database behind Django's ORM: the same compare-and-sets, with the database's clock through ``Now()``.
+"""Claims with Django's ORM: the same compare-and-sets, with the database's clock by ``Now()``.
 
-The claim is an insert that a unique constraint refuses. Not INSERT IGNORE: on MySQL it truncates an over-long key,
-even in strict mode, and so makes two keys one.
+If a scope has a record, the unique constraint refuses the insert. INSERT IGNORE is not used, because on MySQL it
+truncates an over-long key even in strict mode, so that two keys could become one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...outcome import Outcome
 from ..store import Fence, Row, Store
 from ..watch import TransactionWatch
 
-#: InnoDB's errors for a deadlock, a lock wait that timed out, and a duplicate key, as the driver gives them.
+#: The driver's numbers of InnoDB's errors for a deadlock, a timeout of a lock wait, and a duplicate key.
 MYSQL_DEADLOCK = 1213
 MYSQL_LOCK_WAIT_TIMEOUT = 1205
 MYSQL_DUPLICATE_KEY = 1062
@@ -123,14 +123,14 @@ class Claims(Store):
 
     @contextmanager
     def one_statement(self) -> Iterator[None]:
-        yield  # SQLite has no round trips
+        yield  # SQLite has no round trips to save
 
     def bound_transaction(self, *, idle: timedelta, statement: timedelta | None = None) -> None:
-        """SQLite's processes share a machine, and MySQL has no such bounds for one transaction."""
+        """Do nothing: neither SQLite nor MySQL has such limits for one transaction."""
 
     @contextmanager
     def watch_transaction(self) -> Iterator[TransactionWatch]:
-        yield TransactionWatch(lambda: True)  # the driver doesn't say
+        yield TransactionWatch(lambda: True)  # the driver doesn't tell
 
     def lost_a_race(self, error: BaseException) -> bool:
         return error.args[:1] == (MYSQL_DEADLOCK,)
@@ -139,10 +139,10 @@ class Claims(Store):
         return error.args[:1] == (MYSQL_LOCK_WAIT_TIMEOUT,)
 
     def was_broken_before(self, error: BaseException) -> bool:
-        return False  # a statement that fails undoes itself only, and the transaction goes on
+        return False  # a failed statement only rolls back itself
 
     def commit_was_refused(self, error: BaseException) -> bool:
-        return isinstance(error, IntegrityError)  # a deferred constraint; anything else may hide a commit
+        return isinstance(error, IntegrityError)  # a deferred constraint; after other errors COMMIT may have succeeded
 
     def is_permanent(self, error: BaseException) -> bool:
         return isinstance(error, ProgrammingError)
@@ -169,11 +169,11 @@ def _from_now(duration: timedelta) -> ExpressionWrapper[Any]:
 
 
 def _kept(ttl: timedelta) -> Greatest:
-    """The end of a retention that begins anew. One that ends later, by an earlier setting, stays."""
+    """The end of a retention that begins now. If the retention already ends later, it stays."""
     return Greatest(F("expires_at"), _from_now(ttl))
 
 
 def _changed_one(rows: QuerySet[IdempotencyRecord], **changes: Any) -> bool:
-    # Every one of these changes the status, the attempt or a time, so a database that counts changed rows instead of
-    # matched ones (MySQL) counts the same.
+    # Each of these updates changes the status, the attempt or a time. So a database that counts changed rows and not
+    # matched rows (MySQL) returns the same number.
     return rows.update(**changes) == 1

@@ -1,4 +1,4 @@
-"""The ORM adds to counters."""
+"""Counters with Django's ORM."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..store import Store
 
 class Counters(Store):
     def add_counts(self, counts: Mapping[tuple[str, str], int]) -> None:
-        # How long a lock is waited for, the database's settings say.
+        # The database's settings decide how long to wait for a lock.
         counters = IdempotencyCounter.objects.using(self.using)
-        for (operation, event), count in sorted(counts.items()):  # so that no two processes can wait for each other
+        for (operation, event), count in sorted(counts.items()):  # in one order, so that no two processes can deadlock
             counter = counters.filter(operation=operation, event=event)
             if not counter.update(total=F("total") + count):
-                # Two processes may get here at the same time. One of them makes the counter, then both add to it.
+                # Two processes may get here at the same time. One of them creates the counter, and both add to it.
                 counters.bulk_create([IdempotencyCounter(operation=operation, event=event)], ignore_conflicts=True)
                 counter.update(total=F("total") + count)

@@ -1,4 +1,4 @@
-"""The ORM publishes a message."""
+"""The outbox with Django's ORM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Outbox(Store):
         if delay:
             message.next_try_at = Now() + delay
         try:
-            with transaction.atomic(using=self.using):  # a savepoint, which the error of a second message ends with
+            with transaction.atomic(using=self.using):  # a savepoint, so that an error leaves the transaction usable
                 message.save(using=self.using, force_insert=True)
         except IntegrityError:
             return False

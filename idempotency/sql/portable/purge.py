@@ -1,4 +1,4 @@
-"""The ORM purges a batch: a select, and then deletes of as many rows as a statement may name."""
+"""The purge with Django's ORM: a SELECT, and then DELETEs of as many rows as a statement may name."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Purge(Store):
             records = records.select_for_update(skip_locked=True)
         found = list(records.values_list("id", "expires_at")[:limit])
         ids = [pk for pk, _ in found]
-        # A statement takes a bounded number of parameters, on SQLite a low one.
+        # A statement takes a bounded number of parameters. On SQLite that number is low.
         step = max(1, self.connection.ops.bulk_batch_size([IdempotencyRecord._meta.pk], ids))
         deleted = 0
         steps = IdempotencyStep.objects.using(self.using)
         for start in range(0, len(ids), step):
-            # The predicate is named again: where the select took no locks, a record may have been claimed anew since.
+            # The DELETE repeats the conditions, because without locks a record may have been claimed since the SELECT.
             due_now = self._due(statuses, after).filter(pk__in=ids[start : start + step])
             steps.filter(record_id__in=due_now.values("pk")).delete()
             deleted += due_now.delete()[0]

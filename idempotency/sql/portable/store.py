@@ -1,4 +1,4 @@
-"""The store of SQLite, and that of the databases that have none of their own."""
+"""The store of SQLite, and the store of databases that have none of their own."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .purge import Purge
 
 
 class PortableStore(Claims, Purge, Outbox, Counters):
-    """Any database, through Django's ORM."""
+    """Any database, with Django's ORM."""
 
 
 class SQLiteStore(PortableStore):
-    """SQLite: one writer at a time, and errors that have no codes on every supported Python."""
+    """SQLite: one writer at a time. Errors are known by their text, because Python 3.10 has no codes for them."""
 
     has_one_writer = True
 

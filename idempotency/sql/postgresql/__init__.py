@@ -1,4 +1,4 @@
-"""PostgreSQL, through psycopg 3. A file per subject holds its statements; ``store.py`` puts them together."""
+"""The store for PostgreSQL with psycopg 3. One file per subject; ``store.py`` combines them."""
 
 from .store import PostgreSQLStore
 

@@ -1,11 +1,11 @@
-"""The statements on claims: one statement claims, and a claim that is lost writes nothing.
+"""The statements for claims. One statement claims, and a claim that does not win writes nothing.
 
-The loser's record is read by a second statement. Folding the read into the insert (a CTE) would save a replay one
-round trip and cost every first execution the planning of both; ``docs/explanation/benchmarks.md`` has the figures.
+A second statement reads the winner's record. If the insert also read it (in a CTE), a replay would save a round trip,
+but every first execution would cost the planning of both; ``docs/explanation/benchmarks.md`` has the figures.
 
-Clocks: ``now()`` stands still for a whole transaction, and the completing update ends one that may have been long, so
-every time here is ``statement_timestamp()``. Settings are local to the transaction (``set_config(..., true)``), because
-a pooler in transaction mode hands the session to another client right after.
+Every time here is ``statement_timestamp()``. ``now()`` stands still during a transaction, and the completing update may
+be the end of a long one. Settings are local to the transaction (``set_config(..., true)``), because a pooler in
+transaction mode gives the session to another client right after it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from ...outcome import Outcome
 from ..store import UNDECIDED_CLASSES, Fence, Row, Store
 from ..watch import TransactionWatch
 
-#: How long a claim waits for another transaction's lock on its record. Locks on a record are held for a COMMIT at most,
-#: unless their holder is frozen; then the caller is better served by "in progress" than by waiting for it.
+#: How long a claim waits for another transaction's lock on its record. A record is locked until a COMMIT only, unless
+#: the holder of the lock is frozen. Then "in progress" is a better answer for the caller than a longer wait.
 LOCK_TIMEOUT = "1000ms"
-#: A process that freezes between its statement and its COMMIT holds the record's lock until this ends its session.
+#: If a process freezes between its statement and its COMMIT, the server ends its session after this time. Until then it
+#: holds the record's lock.
 IDLE_TIMEOUT = "5000ms"
 
 #: libpq's PQTRANS_IDLE: no transaction is open.
@@ -43,7 +44,7 @@ BOUND_WAITING = f"set_config('lock_timeout', '{LOCK_TIMEOUT}', true)"
 BOUND_IDLING = f"set_config('idle_in_transaction_session_timeout', '{IDLE_TIMEOUT}', true)"
 WITHOUT_DISK = "set_config('synchronous_commit', 'off', true)"
 
-# A claim is a transaction of its own, in which nothing can idle. A CASE costs less than the SELECT of a WHERE clause.
+# A claim is a transaction of its own, which can't be idle. A CASE costs less than a SELECT in a WHERE clause.
 INSERT_CLAIM = """
 INSERT INTO idempotency_record
     (account_id, operation, idempotency_key, request_hash, status, attempt, lease_expires_at, expires_at)
@@ -56,7 +57,7 @@ INSERT_DURABLE_CLAIM = INSERT_CLAIM.format(settings=BOUND_WAITING)
 INSERT_FAST_CLAIM = INSERT_CLAIM.format(settings=f"{BOUND_WAITING} || {WITHOUT_DISK}")
 INSERT_CLAIM_IN_TEST = INSERT_CLAIM.format(settings="'none'")
 
-# The server judges the times, because to read a timestamp into Python takes longer.
+# The server compares the times, because it takes longer to read timestamps into Python.
 READ = """
 SELECT id, attempt, status, request_hash,
     extract(epoch FROM lease_expires_at - statement_timestamp())::double precision, expires_at <= statement_timestamp(),
@@ -69,16 +70,16 @@ OBSERVED = """
 WHERE account_id = %s AND operation = %s AND idempotency_key = %s AND id = %s AND attempt = %s AND request_hash = %s
 """
 
-# A status is compared as an expression, so that the planner can't take the partial index of unfinished records: that
-# one would be read from end to end, every claim in progress, to find one record. Under SERIALIZABLE each of those reads
-# is a conflict with another request.
+# The status is compared as an expression, so that the planner can't use the partial index of unfinished records. With
+# that index it would read every claim in progress to find one record, and under SERIALIZABLE each of these reads is a
+# conflict with another request.
 FENCED = f"""{OBSERVED} AND status || '' = 'in_progress'"""
 
-# An outcome and an owner are kept for the whole retention from the moment they are written.
+# The retention begins when an owner or an outcome is written.
 KEEP = "greatest(expires_at, statement_timestamp() + %s)"
 
-# The lease is judged again under the row's lock: a claim that was renewed, completed or released since it was read
-# stays as it is.
+# The update checks status and lease again under the row's lock, so a claim that was renewed, completed or released
+# since it was read stays as it is.
 TAKE_OVER = f"""
 UPDATE idempotency_record
 SET status = 'in_progress', attempt = attempt + 1, lease_expires_at = statement_timestamp() + %s, expires_at = {KEEP}
@@ -105,12 +106,12 @@ SET status = 'parked', lease_expires_at = NULL
 AND lease_expires_at <= statement_timestamp()
 """
 
-# No word of the lease in the next four: an attempt that is late but was not taken over still owns its record.
+# The next four updates do not check the lease, because an attempt that is late but was not taken over still owns its
+# record.
 #
-# The completing update is the last statement of the business transaction. All that may still wait then is this process,
-# frozen before it sends COMMIT, and that is what its one setting bounds. It waits for a lock as long as the lock's
-# holder may hold it, because a lock timeout would go on into COMMIT, which checks deferred foreign keys and may wait
-# for rows of the handler's.
+# The completing update is the last statement of the business transaction. After it, only this process can delay the
+# COMMIT, if it freezes before sending it. The update's one setting bounds that. The update has no lock timeout, because
+# that would also apply to COMMIT, which checks deferred foreign keys and may wait for rows that the handler needs.
 COMPLETE = f"""
 UPDATE idempotency_record
 SET status = 'completed', completed_at = statement_timestamp(), lease_expires_at = NULL, expires_at = {KEEP},
@@ -139,7 +140,7 @@ SET status = 'parked', lease_expires_at = NULL
 
 @cache
 def _with_settings(update: str, settings: str) -> str:
-    """An update that makes settings for its transaction. Each update above ends in a condition."""
+    """Add settings for its transaction to an update. Each update above ends with a condition."""
     return f"{update} AND (SELECT {settings}) <> ''"
 
 
@@ -217,7 +218,7 @@ class Claims(Store):
         try:
             yield
         finally:
-            # Not if the connection is broken, or interrupted within its statement: Django then rolls back or closes.
+            # If the connection is broken or was interrupted in its statement, Django rolls back or closes it instead.
             if driver.pgconn.transaction_status == TRANSACTION_IDLE:
                 driver.autocommit = False
 
@@ -238,14 +239,14 @@ class Claims(Store):
         return _sqlstate(error) == "25P02"  # in failed SQL transaction
 
     def commit_was_refused(self, error: BaseException) -> bool:
-        # The server answered, and it answers a COMMIT that failed with any class: a deferred constraint (23), a
-        # serialization failure (40), whatever a deferred trigger raises. A connection that broke has no SQLSTATE.
+        # An SQLSTATE says that the server has answered. A failed COMMIT may have any class: a deferred constraint (23),
+        # a serialization failure (40), or what a deferred trigger raises. A broken connection gives no SQLSTATE.
         sqlstate = _sqlstate(error)
         return bool(sqlstate) and not sqlstate.startswith(UNDECIDED_CLASSES)
 
     def is_permanent(self, error: BaseException) -> bool:
-        # Syntax error or access rule violation (a missing table or column, a missing permission), feature not
-        # supported, data exception; and a column that must not be null and that this code doesn't know of.
+        # Class 42 is a syntax error or access rule violation (a missing table, column or permission), 0A an unsupported
+        # feature, 22 a data exception. 23502 is a NOT NULL column that this code doesn't know.
         return _sqlstate(error)[:2] in {"42", "0A", "22"} or _sqlstate(error) == "23502"
 
     def is_duplicate(self, error: BaseException) -> bool:
@@ -254,7 +255,7 @@ class Claims(Store):
     def _change_one(self, update: str, parameters: tuple[Any, ...], settings: str = "") -> bool:
         connection = self.connection
         if not connection.savepoint_ids:
-            # A statement that is a transaction of its own has no time to idle in.
+            # A statement that is a transaction of its own can't be idle.
             of_update = BOUND_WAITING if connection.connection.autocommit else f"{BOUND_WAITING} || {BOUND_IDLING}"
             update = _with_settings(update, settings or of_update)
         with connection.cursor() as cursor:
@@ -263,15 +264,15 @@ class Claims(Store):
 
 
 def _is_open(connection: BaseDatabaseWrapper) -> bool:
-    """Whether the server knows of an open transaction. A connection that is closed has nothing to tell."""
+    """Whether the server has an open transaction. A closed connection can't tell, and counts as open."""
     driver = connection.connection
     return driver is None or driver.pgconn.transaction_status != TRANSACTION_IDLE
 
 
 def _identity(connection: BaseDatabaseWrapper) -> object:
-    """When the open transaction began, which is another moment for another one. None of a failed one can be asked.
+    """When the open transaction began, which identifies it. None if it has failed and can't be asked.
 
-    The driver is asked, because Django's cursor would lead back to the watch.
+    This asks the driver, because Django's cursor would call the watch again.
     """
     driver = connection.connection
     if driver is None or driver.pgconn.transaction_status != TRANSACTION_SOUND:
@@ -300,5 +301,5 @@ def _fenced(fence: Fence) -> tuple[Any, ...]:
 
 
 def _sqlstate(error: BaseException) -> str:
-    """The five characters with which the server named the error; empty where it named none."""
+    """The five characters of the server's error code, or an empty text if there is none."""
     return getattr(error.__cause__, "sqlstate", None) or ""

@@ -1,4 +1,4 @@
-"""PostgreSQL: one statement adds what a process has counted."""
+"""Counters on PostgreSQL: one statement adds the counts of a process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from ..store import Store
 from .claims import BOUND_WAITING, WITHOUT_DISK
 
-# Another process adds to the same rows in milliseconds, so a wait is bounded. A server that crashes forgets what it had
-# not yet written, which statistics can bear, so COMMIT needn't wait for the disk. All processes lock the rows in one
-# order, so that no two of them can wait for each other.
+# The wait for a lock is bounded, because another process adds to the same rows in milliseconds. COMMIT need not wait
+# for the disk: if the server crashes, it may lose the last counts, which is acceptable for statistics. All processes
+# lock the rows in the same order, so that no two of them can deadlock.
 _ADD = f"""
 INSERT INTO idempotency_counter AS counter (operation, event, total)
 SELECT operation, event, total

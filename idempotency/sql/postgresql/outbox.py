@@ -1,4 +1,4 @@
-"""PostgreSQL: one statement publishes a message."""
+"""The outbox on PostgreSQL: one statement publishes a message."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from ...models import OutboxMessage
 from ..store import Store
 
-# A message that is there already is no error: an error would end the caller's transaction, and an attempt that comes
-# after one that was cut off meets its own messages as a matter of course.
+# If the message exists already, that is no error, because an error would break the caller's transaction. After an
+# attempt was cut off, the next one normally finds its messages.
 _INSERT = """
 INSERT INTO idempotency_outbox (message_id, account_id, idempotency_key, topic, sender, payload, headers, ordering_key,
     status, attempts, error, next_try_at)

@@ -1,4 +1,4 @@
-"""PostgreSQL: one statement purges a batch."""
+"""The purge on PostgreSQL: one statement purges a batch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from datetime import datetime
 from ...lifecycle import Status
 from ..store import DeletedBatch, Store
 
-# Losing a batch in a crash of the server is harmless, since the next run deletes it again, and a claim that took a
-# purged key's place is later in the same log: it can't survive without the deletion. So COMMIT needn't wait for disk.
+# COMMIT need not wait for the disk, because it is harmless to lose a batch in a crash of the server: the next run
+# deletes it again. A new claim of a purged key comes later in the same log, so it can't survive without the deletion.
 _DONT_WAIT_FOR_DISK = "SET LOCAL synchronous_commit = off"
 
-# The rows are locked in one order by all purges, so that two can't deadlock, and without waiting: a row that somebody
-# has locked is being claimed anew. The select is a CTE because a subquery with a LIMIT may be run more than once by a
-# join, each time for other rows. The DELETE repeats the predicate, so that whatever the select saw, nothing is deleted
-# that isn't due as it is now, and joins on account_id too, which a distributed table is split by.
+# All purges lock the rows in the same order, so that two can't deadlock. They skip locked rows, because such a row is
+# being claimed again. The SELECT is a CTE, because a join may run a subquery with a LIMIT more than once, each time
+# with other rows. The DELETE repeats the conditions, so that it deletes only rows that are due now, whatever the SELECT
+# saw. It also joins on account_id, by which a distributed table is split.
 _DELETE_DUE = """
 WITH due AS MATERIALIZED (
     SELECT id, account_id, expires_at

@@ -1,11 +1,12 @@
-"""PostgreSQL: how big the table is, without reading it."""
+"""The size of the table on PostgreSQL, without reading the table."""
 
 from __future__ import annotations
 
 from ..store import Store, TableSize
 
-# The rows as the planner estimates them: the density of the last analysis times the pages of today. Of a table that was
-# never analysed there is no density. What holds rows is the table itself or, of a partitioned one, its partitions.
+# The number of rows as the planner estimates it: the rows per page of the last ANALYZE times today's number of pages. A
+# table that was never analysed has no estimate. The rows are in the table itself or, if it is partitioned, in its
+# partitions.
 _MEASURE = """
 SELECT sum(pg_total_relation_size(relation.oid)),
     CASE WHEN min(relation.reltuples) >= 0 THEN round(sum(

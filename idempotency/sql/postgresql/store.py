@@ -10,4 +10,4 @@ from .size import Size
 
 
 class PostgreSQLStore(Claims, Purge, Outbox, Counters, Size):
-    """PostgreSQL: one statement for each change."""
+    """PostgreSQL. Each change is one statement."""
