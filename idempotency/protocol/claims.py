@@ -97,8 +97,8 @@ def _one_round(request: ClaimRequest) -> Ownership | Outcome | None:
 
     :returns: None if the record changed meanwhile, so that another round is needed.
     """
-    # If the database has one writer, an insert waits for it, and the writer may be the very attempt that a duplicate must
-    # learn of. A read does not wait.
+    # If the database has one writer, an insert waits for it, and the writer may be the very attempt that a duplicate
+    # must learn of. A read does not wait.
     row = request.store.read(request.scope) if request.store.has_one_writer else None
     if row is None:
         if (owned := _insert(request)) is not None:
