@@ -74,13 +74,18 @@ class Strike:
     act: str
     #: The strike hits messages whose number, at the end of their label, is a multiple of this.
     every: int = 1
+    #: With this, that much higher numbers are struck: 3, 13, 23 … in place of 0, 10, 20 …
+    offset: int = 0
+    #: Only a message whose label contains this is struck.
+    among: str = ""
     #: How often one message is hit, at most.
     times: int = 1
     #: If this is set, only the message with this label is hit.
     label: str = ""
 
     def meets(self, place: str, label: str, number: int) -> bool:
-        return place == self.place and number % self.every == 0 and self.label in {"", label}
+        is_one = (number - self.offset) % self.every == 0 and self.among in label and self.label in {"", label}
+        return place == self.place and is_one
 
 
 class Strikes:

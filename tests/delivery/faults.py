@@ -86,7 +86,12 @@ def struck_by(act: str, place: str, share: int, **options: Any) -> Callable[[Sce
     """A process of a worker is killed at a place that one message in ``share`` reaches."""
 
     def script(scene: Scene, verdict: Verdict) -> None:
-        keeper = consume(scene, verdict, Strike(place, act, every=one_in(scene, share)), lease=LEASE, **options)
+        every = one_in(scene, share)
+        # Protected messages and the control's are struck far from each other. Whoever dies takes along what else its
+        # worker has at hand, and of a message that was just committed there is no second run that could be struck.
+        kept = Strike(place, act, every=every, among="-kept-")
+        plain = Strike(place, act, every=every, offset=every // 2, among="-plain-")
+        keeper = consume(scene, verdict, kept, plain, lease=LEASE, **options)
         verdict.struck = scene.marks.count(f"{act}.*")
         verdict.expect(scene.marks.count(f"{act}.*-kept-*"), "no protected message was struck")
         if act != "child":

@@ -53,6 +53,14 @@ def test_one_in_so_many_messages_is_struck_so_many_times(tmp_path: Path) -> None
     assert [end == -signal.SIGKILL for end in ends] == [True, True, False, False, False, False] * 2
 
 
+def test_two_strikes_may_be_about_different_messages() -> None:
+    strike = Strike("work", "child", every=4, offset=2, among="-kept-")
+    labels = [f"run-{kind}-{number}" for kind in ("kept", "plain") for number in range(8)]
+
+    met = [label for label in labels if strike.meets("work", label, int(label.rpartition("-")[2]))]
+    assert met == ["run-kept-2", "run-kept-6"]
+
+
 def test_where_nobody_knows_of_messages_passes_are_counted(tmp_path: Path) -> None:
     def work() -> None:
         at_place = Strikes(Marks(tmp_path), [Strike("relay.published", "child", every=3)]).each("relay.published")
