@@ -74,9 +74,9 @@ class Strike:
     act: str
     #: The strike hits messages whose number, at the end of their label, is a multiple of this.
     every: int = 1
-    #: With this, that much higher numbers are struck: 3, 13, 23 … in place of 0, 10, 20 …
+    #: The numbers that are hit are higher by this: 3, 13, 23 and so on in place of 0, 10, 20.
     offset: int = 0
-    #: Only a message whose label contains this is struck.
+    #: Only messages whose label contains this are hit.
     among: str = ""
     #: How often one message is hit, at most.
     times: int = 1
