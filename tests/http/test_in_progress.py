@@ -20,20 +20,18 @@ from tests.http.views import plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario(12)]
 
-# Outside of a transaction, a handler that is half way leaves SQLite's one write lock to others, so that the same can
-# be seen there. What SQLite does while a handler's transaction is open is a test of its own, further down.
 OUTSIDE = {"transaction": False, "recovery": PARK}
-
-
 PAYLOADS = ({"amount": 1}, {"amount": 2})  # another payload learns no more than the same one
 
 either_payload = pytest.mark.parametrize("payload", PAYLOADS, ids=["same payload", "other payload"])
 
 
-def test_a_duplicate_of_a_running_request_gets_409_at_once(alice: Caller, serve: Serve) -> None:
+@pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["in a transaction", "outside"])
+def test_a_duplicate_of_a_running_request_gets_409_at_once(alice: Caller, serve: Serve, policy: dict[str, Any]) -> None:
     gate = Gate(plain_answer)
-    serve(idempotent("tests.slow", **OUTSIDE)(gate))
+    serve(idempotent("tests.slow", **policy)(gate))
     with gate.running(lambda: alice.post(data={"amount": 1}, key="k")) as first:
+        assert effects() == (1 if policy else 0)  # not committed yet
         for payload in PAYLOADS:
             refused = assert_refused(alice, "idempotency_in_progress", data=payload, key="k")
             assert 1 <= int(refused["Retry-After"]) <= 30
@@ -43,29 +41,9 @@ def test_a_duplicate_of_a_running_request_gets_409_at_once(alice: Caller, serve:
     assert effects() == 1
 
 
-@pytest.mark.postgres
-def test_a_duplicate_does_not_wait_for_the_transaction_of_the_first(alice: Caller, serve: Serve) -> None:
+def test_a_waiting_duplicate_is_given_the_outcome(alice: Caller, serve: Serve) -> None:
     gate = Gate(plain_answer)
-    serve(idempotent("tests.slow")(gate))
-    with gate.running(lambda: alice.post(key="k")) as first:
-        assert effects() == 0  # not committed yet
-        assert_refused(alice, "idempotency_in_progress", key="k")
-    assert first.result().status_code == 201
-    assert effects() == 1
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        # SQLite has one writer, so a duplicate waits for it.
-        pytest.param({}, marks=pytest.mark.sqlite),
-        {"in_progress": Wait(20), **OUTSIDE},
-    ],
-    ids=["SQLite", "Wait"],
-)
-def test_a_waiting_duplicate_is_given_the_outcome(alice: Caller, serve: Serve, policy: dict[str, Any]) -> None:
-    gate = Gate(plain_answer)
-    serve(idempotent("tests.slow", **policy)(gate))
+    serve(idempotent("tests.slow", in_progress=Wait(20), **OUTSIDE)(gate))
     with gate.running(lambda: alice.post(key="k")) as first:
         second = in_thread(lambda: alice.post(key="k"))
     replay = second.result(30)
