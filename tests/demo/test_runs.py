@@ -37,11 +37,12 @@ def database(tmp_path: Path) -> Iterator[str]:
 
 @contextmanager
 def demo(database: str, *options: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A run of the command, in a process of its own."""
+    """A run of the command, in a process of its own, whose coverage is not measured: the demo is no part of it."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     process = subprocess.Popen(
         [sys.executable, "manage.py", "demo", "--database", database, *options],
         cwd=settings.BASE_DIR,
-        env={**os.environ, "COLUMNS": "120", **environment},
+        env={**inherited, "COLUMNS": "120", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -69,8 +69,11 @@ class World:
 
 
 def environment(url: str) -> dict[str, str]:
-    """What processes see: the run's own database, and no broker that somebody has set for another purpose."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CELERY_")}
+    """What processes see: the run's own database, and no broker that somebody has set for another purpose.
+
+    Their coverage is not measured, because it would slow them down and they end without writing it.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CELERY_", "COVERAGE_"))}
     return {**inherited, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.harness.settings"}
 
 
