@@ -19,6 +19,9 @@ hypothesis.settings.load_profile("tests")
 #: What `migrate` fills and no test changes.
 FILLED_BY_MIGRATE = {"django_content_type", "auth_permission"}
 
+#: What lets a test use the database, beside the mark ``django_db``.
+DATABASE_FIXTURES = {"db", "live_server", "transactional_db"}
+
 LARGE = 200_000  # bytes, of the rows of one table
 
 #: One round trip in place of one for each table, because they cost more than what the server does in them. The locks
@@ -79,8 +82,12 @@ def _tables(using: str, database: str) -> list[str]:
     return [connections[using].ops.quote_name(table) for table in sorted(set(present) - FILLED_BY_MIGRATE)]
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what belongs to another database, instead of reporting it as skipped in every run."""
+    """Leave out what belongs to another database, instead of reporting it as skipped in every run.
+
+    A test that may not reach the database, because it asks for no fixture that opens one, is marked ``once``.
+    """
     here = "postgres" if connection.vendor == "postgresql" else connection.vendor
     elsewhere = {"postgres", "sqlite"} - {here}
     kept, left_out = [], []
@@ -89,3 +96,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+    for item in items:
+        if not _reaches_the_database(item) and item.get_closest_marker(here) is None:
+            item.add_marker(pytest.mark.once)
+
+
+def _reaches_the_database(item: pytest.Item) -> bool:
+    if item.get_closest_marker("django_db") is not None or not DATABASE_FIXTURES.isdisjoint(item.fixturenames):
+        return True
+    case = getattr(item, "cls", None)
+    return case is not None and issubclass(case, TransactionTestCase)

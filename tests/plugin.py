@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+#: The folders of slow tests. What starts last should be short, or one process works on while the others are idle.
+SLOW = {"crash", "demo"}
+
 VENDORS = {"postgres": ("postgres", "postgresql", "pgsql", "psql"), "sqlite": ("sqlite",)}
 
 
@@ -23,6 +26,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=sorted(VENDORS),
         help="Which database the tests run on when DATABASE_URL is not set (default: postgres, embedded).",
     )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """After the tests were put in a random order, bring the slow ones to the front."""
+    items.sort(key=lambda item: item.path.parent.name not in SLOW)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -38,7 +38,7 @@ from tests.contrib.servers import Server, answer, cut, pass_on, problem
 from tests.factories import TokenFactory, UserFactory
 from tests.operations import forgetting_operations
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 @pytest.fixture(params=SENDERS)

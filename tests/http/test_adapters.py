@@ -20,7 +20,7 @@ from tests.http.callers import Caller, effects, replayed
 from tests.http.serving import Serve
 from tests.http.views import CrashError, work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 class RefusedError(Exception):

@@ -20,7 +20,7 @@ from tests.http.declaring import WAYS, protecting, refused, runs_once
 from tests.http.serving import Serve
 from tests.http.views import Methods, PlainView, drf_answer, plain_answer
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(62)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(62), pytest.mark.once]
 
 
 class SkipsInitial:

@@ -25,7 +25,7 @@ from tests.http.declaring import protecting, refused
 from tests.http.serving import Serve
 from tests.http.views import ModelActions, PlainView, drf_answer, plain_answer
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(62, 66)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(62, 66), pytest.mark.once]
 
 
 # One name, one function

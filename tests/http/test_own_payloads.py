@@ -20,7 +20,7 @@ from tests.http.sameness import Same
 from tests.http.serving import Framework, Serve, drf_view
 from tests.http.views import drf_answer, plain_answer, work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 class CommandSerializer(serializers.Serializer[Any]):

@@ -18,7 +18,7 @@ from tests.http.sameness import Same
 from tests.http.serving import Framework, Serve, drf_view
 from tests.http.views import plain_answer, work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 AS_FORM = {"content_type": FORM}
 AS_TEXT = {"content_type": "text/plain"}

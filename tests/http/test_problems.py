@@ -44,7 +44,7 @@ from tests.http.callers import (
 from tests.http.serving import Framework, Serve, drf_view, serve_answer
 from tests.http.views import drf_answer, plain_answer, work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 def test_an_anonymous_caller_is_refused_by_a_view_that_lets_everybody_in(anonymous: Caller, settings: Any) -> None:

@@ -18,7 +18,7 @@ from tests.http.callers import FORM, Caller, assert_refused, multipart
 from tests.http.serving import Framework, Serve
 from tests.http.views import work
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(39)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(39), pytest.mark.once]
 
 SMALL = 100
 #: Above DATA_UPLOAD_MAX_MEMORY_SIZE and FILE_UPLOAD_MAX_MEMORY_SIZE.

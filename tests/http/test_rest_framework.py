@@ -22,7 +22,7 @@ from tests.http.callers import Caller, claim_anew, effects, problem_code, replay
 from tests.http.serving import Framework, Serve, drf_view, serve_answer
 from tests.http.views import drf_answer
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 PAGE = {"Accept": "text/html"}
 

@@ -16,7 +16,7 @@ from tests.http.sameness import Same
 from tests.http.serving import Framework
 from tests.http.views import plain_answer, work
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario(16)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario(16), pytest.mark.once]
 
 
 @pytest.mark.failure_mode(41, 46)
