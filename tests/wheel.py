@@ -1,25 +1,36 @@
-"""``python -m tests.wheel``: the installed package is the wheel, and the wheel holds the package and nothing else."""
+"""``python -m tests.wheel SOURCE``: the wheel is what is installed, and holds what is in SOURCE and nothing else."""
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import files
 from pathlib import Path
 
 import idempotency
 
-REQUIRED = ("idempotency/py.typed", "idempotency/migrations/0001_initial.py")
 
-
-def main() -> None:
-    checkout = Path(__file__).parents[1]
-    if Path(idempotency.__file__).is_relative_to(checkout):
-        raise SystemExit(f"idempotency was imported from {idempotency.__file__}, not from the wheel.")
-    shipped = [path.as_posix() for path in files("django-idempotency") or []]
-    strays = [path for path in shipped if not path.startswith(("idempotency/", "django_idempotency-"))]
-    missing = [path for path in REQUIRED if path not in shipped]
+def main(source: Path) -> None:
+    """
+    :param source: the package in the checkout.
+    :raises SystemExit: something else is installed, or the wheel lacks a file, has one too many, or has changed one.
+    """
+    installed = Path(idempotency.__file__).parent
+    if "site-packages" not in installed.parts:
+        raise SystemExit(f"idempotency was imported from {installed}, not from the wheel.")
+    shipped = {path.as_posix() for path in files("django-idempotency") or []}
+    strays = sorted(path for path in shipped if not path.startswith(("idempotency/", "django_idempotency-")))
+    written = [path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    missing = [
+        str(path)
+        for path in written
+        if f"idempotency/{(inside := path.relative_to(source)).as_posix()}" not in shipped
+        or (installed / inside).read_bytes() != path.read_bytes()
+    ]
+    packed = {f"idempotency/{path.relative_to(source).as_posix()}" for path in written}
+    strays += sorted(path for path in shipped - packed if path.startswith("idempotency/") and ".pyc" not in path)
     if strays or missing:
-        raise SystemExit(f"The wheel ships what it should not: {strays}; and lacks: {missing}.")
+        raise SystemExit(f"The wheel ships what it should not: {strays}; and lacks, or has changed: {missing}.")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))
