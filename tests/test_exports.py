@@ -119,16 +119,6 @@ def test_when_the_job_has_ended_its_outcome_is_replayed(alice: Exporter, bob: Ex
     assert OutboxMessage.objects.count() == 1
 
 
-def test_another_payload_under_the_key_is_refused_while_the_job_runs_and_afterwards(alice: Exporter) -> None:
-    alice.post()
-    running = alice.post(label="april")
-    run_job()
-    for refused in (running, alice.post(label="april")):
-        assert (refused.status_code, refused.json()["code"]) == (422, "idempotency_key_reused")
-        assert "Location" not in refused
-    assert (Export.objects.count(), OutboxMessage.objects.count()) == (1, 1)
-
-
 def test_only_its_owner_can_look_at_an_export(alice: Exporter, bob: Exporter) -> None:
     location = alice.post()["Location"]
     assert alice.get(location).status_code == 202

@@ -121,6 +121,16 @@ async def generator() -> Any:
     yield
 
 
+def look() -> None:
+    raise AssertionError("the app would be set up before its time")
+
+
+@pytest.mark.parametrize("function", [coroutine, generator])
+def test_coroutine_functions_are_refused(name: str, function: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match="coroutine"):
+        idempotent_task(name)(function)
+
+
 @pytest.mark.parametrize(
     "decorated",
     [
@@ -129,26 +139,13 @@ async def generator() -> Any:
         pytest.param(lambda: Task, id="a class"),
         pytest.param(lambda: functools.partial(print), id="a partial"),
         pytest.param(lambda: print, id="a builtin"),
+        pytest.param(lambda: Proxy(look), id="a task that nobody has looked at yet"),
     ],
 )
 def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(name: str, decorated: Callable[[], Any]) -> None:
     with pytest.raises(ImproperlyConfigured, match=r"@shared_task\(\.\.\.\)\n    @idempotent_task\('tests.declared'\)"):
         idempotent_task(name)(decorated())
     app.tasks.pop("tests.wrong", None)
-
-
-def test_a_task_that_nobody_has_looked_at_yet_is_refused_without_looking(name: str) -> None:
-    def look() -> None:
-        raise AssertionError("the app would be set up before its time")
-
-    with pytest.raises(ImproperlyConfigured, match="below Celery's decorator"):
-        idempotent_task(name)(Proxy(look))
-
-
-@pytest.mark.parametrize("what", [coroutine, generator])
-def test_coroutine_functions_are_refused(name: str, what: Any) -> None:
-    with pytest.raises(ImproperlyConfigured, match="coroutine"):
-        idempotent_task(name)(what)
 
 
 @pytest.mark.parametrize(

@@ -150,19 +150,6 @@ def test_all_pages_are_looked_at_also_where_a_relay_has_marked_a_batch_at_once(m
     assert statuses().count(MessageStatus.SENT) == 1
 
 
-def test_one_that_was_sent_again_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent()
-    found = lost_module._without_record
-
-    def slow(*arguments: Any) -> Any:
-        missing = found(*arguments)
-        OutboxMessage.objects.update(sent_at=from_now(-MINUTE))
-        return missing
-
-    monkeypatch.setattr(lost_module, "_without_record", slow)
-    assert resend_lost_messages() == 0
-
-
 @pytest.mark.usefixtures("_short_retention")
 @pytest.mark.failure_mode(56)
 def test_a_message_whose_record_may_be_purged_is_not_sent_again() -> None:
@@ -184,24 +171,32 @@ def test_a_message_that_was_sent_late_is_judged_by_when_it_was_written() -> None
     assert resend_lost_messages() == 0
 
 
+def test_an_accounts_erasure_knows_the_names_under_which_consumers_record() -> None:
+    assert ("mailer", CONSUMED) in consumers()
+    assert consumers in erasure.consumer_finders
+
+
 @pytest.mark.usefixtures("_short_retention")
 @pytest.mark.failure_mode(56)
-def test_a_search_that_sleeps_until_the_retention_is_over_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = sent(SHORT, ago=30 * MINUTE)
+@pytest.mark.parametrize(
+    "meanwhile", [{"sent_at": from_now(-MINUTE)}, {"created_at": from_now(-HOUR)}], ids=["sent again", "forgotten"]
+)
+def test_what_a_search_found_before_it_slept_is_judged_again(
+    monkeypatch: pytest.MonkeyPatch, meanwhile: dict[str, Any]
+) -> None:
+    sent(SHORT, ago=30 * MINUTE)
     found = lost_module._without_record
 
     def slow(*arguments: Any) -> Any:
         missing = found(*arguments)
-        OutboxMessage.objects.filter(pk=message.pk).update(created_at=from_now(-HOUR))
+        OutboxMessage.objects.update(**meanwhile)
         return missing
 
-    monkeypatch.setattr(lost_module, "_without_record", slow)
-    assert resend_lost_messages() == 0
-
-
-def test_an_accounts_erasure_knows_the_names_under_which_consumers_record() -> None:
-    assert ("mailer", CONSUMED) in consumers()
-    assert consumers in erasure.consumer_finders
+    with monkeypatch.context() as patch:
+        patch.setattr(lost_module, "_without_record", slow)
+        assert resend_lost_messages() == 0
+    OutboxMessage.objects.update(sent_at=from_now(-30 * MINUTE), created_at=from_now(-30 * MINUTE))
+    assert resend_lost_messages() == 1
 
 
 def test_the_task_says_how_many_it_has_found() -> None:
