@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.postgres]
 #: For each mutation the cells that have to fail, and what has to be seen in at least one of them.
 CAUGHT_BY = {
     "without_attempt": ([("handler.wrote", "stop-live", "inside"), ("release.before", "stop-live", "inside")], "P6"),
-    "completion_on_its_own": ([("complete.sent", "kill", "inside")], "P1: doubled"),
+    "completion_on_its_own": ([("on_commit", "kill", "inside")], "P1: doubled"),
     "release_unfenced": (
         [("release.before", "stop", "inside"), ("release.before", "stop-live", "again")],
         "P1: doubled",

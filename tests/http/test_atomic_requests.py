@@ -103,7 +103,7 @@ def test_a_class_whose_as_view_is_protected_as_a_whole_opens_no_transaction_arou
 
 @pytest.mark.usefixtures("atomic_requests")
 def test_outside_of_a_transaction_means_outside_under_atomic_requests_too(alice: Caller, serve: Serve) -> None:
-    serve(idempotent("tests.outside", transaction=False, recovery=PARK)(plain_answer))
+    serve(idempotent("tests.outside_atomic", transaction=False, recovery=PARK)(plain_answer))
     first, _ = replayed(alice)
     assert not json.loads(first.content)["in_transaction"]
 

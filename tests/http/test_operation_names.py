@@ -85,7 +85,7 @@ def test_a_second_function_under_a_bare_name_is_refused(first: Callable[[], Any]
 
 def test_the_error_names_both_functions() -> None:
     idempotent("tests.policy", required=False)(plain_answer)
-    with refused(f"'tests.policy' is declared for {__name__}.other, and for tests.http.views.plain_answer"):
+    with refused(f"'tests.policy' is declared for {__name__}.other, and already for tests.http.views.plain_answer"):
         idempotent("tests.policy", required=False)(other)
 
 
