@@ -18,6 +18,7 @@ from idempotency.outcome import Outcome
 from idempotency.protocol import claims
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
+from idempotency.protocol.transactions import own_transaction
 from idempotency.upkeep.counters import counters
 from idempotency.upkeep.retention import purge_once
 from idempotency.upkeep.sweep import recover_once
@@ -57,6 +58,21 @@ def test_a_fenced_change_reads_its_own_record_and_no_other_claim(change: Callabl
     owned = acquire()
     make_records(500, Status.IN_PROGRESS, expires=HOUR, lease=HOUR)
     assert most_rows_read(lambda: change(owned)) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_claim_that_is_interrupted_leaves_a_connection_that_works() -> None:
+    with pytest.raises(KeyboardInterrupt), own_transaction("default", "A claim", one_statement=True):
+        connection.connection.pgconn.send_query(b"SELECT 1")  # its answer is never read
+        raise KeyboardInterrupt
+    assert isinstance(acquire(), Ownership)
+    assert connection.get_autocommit()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_error_in_a_transaction_is_not_taken_for_an_open_one() -> None:
+    with pytest.raises(RuntimeError, match="on purpose"), own_transaction("default", "A claim"):
+        raise RuntimeError("on purpose")
 
 
 @pytest.mark.failure_mode(59)

@@ -23,7 +23,10 @@ TABLE = re.compile(r'(?:FROM|INTO|UPDATE)\s+"?((?:idempotency|testproject)_\w+)'
 TRANSACTIONS = {"BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE"}
 POSTGRES = connection.vendor == "postgresql"
 
-CLAIM = ["BEGIN", "INSERT idempotency_record", "COMMIT"]
+LOOK = ["SELECT idempotency_record"]
+#: SQLite looks first, because an insert would wait for its one writer.
+CLAIM = [*([] if POSTGRES else LOOK), "BEGIN", "INSERT idempotency_record", "COMMIT"]
+LOST_CLAIM = [*CLAIM, *LOOK] if POSTGRES else LOOK
 WORK = ["INSERT testproject_receipt"]
 COMPLETE = ["UPDATE idempotency_record", "COMMIT"]
 
@@ -93,6 +96,5 @@ def test_a_second_delivery_costs_the_look_at_the_record() -> None:
     with statements() as made:
         send_receipt.apply(kwargs={"label": "kept", "amount": 1}, task_id=task_id).get()
 
-    lost = ["BEGIN", "INSERT idempotency_record", "COMMIT" if POSTGRES else "ROLLBACK", "SELECT idempotency_record"]
-    assert made == lost
+    assert made == LOST_CLAIM
     assert Receipt.objects.count() == 1

@@ -97,7 +97,7 @@ def test_of_a_handler_of_several_methods_the_safe_ones_pass_through(alice: Calle
     assert runs_once(alice, "PATCH", "/patch/")
 
 
-def test_head_of_a_protected_get_is_protected_too(alice: Caller, serve: Serve) -> None:
+def test_head_of_a_protected_get_is_protected_too(alice: Caller, serve: Serve, atomic: bool) -> None:
     serve(protecting("decorator", PlainView, {"get": "tests.get"}).as_view())
     assert alice.request("HEAD").status_code == 400
 
