@@ -62,9 +62,13 @@ def test_a_fenced_change_reads_its_own_record_and_no_other_claim(change: Callabl
 
 @pytest.mark.django_db(transaction=True)
 def test_a_claim_that_is_interrupted_leaves_a_connection_that_works() -> None:
-    with pytest.raises(KeyboardInterrupt), own_transaction("default", "A claim", one_statement=True):
-        connection.connection.pgconn.send_query(b"SELECT 1")  # its answer is never read
-        raise KeyboardInterrupt
+    def interrupted() -> None:
+        with own_transaction("default", "A claim", one_statement=True):
+            connection.connection.pgconn.send_query(b"SELECT 1")  # its answer is never read
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert isinstance(acquire(), Ownership)
     assert connection.get_autocommit()
 
