@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 from django.db import DatabaseError, InterfaceError, connections, router, transaction
 
@@ -42,12 +42,13 @@ def own_transaction(using: str, what: str, *, one_statement: bool = False) -> It
             f"{what} was called with autocommit off on database {using!r}, so its claim could not be committed for "
             f"others to see. Remove AUTOCOMMIT from the database's settings, and undo every set_autocommit(False)."
         )
-    alone = sql.store(using).one_statement() if one_statement else nullcontext()
     opened = False
     try:
         # durable=True raises in an open transaction, except in the one that TestCase wraps a test in.
-        with transaction.atomic(using=using, durable=True), alone:
+        with transaction.atomic(using=using, durable=True):
             opened = True
+            if one_statement:
+                sql.store(using).commit_at_once()
             yield
     except RuntimeError as error:
         if opened:

@@ -144,9 +144,8 @@ class Store(ABC):
     # Transactions
 
     @abstractmethod
-    def one_statement(self) -> AbstractContextManager[None]:
-        """Make the one statement of the block a transaction of its own, in an open transaction that has sent nothing
-        yet.
+    def commit_at_once(self) -> None:
+        """Let the next statement be the whole of the open transaction, of which nothing has been sent yet.
 
         If the database commits a single statement by itself, this saves two round trips. The statement is then
         committed when it returns, and not at the end of the transaction's block.

@@ -216,7 +216,8 @@ def _as_it_was(using: str) -> Iterator[None]:
 def _add(using: str, counts: Counts) -> None:
     def transact() -> None:
         store = sql.store(using)
-        with transaction.atomic(using=using, durable=True), store.one_statement():
+        with transaction.atomic(using=using, durable=True):
+            store.commit_at_once()
             store.add_counts(counts)
 
     sql.retry_lost_races(MAX_ROUNDS, using, transact)

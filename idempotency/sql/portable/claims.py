@@ -121,9 +121,8 @@ class Claims(Store):
     def park(self, fence: Fence) -> bool:
         return _changed_one(self._fenced(fence), status=Status.PARKED, lease_expires_at=None)
 
-    @contextmanager
-    def one_statement(self) -> Iterator[None]:
-        yield  # SQLite has no round trips to save
+    def commit_at_once(self) -> None:
+        """SQLite has no round trips to save."""
 
     def bound_transaction(self, *, idle: timedelta, statement: timedelta | None = None) -> None:
         """Do nothing: neither SQLite nor MySQL has such limits for one transaction."""

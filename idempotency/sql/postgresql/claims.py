@@ -208,19 +208,10 @@ class Claims(Store):
                 [text for setting in wanted for text in setting],
             )
 
-    @contextmanager
-    def one_statement(self) -> Iterator[None]:
-        if self.is_nested:
-            yield
-            return
-        driver = self.connection.connection
-        driver.autocommit = True
-        try:
-            yield
-        finally:
-            # If the connection is broken or was interrupted in its statement, Django rolls back or closes it instead.
-            if driver.pgconn.transaction_status == TRANSACTION_IDLE:
-                driver.autocommit = False
+    def commit_at_once(self) -> None:
+        if not self.is_nested:
+            # Django's block has nothing to commit then, and sets autocommit again when it ends, whatever ends it.
+            self.connection.connection.autocommit = True
 
     @contextmanager
     def watch_transaction(self) -> Iterator[TransactionWatch]:
