@@ -1,10 +1,11 @@
 """``Store``: the interface to a database.
 
 A method for claims that returns a bool is a compare-and-set: True means that one row matched and was changed. No method
-commits. Each is called in a transaction that the package has opened, so that its settings (how long to wait for a lock,
-how long to be idle) end with the transaction. Two methods differ: ``insert_message`` has no settings and is called in
-the caller's transaction, and ``measure`` in any transaction or none. In a TestCase the transaction is a savepoint of
-the test's transaction. Nothing is set there, because the settings would stay in force after the savepoint.
+commits, but a statement after ``commit_at_once`` may be committed when it returns. Each method is called in a
+transaction that the package has opened, so that its settings (how long to wait for a lock, how long to be idle) end
+with the transaction. Two methods differ: ``insert_message`` has no settings and is called in the caller's transaction,
+and ``measure`` in any transaction or none. In a TestCase the transaction is a savepoint of the test's transaction.
+Nothing is set there, because the settings would stay in force after the savepoint.
 """
 
 from __future__ import annotations
