@@ -8,7 +8,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 #: Seconds after which the API gives up on a provider that hangs, and a bound for one that doesn't.
-IMPATIENCE = 0.3
+IMPATIENCE = 1.0
 PATIENCE = 30.0
 
 #: What the provider does to a first call that fails, and whether it has paid then.

@@ -142,8 +142,12 @@ def test_a_terminal_sees_a_bar(eat: Eat) -> None:
     stays = Terminal()
     run(eat, 3, stderr=stays)
     assert "3/3" in stays.getvalue()
+    # A bar is drawn anew whenever a moment has passed. What tells the two apart is how they end.
     erased = "\x1b[2K"
-    assert terminal.getvalue().count(erased) == stays.getvalue().count(erased) + 1
+    assert (
+        terminal.getvalue().rpartition("3/3")[2].count(erased)
+        == stays.getvalue().rpartition("3/3")[2].count(erased) + 1
+    )
     quiet = Terminal()
     assert run(eat, stderr=quiet, verbosity=0) == (0, [], [])
     assert quiet.getvalue() == ""
