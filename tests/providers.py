@@ -20,8 +20,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
     """Whether it comes true while another process is at it."""
     deadline = time.monotonic() + PATIENCE
     while not condition() and time.monotonic() < deadline:
-        # Between two bounded looks; what is waited for is looked at, not timed.
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two bounded looks at another process, which has no event to wait for
     return condition()
 
 

@@ -78,9 +78,8 @@ class Stop:
         """
         end = time.monotonic() + seconds
         while self.signum is None and (left := end - time.monotonic()) > 0:
-            # Not Event.wait(): the signal's handler would set the Event, and it may interrupt the wait while that holds
-            # the Event's lock.
-            time.sleep(min(left, SLICE))
+            # An Event could not end it: the signal's handler may interrupt Event.wait() while that holds the lock.
+            time.sleep(min(left, SLICE))  # in slices, after each of which a signal's arrival is looked for
         return self.signum is None
 
 

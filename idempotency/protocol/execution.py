@@ -58,9 +58,8 @@ def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Own
             if left <= 0:
                 signals.send(signals.conflicted, operation, scope, 0)
                 raise
-            # Poll, because databases have no common way to report the end of another process's attempt. No transaction
-            # and no lock is held meanwhile.
-            time.sleep(min(pause, left))
+            # No transaction and no lock is held meanwhile.
+            time.sleep(min(pause, left))  # databases have no common way to report the end of another's attempt
             pause = min(pause * 2, SLOWEST_POLL)
 
 

@@ -218,7 +218,7 @@ def test_a_first_execution_waits_for_the_disk_no_more_often_than_the_bare_view(
     alice: Caller, framework: Framework
 ) -> None:
     if connection.pg_version < 180000:
-        pytest.skip("PostgreSQL counts what each session flushes from version 18 on.")
+        pytest.skip("PostgreSQL below 18 does not count flushes by session")  # so there is nothing to read
     framework.serve()
     alice.post(key="warm up")
     flushed = _flushes()
