@@ -193,6 +193,37 @@ def test_a_connection_that_died_is_replaced_for_a_step_and_a_renewal(post: Post,
     assert [step.result for step in IdempotencyStep.objects.all()] == ["71"]
 
 
+#: A sequence counts what is rolled back, too, so each change is refused once.
+REFUSE_ONCE = """
+CREATE SEQUENCE refused;
+CREATE FUNCTION refuse_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF nextval('refused') = 1 THEN RAISE EXCEPTION 'the other one won' USING ERRCODE = '{sqlstate}'; END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER refuse_once BEFORE {change} FOR EACH ROW EXECUTE FUNCTION refuse_once();
+"""
+FORGET = "DROP FUNCTION refuse_once CASCADE; DROP SEQUENCE refused"
+
+
+@pytest.mark.failure_mode(74)
+@pytest.mark.postgres
+@pytest.mark.parametrize("sqlstate", ["40001", "40P01", "55P03"])
+@pytest.mark.parametrize("change", ["UPDATE ON idempotency_record", "INSERT ON idempotency_step"])
+def test_a_change_that_the_server_refused_for_the_sake_of_another_is_made_again(
+    post: Post, change: str, sqlstate: str
+) -> None:
+    handler.before = lambda request: require_claim().step("pay", lambda: 71)
+    with connection.cursor() as cursor:
+        cursor.execute(REFUSE_ONCE.format(change=change, sqlstate=sqlstate))
+        try:
+            first = post("/again/")
+        finally:
+            cursor.execute(FORGET)
+    assert first.status_code == 201
+    assert is_replay(post("/again/"), first)
+    assert (effects(), handler.attempts) == (["one"], [1])
+
+
 @pytest.mark.failure_mode(74)
 def test_a_server_that_does_not_come_back_leaves_the_claim_to_recovery_after_bounded_tries(
     post: Post, monkeypatch: pytest.MonkeyPatch
