@@ -37,7 +37,7 @@ FIRST_EXECUTIONS = (
     Variant("bare view, own `atomic()`", views.BareAtomicView),
     BASELINE,
     Variant("hand-written, claim waits for the disk", views.HandwrittenDurableView),
-    Variant("hand-written, claim in autocommit", views.HandwrittenAutocommitView),
+    Variant("hand-written, claim in `atomic()`", views.HandwrittenAtomicView),
     Variant("hand-written, claim and read in one statement", views.HandwrittenOneStatementView),
     PACKAGE,
     Variant("this package, claim waits for the disk", views.PackageDurableView),
@@ -45,7 +45,7 @@ FIRST_EXECUTIONS = (
 )
 REPLAYS = (
     BASELINE,
-    Variant("hand-written, claim in autocommit", views.HandwrittenAutocommitView),
+    Variant("hand-written, claim in `atomic()`", views.HandwrittenAtomicView),
     Variant("hand-written, claim and read in one statement", views.HandwrittenOneStatementView),
     PACKAGE,
 )

@@ -90,9 +90,10 @@ class BareAtomicView(BareView):
 
 
 class HandwrittenView(BareView):
-    """Claim, then work and outcome: two transactions, two statements more than the work.
+    """Claim, then work and outcome: two statements more than the work, and two transactions.
 
-    The claim doesn't wait for the disk. If the server forgets it, it has forgotten the work as well.
+    The claim is in autocommit, because the server commits one statement by itself: BEGIN and COMMIT would be two round
+    trips more. It doesn't wait for the disk. If the server forgets it, it has forgotten the work as well.
     """
 
     insert = INSERT_WITHOUT_DISK
@@ -107,12 +108,11 @@ class HandwrittenView(BareView):
         return self.replay(found, digest) if claimed is None else self.run(request, claimed)
 
     def claim(self, scope: tuple[str, str], digest: str) -> tuple[int | None, Any]:
-        with transaction.atomic(), connection.cursor() as cursor:
+        with connection.cursor() as cursor:
             cursor.execute(self.insert, (*scope, digest))
             won = cursor.fetchone()
-        if won is not None:
-            return won[0], None
-        with connection.cursor() as cursor:
+            if won is not None:
+                return won[0], None
             cursor.execute(READ, scope)
             return None, cursor.fetchone()
 
@@ -143,21 +143,22 @@ class HandwrittenDurableView(HandwrittenView):
     insert = INSERT
 
 
-class HandwrittenAutocommitView(HandwrittenView):
-    """The claim in autocommit: a transaction as well, without the round trips of BEGIN and COMMIT."""
+class HandwrittenAtomicView(HandwrittenView):
+    """The claim in an ``atomic()`` of its own, as most people write it."""
 
     def claim(self, scope: tuple[str, str], digest: str) -> tuple[int | None, Any]:
-        with connection.cursor() as cursor:
+        with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(self.insert, (*scope, digest))
             won = cursor.fetchone()
-            if won is not None:
-                return won[0], None
+        if won is not None:
+            return won[0], None
+        with connection.cursor() as cursor:
             cursor.execute(READ, scope)
             return None, cursor.fetchone()
 
 
 class HandwrittenOneStatementView(HandwrittenView):
-    """The claim and the loser's read in one statement, in autocommit: a replay is one round trip."""
+    """The claim and the loser's read in one statement: a replay is one round trip."""
 
     def claim(self, scope: tuple[str, str], digest: str) -> tuple[int | None, Any]:
         with connection.cursor() as cursor:
