@@ -5,10 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from importlib import import_module
 
 from .database import PREPARED, scratch_database
 
-EXPERIMENTS = ("requests", "claims", "pages")
+#: The module of each experiment. Its ``compare`` returns tables.
+EXPERIMENTS = {
+    "requests": "requests",
+    "storm": "storm",
+    "waits": "waits",
+    "claims": "claim_shapes",
+    "pages": "record_pages",
+}
 
 
 def main() -> None:
@@ -28,11 +36,10 @@ def main() -> None:
         parser.error("--operations must be at least 1")
 
     with scratch_database(PREPARED if arguments.prepared else {}):
-        from . import claim_shapes, record_pages, requests  # they import models, and so need Django to be set up
-
-        run = {"requests": requests.compare, "claims": claim_shapes.compare, "pages": record_pages.compare}
         for name in arguments.experiments or EXPERIMENTS:
-            for table in run[name](arguments.operations, arguments.seed, _progress()):
+            # Only now, because they import models, and so need Django to be set up.
+            compare = import_module(f"tests.benchmarks.{EXPERIMENTS[name]}").compare
+            for table in compare(arguments.operations, arguments.seed, _progress()):
                 print(f"{table}\n", flush=True)
 
 

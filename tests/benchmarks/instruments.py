@@ -28,7 +28,7 @@ class Cost:
     # one entry a block, each of one operation in it
     block_seconds: list[float] = field(default_factory=list)
     block_client_cpu: list[float] = field(default_factory=list)
-    block_server_cpu: list[float] = field(default_factory=list)
+    blockserver_cpu: list[float] = field(default_factory=list)
     block_wal: list[float] = field(default_factory=list)  # bytes
     fsyncs: int = 0
     round_trips: int | None = None
@@ -48,12 +48,12 @@ class Cost:
     @property
     def server(self) -> float | None:
         """None where the server's processes can't be seen from here."""
-        return statistics.median(self.block_server_cpu) if self.block_server_cpu else None
+        return statistics.median(self.blockserver_cpu) if self.blockserver_cpu else None
 
     @property
     def block_cpu(self) -> list[float]:
         """Both sides together."""
-        return [client + server for client, server in zip(self.block_client_cpu, self.block_server_cpu, strict=False)]
+        return [client + server for client, server in zip(self.block_client_cpu, self.blockserver_cpu, strict=False)]
 
     @property
     def wal(self) -> float:
@@ -95,7 +95,7 @@ def measure_block(cost: Cost, operations: Iterable[Callable[[], object]]) -> Non
     cost.block_wal.append((after.wal - before.wal) / len(timed))
     cost.fsyncs += after.fsyncs - before.fsyncs
     if before.cpu is not None and after.cpu is not None:
-        cost.block_server_cpu.append((after.cpu - before.cpu) / len(timed) / NANOSECONDS)
+        cost.blockserver_cpu.append((after.cpu - before.cpu) / len(timed) / NANOSECONDS)
 
 
 def round_trips(operation: Callable[[], object]) -> int | None:
@@ -140,7 +140,7 @@ class _Counters:
 
 def _counters(*, cpu_first: bool = False) -> _Counters:
     # At the end of a block the CPU is read before the counters' own statements, at its start after them.
-    cpu = _server_cpu() if cpu_first else None
+    cpu = server_cpu() if cpu_first else None
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')")
         (wal,) = cursor.fetchone()
@@ -150,10 +150,10 @@ def _counters(*, cpu_first: bool = False) -> _Counters:
         else:
             cursor.execute("SELECT wal_sync FROM pg_stat_wal")
         (fsyncs,) = cursor.fetchone()
-    return _Counters(int(wal), int(fsyncs), cpu if cpu_first else _server_cpu())
+    return _Counters(int(wal), int(fsyncs), cpu if cpu_first else server_cpu())
 
 
-def _server_cpu() -> int | None:
+def server_cpu() -> int | None:
     """Nanoseconds on a CPU of the process that serves this connection. None where it can't be seen from here."""
     process = Path("/proc", str(connection.connection.info.backend_pid))
     try:

@@ -54,7 +54,7 @@ REPLAYS = (
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
     """Measure every variant ``operations`` times, in blocks in random order, so that noise hits all alike."""
     lots = random.Random(seed)
-    with _tables():
+    with tables():
         caller = Caller(User.objects.create_user("benchmark"))
         first = {variant: Cost() for variant in FIRST_EXECUTIONS}
         replayed = {variant: Cost() for variant in REPLAYS}
@@ -71,10 +71,10 @@ def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list
         for number in range(rounds):
             progress(f"requests, round {number + 1} of {rounds}")
             for variant in lots.sample(FIRST_EXECUTIONS, len(FIRST_EXECUTIONS)):
-                with _effects(BLOCK + 1):
+                with effects(BLOCK + 1):
                     measure_block(first[variant], [caller.calling(variant) for _ in range(BLOCK + 1)])
             for variant in lots.sample(REPLAYS, len(REPLAYS)):
-                with _effects(0):
+                with effects(0):
                     measure_block(replayed[variant], [caller.calling(variant, key) for key in keys[variant]])
     return [_table("First execution", first), _table("Replay", replayed)]
 
@@ -91,22 +91,32 @@ class Caller:
         return str(uuid.uuid4())
 
     def calling(self, variant: Variant, key: str | None = None) -> Callable[[], None]:
-        """A call of the variant with a request that is made already, and so isn't timed."""
-        view = variant.view.as_view()
-        request = self.factory.post("/transfers/", BODY, format="json", HTTP_IDEMPOTENCY_KEY=key or self.new_key())
-        force_authenticate(request, self.user)
+        """A call of the variant that must succeed."""
+        ask = self.asking(variant, key or self.new_key())
 
         def call() -> None:
-            response = view(request)
-            if not getattr(response, "is_rendered", True):
-                response.render()
-            assert response.status_code == 201, response.content
+            status = ask()
+            assert status == 201, status
 
         return call
 
+    def asking(self, variant: Variant, key: str, **meta: Any) -> Callable[[], int]:
+        """A call that returns the response's status. Its request is made already, and so isn't timed."""
+        view = variant.view.as_view()
+        request = self.factory.post("/transfers/", BODY, format="json", HTTP_IDEMPOTENCY_KEY=key, **meta)
+        force_authenticate(request, self.user)
+
+        def ask() -> int:
+            response = view(request)
+            if not getattr(response, "is_rendered", True):
+                response.render()
+            return int(response.status_code)
+
+        return ask
+
 
 @contextmanager
-def _tables() -> Iterator[None]:
+def tables() -> Iterator[None]:
     with connection.cursor() as cursor:
         cursor.execute(views.DROP_TABLE)
         cursor.execute(views.CREATE_TABLE)
@@ -118,7 +128,7 @@ def _tables() -> Iterator[None]:
 
 
 @contextmanager
-def _effects(expected: int) -> Iterator[None]:
+def effects(expected: int) -> Iterator[None]:
     """Whatever is fast must be right as well."""
     before = Transfer.objects.count()
     yield

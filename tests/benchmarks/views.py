@@ -97,6 +97,7 @@ class HandwrittenView(BareView):
     """
 
     insert = INSERT_WITHOUT_DISK
+    complete = COMPLETE
 
     def post(self, request: Request) -> Any:
         key = request.META.get("HTTP_IDEMPOTENCY_KEY", "")
@@ -121,7 +122,7 @@ class HandwrittenView(BareView):
             with transaction.atomic():
                 body = JSONRenderer().render(self.work(request))
                 with connection.cursor() as cursor:
-                    cursor.execute(COMPLETE, (body.decode(), claimed))
+                    cursor.execute(self.complete, (body.decode(), claimed))
         except Exception:  # raised on: whatever it was, a careful author frees the claim first
             with connection.cursor() as cursor:
                 cursor.execute(RELEASE, (claimed,))

@@ -1,0 +1,98 @@
+"""Many duplicates of one request at once, while the first one is still in its handler."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from django.db import connection
+from typing_extensions import Self
+
+T = TypeVar("T")
+
+#: In seconds: a bound for whatever waits, so that a run that stands still fails.
+PATIENCE = 60.0
+#: The key in a request's META under which its view finds the gate.
+GATE = "benchmarks.gate"
+
+
+@dataclass
+class Gate:
+    """Where the first execution stays in its handler, with its work done, until it is let go on."""
+
+    reached: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
+    opened_at: float = 0.0  # of time.perf_counter()
+
+    def pass_through(self) -> None:
+        self.reached.set()
+        assert self.opened.wait(PATIENCE), "nobody opened the gate"
+
+    def open(self) -> None:
+        self.opened_at = time.perf_counter()
+        self.opened.set()
+
+
+class Gated:
+    """A mixin for the views that are compared: a request that brings a gate stays at it."""
+
+    def work(self, request: Any) -> Any:
+        created = super().work(request)  # type: ignore[misc]
+        if gate := request.META.get(GATE):
+            gate.pass_through()
+        return created
+
+
+class Crowd:
+    """As many threads as there are duplicates, and one more. Their connections are open before anything is timed."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._pool = ThreadPoolExecutor(size + 1)
+
+    def __enter__(self) -> Self:
+        self._in_each_thread(lambda: connection.ensure_connection())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._in_each_thread(lambda: connection.close())
+        self._pool.shutdown()
+
+    def start(self, call: Callable[[], T]) -> Future[T]:
+        return self._pool.submit(call)
+
+    def rush(self, calls: list[Callable[[], T]]) -> tuple[float, list[Future[T]]]:
+        """Start the calls together: one for each thread, or one thread less. When they started, and their results."""
+        started: list[float] = []
+        barrier = threading.Barrier(len(calls) + 1, action=lambda: started.append(time.perf_counter()))
+
+        def run(call: Callable[[], T]) -> T:
+            barrier.wait(PATIENCE)
+            return call()
+
+        futures = [self._pool.submit(run, call) for call in calls]
+        barrier.wait(PATIENCE)
+        return started[0], futures
+
+    def _in_each_thread(self, call: Callable[[], object]) -> None:
+        _, futures = self.rush([call] * (self.size + 1))
+        for future in futures:
+            future.result(PATIENCE)
+
+
+@contextmanager
+def first_execution(crowd: Crowd, call: Callable[[], int], gate: Gate) -> Iterator[None]:
+    """The call stands at its gate during the block, and has succeeded after it."""
+    first = crowd.start(call)
+    try:
+        if not gate.reached.wait(PATIENCE):
+            raise TimeoutError("The first execution did not reach its handler.")
+        yield
+    finally:
+        gate.open()
+    assert first.result(PATIENCE) == 201

@@ -1,0 +1,115 @@
+"""Fifty duplicates of one request at once: while the first one runs, and when it has ended."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+from django.contrib.auth.models import User
+
+from . import views
+from .crowd import GATE, Crowd, Gate, Gated, first_execution
+from .instruments import relative
+from .report import Table, milliseconds, times
+from .requests import Caller, Variant, effects, tables
+
+DUPLICATES = 50
+
+
+class HandwrittenView(Gated, views.HandwrittenView):
+    """Hand-written."""
+
+
+class HandwrittenOneStatementView(Gated, views.HandwrittenOneStatementView):
+    """Claim and read in one statement."""
+
+
+class PackageView(Gated, views.PackageView):
+    idempotent_operations: ClassVar = {"post": "benchmarks.storm"}
+
+
+BASELINE = Variant("hand-written", HandwrittenView)
+VARIANTS = (
+    BASELINE,
+    Variant("hand-written, claim and read in one statement", HandwrittenOneStatementView),
+    Variant("**this package**", PackageView),
+)
+
+
+@dataclass
+class Answers:
+    """Seconds from the start of a storm until a duplicate has its answer, and the median and 95th of each storm."""
+
+    seconds: list[float] = field(default_factory=list)
+    medians: list[float] = field(default_factory=list)
+    p95s: list[float] = field(default_factory=list)
+
+    def add(self, storm: list[float]) -> None:
+        self.seconds += storm
+        self.medians.append(statistics.median(storm))
+        self.p95s.append(p95(storm))
+
+
+def p95(seconds: list[float]) -> float:
+    return sorted(seconds)[int(len(seconds) * 0.95)]
+
+
+def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
+    """Let ``operations`` duplicates of each variant run, in storms in random order."""
+    lots = random.Random(seed)
+    duplicates = min(DUPLICATES, operations)
+    refused = {variant: Answers() for variant in VARIANTS}
+    replayed = {variant: Answers() for variant in VARIANTS}
+    rounds = max(1, operations // duplicates)
+    with tables(), Crowd(duplicates) as crowd:
+        caller = Caller(User.objects.create_user("benchmark"))
+        for number in range(-1, rounds):  # the first one warms up
+            progress(f"storm, round {number + 1} of {rounds}")
+            for variant in lots.sample(VARIANTS, len(VARIANTS)):
+                with effects(1):
+                    while_it_runs, afterwards = _storm(crowd, caller, variant)
+                if number >= 0:
+                    refused[variant].add(while_it_runs)
+                    replayed[variant].add(afterwards)
+    return [_table(f"{duplicates} duplicates at once", refused, replayed)]
+
+
+def _storm(crowd: Crowd, caller: Caller, variant: Variant) -> tuple[list[float], list[float]]:
+    gate, key = Gate(), caller.new_key()
+    with first_execution(crowd, caller.asking(variant, key, **{GATE: gate}), gate):
+        refused = _answers(crowd, caller, variant, key, status=409)
+    return refused, _answers(crowd, caller, variant, key, status=201)
+
+
+def _answers(crowd: Crowd, caller: Caller, variant: Variant, key: str, *, status: int) -> list[float]:
+    """Seconds until each duplicate had its answer."""
+    calls = [partial(_timed, caller.asking(variant, key)) for _ in range(crowd.size)]
+    started, futures = crowd.rush(calls)
+    answered = [future.result() for future in futures]
+    assert {given for given, _ in answered} == {status}
+    return [at - started for _, at in answered]
+
+
+def _timed(ask: Callable[[], int]) -> tuple[int, float]:
+    return ask(), time.perf_counter()
+
+
+def _table(title: str, refused: dict[Variant, Answers], replayed: dict[Variant, Answers]) -> Table:
+    table = Table(
+        title,
+        ("", "409, p50", "p50", "409, p95", "p95", "replay, p50", "p50", "replay, p95", "p95"),
+        note="From the start of all until a duplicate has its answer. × is relative to the row `hand-written`.",
+    )
+    for variant in VARIANTS:
+        cells = []
+        for answers in (refused, replayed):
+            mine, base = answers[variant], answers[BASELINE]
+            cells += [milliseconds(statistics.median(mine.seconds)), times(relative(mine.medians, base.medians))]
+            cells += [milliseconds(p95(mine.seconds)), times(relative(mine.p95s, base.p95s))]
+        table.add(variant.name, *cells)
+    return table
