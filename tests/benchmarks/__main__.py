@@ -12,6 +12,7 @@ from .database import PREPARED, scratch_database
 #: The module of each experiment. Its ``compare`` returns tables.
 EXPERIMENTS = {
     "requests": "requests",
+    "latency": "latency",
     "storm": "storm",
     "waits": "waits",
     "claims": "claim_shapes",
