@@ -13,6 +13,7 @@ from .database import PREPARED, scratch_database
 EXPERIMENTS = {
     "requests": "requests",
     "latency": "latency",
+    "http": "http",
     "storm": "storm",
     "waits": "waits",
     "claims": "claim_shapes",

@@ -1,0 +1,5 @@
+"""Two sync workers: one for each request that is served at a time, each with a connection that it keeps."""
+
+worker_class = "sync"
+workers = 2
+control_socket_disable = True

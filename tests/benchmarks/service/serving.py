@@ -1,0 +1,106 @@
+"""Starts gunicorn or uvicorn on a Unix socket, and calls it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from django.db import connection
+
+from testproject.harness.processes import Daemon, answers, short_directory, wait_until
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMANDS = {
+    "gunicorn": (
+        "--config",
+        "python:tests.benchmarks.service.gunicorn_settings",
+        "testproject.wsgi",
+        "--bind",
+        "unix:{}",
+    ),
+    "uvicorn": ("--log-level", "warning", "testproject.asgi:application", "--uds", "{}"),
+}
+QUESTION = b"GET /health/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+STOP_LIMIT = 30.0  # seconds
+
+
+@contextmanager
+def serving(server: str, **environment: str) -> Iterator[tuple[Path, int]]:
+    """Run ``server`` during the block, on this process's database.
+
+    :param environment: variables for the server.
+    :returns: the socket where it listens, and its process id.
+    """
+    if find_spec(server) is None:
+        raise SystemExit(f"This experiment needs {server}. Install it with\n    python -m pip install gunicorn uvicorn")
+    with short_directory("serving-") as directory:
+        place = directory / "http"
+        command = [argument.format(place) for argument in COMMANDS[server]]
+        variables = {
+            "DATABASE_URL": _url(),
+            "DJANGO_SETTINGS_MODULE": "tests.benchmarks.service.settings",
+            "PYTHONPATH": str(ROOT),
+            **environment,
+        }
+        daemon = Daemon(
+            server,
+            [sys.executable, "-m", server, *command],
+            directory,
+            environment=variables,
+            is_ready=lambda: answers(place, QUESTION, b"HTTP/1.1 200"),
+        )
+        with daemon:
+            yield place, daemon.pid
+        wait_until(lambda: not others(), "the end of the server's connections", STOP_LIMIT)
+
+
+def others(state: str = "%") -> int:
+    """How many other sessions this database has, in a state that is LIKE ``state``."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND coalesce(state, '') LIKE %s",
+            [state],
+        )
+        return int(cursor.fetchone()[0])
+
+
+def _url() -> str:
+    """The URL of the database that this process uses: a scratch database, or that of the tests."""
+    name = quote(str(connection.settings_dict["NAME"]), safe="")
+    return urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{name}").geturl()
+
+
+class Client:
+    """A client that asks one thing after the other and keeps its connection, if the server does."""
+
+    def __init__(self, place: Path, authorization: str) -> None:
+        self._connection = _UnixConnection(place)
+        self._headers = {"Authorization": authorization, "Content-Type": "application/json"}
+
+    def post(self, path: str, key: str, body: str) -> None:
+        self._connection.request("POST", path, body, {**self._headers, "Idempotency-Key": key})
+        response = self._connection.getresponse()
+        said = response.read()
+        assert response.status == 201, (response.status, said)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, place: Path) -> None:
+        super().__init__("localhost", timeout=120)
+        self._place = place
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._place))
