@@ -16,6 +16,7 @@ EXPERIMENTS = {
     "http": "http",
     "storm": "storm",
     "waits": "waits",
+    "slow": "slow_views",
     "claims": "claim_shapes",
     "pages": "record_pages",
 }

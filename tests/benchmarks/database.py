@@ -12,6 +12,7 @@ from typing import Any
 PARAMETERS = {
     "autovacuum": "off",
     "checkpoint_timeout": "1h",
+    "max_connections": "300",
     "max_wal_size": "4GB",
     "shared_buffers": "256MB",
     "track_io_timing": "off",

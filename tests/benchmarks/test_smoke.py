@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from . import waits
+from . import latency, slow_views, waits
 from .__main__ import EXPERIMENTS
 
 pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
@@ -15,6 +15,9 @@ pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_experiment_gives_a_full_table(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "HANDLER_SECONDS", (0.001,))
+    monkeypatch.setattr(latency, "DELAYS", (0.0, 0.0002))
+    monkeypatch.setattr(slow_views, "LOADS", ((2, 0.001),))
+    monkeypatch.setattr(slow_views, "POOLS", (2,))
     compare = importlib.import_module(f"tests.benchmarks.{experiment}").compare
 
     tables = compare(2, 1, lambda text: None)
