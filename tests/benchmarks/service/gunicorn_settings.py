@@ -2,4 +2,5 @@
 
 worker_class = "sync"
 workers = 2
+preload_app = True
 control_socket_disable = True
