@@ -15,6 +15,7 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction
 from django.db import connections, transaction
 from django.http import HttpRequest
+from django.utils.functional import cached_property
 
 from ..exceptions import OuterTransactionError, TransactionBrokenError
 from ..operation import Operation
@@ -64,7 +65,7 @@ class Handler:
     def __call__(self) -> Any:
         return self._call()
 
-    @property
+    @cached_property
     def databases(self) -> list[str]:
         """The databases on which Django would open a transaction for this request, according to the view of the URL."""
         atomic = databases_with_atomic_requests()

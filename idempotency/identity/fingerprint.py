@@ -23,13 +23,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
 from django.core.files.uploadedfile import UploadedFile
 from django.utils.datastructures import MultiValueDict
 from django.utils.encoding import force_bytes
+from django.utils.functional import cached_property
 
 from ..conf import settings
 from ..exceptions import PayloadInvalidError
@@ -143,7 +144,8 @@ def _write_value(value: object, write: _Write, depth: int) -> None:
 
     :param depth: how many further levels of nesting the value may have.
     """
-    # The types of JSON come first and are compared by identity, which is fast. Most payloads have no other types.
+    # A JSON text and the types of JSON come first and are compared by identity, which is fast. Most payloads have no
+    # other types.
     kind = type(value)
     if kind is str:
         write(f"s{len(value)}:{value}")  # type: ignore[arg-type]
@@ -162,6 +164,8 @@ def _write_value(value: object, write: _Write, depth: int) -> None:
         _write_items("l", value, write, depth)  # type: ignore[arg-type]
     elif kind is float:
         _write_float(value, write)  # type: ignore[arg-type]
+    elif isinstance(value, CanonicalJSON):
+        _write_text("J", value.text, write)
     else:
         _write_other(value, write, depth)
 
@@ -321,7 +325,6 @@ _OTHER_TYPES: Sequence[tuple[type | tuple[type, ...], Callable[[Any, _Write, int
     (dt.timedelta, _write_timedelta),
     (UploadedFile, _write_upload),
     (MultiValueDict, _write_form),
-    (CanonicalJSON, lambda value, write, depth: _write_text("J", value.text, write)),
     (Mapping, _write_object),
     ((list, tuple), lambda value, write, depth: _write_items("l", value, write, depth)),
     (str, lambda value, write, depth: _write_text("s", str.__str__(value), write)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 from uuid import UUID
@@ -27,7 +26,7 @@ class Claim:
         self.ownership = ownership
         self.reference: str | None = None
         self._steps = StepLog()
-        self._calls: Counter[str] = Counter()
+        self._calls: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"<Claim of {self.operation.name!r}, attempt {self.attempt}>"
@@ -110,8 +109,7 @@ class Claim:
         order. Calls within a step are counted separately, because another attempt may skip the step.
         """
         kind = f"{self._steps.running}/{kind}" if self._steps.running else kind
-        self._calls[kind] += 1
-        count = self._calls[kind]
+        count = self._calls[kind] = self._calls.get(kind, 0) + 1
         return kind if count == 1 else f"{kind}#{count}"
 
     def step(self, name: str, call: Callable[[], T]) -> T:

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
 from django.dispatch import Signal
+from django.utils.functional import cached_property
 
 from .. import signals, sql
 from ..conf import settings

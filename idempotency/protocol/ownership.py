@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..exceptions import IdempotencyError, LeaseLostError
@@ -64,11 +62,14 @@ class Ownership:
         return error
 
 
-@contextmanager
-def on_behalf_of(owned: Ownership) -> Iterator[None]:
+class on_behalf_of:  # noqa: N801 - used as a function is
     """Mark the block's errors as this attempt's own, so that they differ from those of another claim in its handler."""
-    try:
-        yield
-    except IdempotencyError as error:
-        error.raised_by = owned
-        raise
+
+    def __init__(self, owned: Ownership) -> None:
+        self.owned = owned
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, IdempotencyError):
+            error.raised_by = self.owned

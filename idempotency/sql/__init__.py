@@ -10,7 +10,6 @@ To add a database, write a subclass of ``PortableStore``, override what the data
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from typing import TypeVar
 
@@ -27,17 +26,20 @@ _STORES = {"postgresql": ("postgresql", "PostgreSQLStore"), "sqlite": ("portable
 _PORTABLE = ("portable", "PortableStore")
 
 
+#: The attribute in which each of Django's connections keeps its store.
+_KEPT = "_idempotency_store"
+
+
 def store(using: str) -> Store:
-    """The store of the database alias ``using``."""
-    return _store(using, connections[using].vendor)
-
-
-@cache
-def _store(using: str, vendor: str) -> Store:
-    # Imported at its first use, because it needs the models, and Django imports an app's package before its models.
-    module, name = _STORES.get(vendor, _PORTABLE)
-    made: Store = getattr(import_module(f".{module}", __name__), name)(using)
-    return made
+    """The store of the database alias ``using``, over this thread's connection."""
+    connection = connections[using]
+    kept: Store | None = vars(connection).get(_KEPT)
+    if kept is None:
+        # Imported at its first use, because it needs the models, and Django imports an app's package before its models.
+        module, name = _STORES.get(connection.vendor, _PORTABLE)
+        kept = getattr(import_module(f".{module}", __name__), name)(connection)
+        setattr(connection, _KEPT, kept)
+    return kept
 
 
 def retry_lost_races(rounds: int, using: str, transact: Callable[[], _Result]) -> _Result:

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..identity.scope import Scope
@@ -78,18 +76,14 @@ class TableSize:
 
 
 class Store(ABC):
-    """The statements of one database alias."""
+    """The statements of one database, over one of Django's connections, which belongs to one thread."""
 
     #: Whether an open transaction that has written keeps every other connection from writing.
     has_one_writer = False
 
-    def __init__(self, using: str) -> None:
-        self.using = using
-
-    @property
-    def connection(self) -> BaseDatabaseWrapper:
-        """This thread's connection."""
-        return connections[self.using]
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.connection = connection
+        self.using: str = connection.alias
 
     @property
     def is_nested(self) -> bool:
@@ -161,7 +155,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def watch_transaction(self) -> AbstractContextManager[TransactionWatch]:
+    def watch_transaction(self) -> TransactionWatch:
         """Detect whether code in the block ends the open transaction by a COMMIT or ROLLBACK that bypasses Django."""
 
     # Maintenance

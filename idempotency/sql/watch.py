@@ -6,38 +6,56 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from django.db.backends.base.base import BaseDatabaseWrapper
+from typing_extensions import Self
+
 #: Statements that may end a transaction and begin another one at once: COMMIT AND CHAIN, or several statements in one
 #: text. ROLLBACK TO only goes back to a savepoint. END is also a part of CASE, so it counts only at the beginning of a
 #: statement.
 _ENDS = re.compile(r"\b(?:commit|abort|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b|(?:^|;)\s*end\b")
-_WORDS = ("commit", "abort", "rollback", "end")
 
 
 def may_end_transaction(sql: str) -> bool:
     # Search for the words first, because the pattern takes a hundred times as long, and every statement is checked
     # here.
     text = sql.lower()
-    return any(word in text for word in _WORDS) and _ENDS.search(text) is not None
+    if "commit" in text or "rollback" in text or "abort" in text or "end" in text:
+        return _ENDS.search(text) is not None
+    return False
 
 
 class TransactionWatch:
-    """An execute wrapper for Django's connections. It checks that the driver still has the same transaction open.
+    """In its block, checks around each statement that the driver still has the same transaction open.
 
     Django assumes that its ``atomic()`` block is one transaction. If a handler executes COMMIT or ROLLBACK itself, the
     block becomes two transactions or none, and the handler's writes and its outcome are not committed together any
     more.
 
+    :param connection: Django's connection with the open transaction.
     :param is_open: whether the driver has an open transaction. Drivers open it at the block's first statement.
     :param identity: identifies the open transaction, for a database that can end one and begin the next in one
         statement.
     """
 
-    def __init__(self, is_open: Callable[[], bool], identity: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        connection: BaseDatabaseWrapper,
+        is_open: Callable[[], bool],
+        identity: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._wrappers = connection.execute_wrappers
         self._is_open = is_open
         self._identity = identity
         self._begun = is_open()
         #: Whether something may have been committed on its own.
         self.ended = False
+
+    def __enter__(self) -> Self:
+        self._wrappers.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._wrappers.remove(self)
 
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
         self.look()

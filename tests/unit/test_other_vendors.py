@@ -8,7 +8,7 @@ from django.db import IntegrityError, OperationalError, ProgrammingError, connec
 from idempotency.models import IdempotencyRecord
 from idempotency.sql.portable import PortableStore
 
-store = PortableStore("default")
+store = PortableStore(connections["default"])
 
 
 def test_only_a_unique_constraint_that_is_broken_is_a_duplicate() -> None:

@@ -63,12 +63,11 @@ class RestFrameworkAdapter(Adapter):
             return declared_fields(command(context=context, partial=partial), self._data())
         if command is not None:
             return command(self.request)
-        if self._has_parts():
-            return bodies.parts(self.http)
         if self._is_json_of_drf():
-            bodies.keep_readable(self.http)
             with suppress(ValueError):
                 return parse_json(self.http.body)
+        elif self._has_parts():
+            return bodies.parts(self.http)
         return as_sent(self._data(), self.http)
 
     def _is_json_of_drf(self) -> bool:

@@ -6,8 +6,6 @@ truncates an over-long key even in strict mode, so that two keys could become on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -127,9 +125,8 @@ class Claims(Store):
     def bound_transaction(self, *, idle: timedelta, statement: timedelta | None = None) -> None:
         """Do nothing: neither SQLite nor MySQL has such limits for one transaction."""
 
-    @contextmanager
-    def watch_transaction(self) -> Iterator[TransactionWatch]:
-        yield TransactionWatch(lambda: True)  # the driver doesn't tell
+    def watch_transaction(self) -> TransactionWatch:
+        return TransactionWatch(self.connection, lambda: True)  # the driver doesn't tell
 
     def lost_a_race(self, error: BaseException) -> bool:
         return error.args[:1] == (MYSQL_DEADLOCK,)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from django.db import OperationalError
 
 from ..watch import TransactionWatch
@@ -23,11 +20,8 @@ class SQLiteStore(PortableStore):
 
     has_one_writer = True
 
-    @contextmanager
-    def watch_transaction(self) -> Iterator[TransactionWatch]:
-        watch = TransactionWatch(self._is_open)
-        with self.connection.execute_wrapper(watch):
-            yield watch
+    def watch_transaction(self) -> TransactionWatch:
+        return TransactionWatch(self.connection, self._is_open)
 
     def is_permanent(self, error: BaseException) -> bool:
         text = str(error)

@@ -11,8 +11,6 @@ transaction mode gives the session to another client right after it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, partial
 from typing import Any
@@ -213,12 +211,9 @@ class Claims(Store):
             # Django's block has nothing to commit then, and sets autocommit again when it ends, whatever ends it.
             self.connection.connection.autocommit = True
 
-    @contextmanager
-    def watch_transaction(self) -> Iterator[TransactionWatch]:
+    def watch_transaction(self) -> TransactionWatch:
         connection = self.connection
-        watch = TransactionWatch(partial(_is_open, connection), partial(_identity, connection))
-        with connection.execute_wrapper(watch):
-            yield watch
+        return TransactionWatch(connection, partial(_is_open, connection), partial(_identity, connection))
 
     def lost_a_race(self, error: BaseException) -> bool:
         return _sqlstate(error) in {"40001", "40P01"}  # serialization failure, deadlock
