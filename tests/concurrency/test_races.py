@@ -37,17 +37,6 @@ def test_simultaneous_requests_with_one_key_have_one_effect(post: Post, count: i
     assert effects() == ["one"]
 
 
-@pytest.mark.scenario(12)
-@pytest.mark.parametrize("path", ["/inside/", "/again/"])
-def test_a_duplicate_of_a_running_request_is_told_so_at_once(post: Post, path: str) -> None:
-    """On SQLite too, where the handler's transaction keeps everybody else from writing."""
-    gate = Gate()
-    handler.after = lambda request: gate.pass_through()
-    with held(partial(post, path), gate):
-        assert problem(post(path)) == problem(post(path, label="another")) == IN_PROGRESS
-    assert (handler.attempts, effects()) == ([1], ["one"])
-
-
 @pytest.mark.scenario(19)
 @pytest.mark.parametrize(
     "all_inside",

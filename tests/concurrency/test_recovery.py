@@ -16,7 +16,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.operation import registry
 from idempotency.options.values import MAX_WAIT
 from idempotency.protocol import claims
-from idempotency.upkeep.sweep import RecoveryResult, abandoned, recover_once
+from idempotency.upkeep.sweep import recover_once
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import IN_PROGRESS, UNKNOWN, failing_database, problem
 from tests.concurrency.racing import PATIENCE, Gate, held, race
@@ -180,64 +180,6 @@ def test_a_reconciler_that_lost_its_record_while_asking_settles_nothing(post: Po
 # By the sweep
 
 
-def test_the_sweep_settles_each_claim_as_its_operation_declares(post: Post) -> None:
-    handler.find_out = lambda row: ANSWERS[row.idempotency_key](row)
-    paths = {"in": "/inside/", "again": "/again/", "park": "/park/"} | dict.fromkeys(ANSWERS, "/reconciled/")
-    for key, path in paths.items():
-        post(path, key=key)
-    abandon()
-    for key in paths:
-        end_lease(key)
-    IdempotencyRecord.objects.create(
-        account_id="1",
-        operation="of.another.service",
-        idempotency_key="x",
-        request_hash="v1:0",
-        status="in_progress",
-        lease_expires_at="2000-01-01T00:00Z",
-        expires_at="2100-01-01T00:00Z",
-    )
-    result = recover_once()
-
-    assert {row.idempotency_key: row.status for row in IdempotencyRecord.objects.all()} == {
-        "in": "recoverable",
-        "again": "recoverable",
-        "park": "parked",
-        "completed": "completed",
-        "not-executed": "recoverable",
-        "unknown": "in_progress",
-        "x": "in_progress",
-    }
-    assert result.as_dict() == {
-        "recoverable": 3,
-        "completed": 1,
-        "parked": 1,
-        "postponed": 1,
-        "unknown_operations": {"of.another.service": 1},
-        "exhausted": True,
-    }
-    assert (result.settled, result.touched) == (5, 6)
-    again = recover_once()
-    assert (again.touched, again.unknown_operations) == (0, {"of.another.service": 1})
-    assert post("/inside/", key="in").status_code == 201
-
-
-def test_the_sweep_parks_what_stays_unknown(post: Post, abandoned_one: None) -> None:
-    handler.find_out = ANSWERS["unknown"]
-    IdempotencyRecord.objects.update(attempt=9)
-    assert recover_once().parked == 1
-    assert record().status == "parked"
-
-
-def test_the_sweep_leaves_live_claims_and_everything_else_alone(post: Post) -> None:
-    for key in ("done", "live"):
-        post(key=key)
-    IdempotencyRecord.objects.filter(idempotency_key="live").update(
-        status="in_progress", lease_expires_at="2100-01-01T00:00Z"
-    )
-    assert (abandoned().count(), recover_once()) == (0, RecoveryResult())
-
-
 def abandon_many(post: Post, count: int, *paths: str) -> None:
     for number in range(count):
         post(paths[number % len(paths)], key=f"k{number}")
@@ -256,14 +198,6 @@ def test_many_sweeps_at_once_settle_each_claim_once(post: Post) -> None:
     assert sum(result.recoverable for result in results) == 6
     assert sum(result.completed for result in results) == 6
     assert sorted(asked) == sorted(f"k{number}" for number in range(1, 12, 2))
-
-
-def test_a_sweep_takes_a_bounded_batch(post: Post) -> None:
-    abandon_many(post, 5, "/inside/")
-    assert [recover_once(batch_size=2).recoverable for _ in range(4)] == [2, 2, 1, 0]
-    for wrong in (0, -1, 10_001):
-        with pytest.raises(ValueError, match="batch_size"):
-            recover_once(batch_size=wrong)
 
 
 def test_a_claim_that_was_renewed_since_the_sweep_saw_it_is_left_alone(

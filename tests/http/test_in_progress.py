@@ -14,7 +14,7 @@ from idempotency import ACCEPTED, PARK, Attach, Operation, Wait, idempotent
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import Caller, Gate, assert_refused, claim_anew, effects, in_thread, records, replayed
+from tests.http.callers import Caller, Gate, assert_refused, claim_anew, effects, records, replayed
 from tests.http.serving import Framework, Serve
 from tests.http.views import plain_answer, work
 
@@ -38,17 +38,6 @@ def test_a_duplicate_of_a_running_request_gets_409_at_once(alice: Caller, serve:
             assert refused["Idempotency-Key"] == "k"
     assert first.result().status_code == 201
     assert alice.post(data={"amount": 1}, key="k").content == first.result().content
-    assert effects() == 1
-
-
-def test_a_waiting_duplicate_is_given_the_outcome(alice: Caller, serve: Serve) -> None:
-    gate = Gate(plain_answer)
-    serve(idempotent("tests.slow", in_progress=Wait(20), **OUTSIDE)(gate))
-    with gate.running(lambda: alice.post(key="k")) as first:
-        second = in_thread(lambda: alice.post(key="k"))
-    replay = second.result(30)
-    assert (replay.status_code, replay.content) == (201, first.result().content)
-    assert replay["Idempotency-Replayed"] == "true"
     assert effects() == 1
 
 

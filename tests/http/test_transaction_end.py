@@ -16,7 +16,7 @@ from rest_framework.views import set_rollback
 from idempotency import idempotent
 from tests.http.callers import Caller, assert_nothing_kept, effects, problem_code, records, replayed
 from tests.http.serving import Serve
-from tests.http.views import CrashError, plain_answer, work
+from tests.http.views import plain_answer, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -113,24 +113,6 @@ def test_a_plain_view_that_undoes_its_writes_may_answer_with_a_failure(alice: Ca
     assert alice.post("/?status=503", key="k2").status_code == 503
     assert effects() == 0
     replayed(alice, "/?status=409", key="k3", wrote=0)
-
-
-@pytest.mark.failure_mode(26)
-def test_an_on_commit_callback_that_raises_loses_nothing(alice: Caller, serve: Serve) -> None:
-    def fail() -> None:
-        raise CrashError
-
-    @idempotent("tests.callback")
-    def view(request: HttpRequest) -> HttpResponse:
-        transaction.on_commit(fail)
-        return plain_answer(request)
-
-    serve(view)
-    assert alice.post(key="k").status_code == 500
-    assert (effects(), records()) == (1, [("completed", 1)])
-    replay = alice.post(key="k")
-    assert (replay.status_code, replay["Idempotency-Replayed"]) == (201, "true")
-    assert effects() == 1
 
 
 @pytest.mark.failure_mode(26)

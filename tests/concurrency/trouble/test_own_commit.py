@@ -1,4 +1,4 @@
-"""A handler that commits or rolls back by itself, and connections on which a claim could not commit."""
+"""A handler that commits, rolls back or exits by itself, and connections on which a claim could not commit."""
 
 from __future__ import annotations
 
@@ -103,6 +103,17 @@ def test_a_handler_that_touches_no_database_has_not_ended_its_transaction(post: 
     with claim("tests.nothing", account_id="1", key="nothing") as run:
         run.result = 1
     assert record("nothing").status == "completed"
+
+
+def test_a_worker_that_is_told_to_exit_releases_nothing(post: Post) -> None:
+    def leave(request: Any) -> None:
+        raise SystemExit(1)
+
+    handler.before = leave
+    with pytest.raises(SystemExit):
+        post()
+    assert state() == ("in_progress", [])
+    assert current_claim() is None
 
 
 @pytest.fixture

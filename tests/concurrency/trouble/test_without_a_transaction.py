@@ -13,35 +13,10 @@ from idempotency import Completed, require_claim
 from idempotency.models import IdempotencyStep
 from idempotency.protocol import changes, claims
 from tests.concurrency.conftest import Post
-from tests.concurrency.failures import UNAVAILABLE, UNKNOWN, fail, failing_database, problem, unreachable
+from tests.concurrency.failures import UNAVAILABLE, fail, failing_database, problem, unreachable
 from tests.concurrency.racing import elsewhere
 from tests.concurrency.traces import effects, end_lease, is_replay, record, state
 from tests.concurrency.urls import handler
-
-
-def test_outside_of_a_transaction_the_outcome_is_recorded_and_replayed(post: Post) -> None:
-    for path in ("/park/", "/again/"):
-        first = post(path, key=path)
-        assert post(path, key=path).content == first.content
-    assert effects() == ["one", "one"]
-
-
-def test_park_never_runs_again_by_itself(post: Post) -> None:
-    handler.after = fail
-    assert post("/park/").status_code == 500
-    assert state() == ("parked", ["one"])
-    handler.after = lambda request: None
-    for _ in range(2):
-        answer = post("/park/")
-        assert (problem(answer), "Retry-After" in answer) == (UNKNOWN, False)
-    assert post("/park/", label="other").status_code == 422
-    assert effects() == ["one"]
-
-
-def test_an_abandoned_claim_of_a_park_operation_is_parked_and_not_run(post: Post, cut_off: Callable[..., None]) -> None:
-    cut_off("/park/")
-    assert problem(post("/park/")) == UNKNOWN
-    assert (*state(), handler.attempts) == ("parked", [], [])
 
 
 def test_an_operation_with_a_reconciler_that_failed_keeps_its_claim_until_somebody_can_ask(post: Post) -> None:
@@ -55,22 +30,6 @@ def test_an_operation_with_a_reconciler_that_failed_keeps_its_claim_until_somebo
     handler.find_out = lambda row: Completed({"found": row.attempt})
     answer = post("/reconciled/")
     assert (answer.status_code, answer.json(), handler.attempts) == (200, {"found": 2}, [1])
-
-
-def test_reexecute_outside_of_a_transaction_runs_again(post: Post) -> None:
-    handler.before = lambda request: fail() if handler.attempts == [1] else None
-    assert post("/again/").status_code == 500
-    assert record().status == "recoverable"
-    assert post("/again/").status_code == 201
-    assert effects() == ["one"]
-
-
-def test_an_unrecordable_answer_outside_of_a_transaction_is_given_up_as_declared(post: Post) -> None:
-    handler.after = lambda request: HttpResponse(status=503)
-    assert post("/again/", key="a").status_code == 503
-    assert record("a").status == "recoverable"
-    assert post("/park/", key="p").status_code == 503
-    assert record("p").status == "parked"
 
 
 def test_outside_of_a_transaction_a_lost_lease_is_answered_from_the_winner(post: Post) -> None:
