@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from idempotency.models import MessageStatus, OutboxMessage
-from tests.records import from_now
+from tests.records import database_now, from_now
 
 SENDER = "tests.outbox.broker"
 OTHER_SENDER = "tests.outbox.other_broker"
@@ -79,12 +79,13 @@ def make_messages(
     **fields: Any,
 ) -> list[int]:
     """Insert messages and return their ids. Payloads count on; times are the database's, from now."""
+    now = database_now()
     values: Mapping[str, Any] = {
         "topic": "orders.placed",
         "sender": SENDER,
-        "next_try_at": from_now(due),
-        "lease_expires_at": None if lease is None else from_now(lease),
-        "sent_at": None if sent is None else from_now(sent),
+        "next_try_at": now + due,
+        "lease_expires_at": None if lease is None else now + lease,
+        "sent_at": None if sent is None else now + sent,
         "status": status,
         **fields,
     }

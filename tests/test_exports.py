@@ -25,7 +25,8 @@ from tests.harness.celery import running_worker
 from tests.harness.redis import skip_without_redis
 from tests.providers import eventually
 
-pytestmark = pytest.mark.django_db(transaction=True)
+# The sample adds nothing that depends on the database.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 #: Nobody listens on it.
 NO_BROKER = "amqp://guest:guest@127.0.0.1:1//"

@@ -15,7 +15,8 @@ from testproject.orders import fee_of
 from tests.concurrency.racing import race
 from tests.factories import TokenFactory
 
-pytestmark = pytest.mark.django_db(transaction=True)
+# The sample adds nothing that depends on the database.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 ORDER = {"amount": 1234, "label": "order-1"}
 

@@ -25,6 +25,9 @@ from testproject.provider import Effect, read_ledger, running_provider
 from testproject.provider.client import pay
 from tests.providers import IMPATIENCE, PAID, UNPAID, begin, end, eventually
 
+# What each declaration means is tested on each database in ``tests/concurrency``. Here a provider is at the other end.
+pytestmark = pytest.mark.once
+
 
 class Killed(BaseException):
     """Stands for the end of the process: no handler of exceptions sees it."""

@@ -26,7 +26,8 @@ from testproject.models import Receipt
 from tests.contrib.consumers import effects, send
 from tests.contrib.deliveries import Inbox
 
-pytestmark = pytest.mark.django_db(transaction=True)
+# It sends to a broker. The outbox that it sends from is tested on each database in ``tests/database``.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 #: Seconds after which a broker that refuses connections is called unavailable. It takes a fifth of one.
 SOON = 5.0

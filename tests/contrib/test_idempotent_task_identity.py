@@ -24,7 +24,8 @@ from tests.contrib.consumers import (
 )
 from tests.contrib.deliveries import ACCOUNT, KEY, Inbox
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("nothing_arranged")]
+# What is carried on is in headers of messages, and not in the database.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("nothing_arranged"), pytest.mark.once]
 
 
 # Identity carried on

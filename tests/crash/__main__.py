@@ -15,7 +15,7 @@ from tests.crash.arena import arena
 from tests.crash.matrix import run_matrix, run_zombies
 from tests.crash.points import DATABASES, DECLARATIONS, FAULTS, POINTS, cells
 from tests.crash.processes import Verdict
-from tests.crash.storms import NOT_DURABLE, run_lost_acknowledgements, run_restarts
+from tests.crash.storms import run_lost_acknowledgements, run_restarts, server_to_stop
 from tests.harness.world import say
 
 #: How many cells between two signs of life.
@@ -74,10 +74,12 @@ def main() -> int:
             tally = run_lost_acknowledgements(options.acknowledgements, shared.url)
             report.total("Lost acknowledgements", tally, passed=tally.passed)
     if options.restarts:
-        tally = run_restarts(options.restarts)
-        report.total("Restarts", tally, passed=tally.passed)
-        control = run_restarts(3, parameters=NOT_DURABLE)
-        report.total("Restarts, control without durable commits", control, passed=control.lost > 0)
+        with server_to_stop() as server:
+            tally = run_restarts(server, options.restarts)
+            report.total("Restarts", tally, passed=tally.passed)
+            server.stop_being_durable()
+            control = run_restarts(server, 3)
+            report.total("Restarts, control without durable commits", control, passed=control.lost > 0)
     return 1 if report.failed else 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +154,21 @@ class Server:
         embedded._run([*self._pg_ctl, "--mode", "immediate", "stop"], self._directory, log)
         embedded._run([*self._pg_ctl, "--log", str(log), "--wait", "start"], self._directory, log)
 
+    def stop_being_durable(self) -> None:
+        """Take away what durability rests on, for a control."""
+        with closing(Database(self.url)) as database:
+            for name, value in NOT_DURABLE.items():
+                database.query(f"ALTER SYSTEM SET {name} = '{value}'")
+        self.restart()
+
+
+@contextmanager
+def server_to_stop() -> Iterator[Server]:
+    """A server of one's own, with the tables."""
+    with embedded_postgres() as url:
+        migrate(url)
+        yield Server(url)
+
 
 @contextmanager
 def storm_on(url: str) -> Iterator[Storm]:
@@ -161,28 +176,22 @@ def storm_on(url: str) -> Iterator[Storm]:
         yield Storm(zygote)
 
 
-def run_restarts(rounds: int, *, seed: int = 0, parameters: Mapping[str, str] | None = None) -> Tally:
-    """Stop the server with ``-m immediate`` under load, ``rounds`` times, and count.
-
-    :param parameters: server settings; a control takes away what durability rests on.
-    """
+def run_restarts(server: Server, rounds: int, *, seed: int = 0) -> Tally:
+    """Stop the server with ``-m immediate`` under load, ``rounds`` times, and count."""
     lots = random.Random(seed)
-    with embedded_postgres(parameters) as url:
-        migrate(url)
-        with closing(Database(url)) as database:
-            database.query("CHECKPOINT")  # a control is to lose what clients were told, and not the tables
-        server = Server(url)
-        with storm_on(url) as storm:
-            for _ in range(rounds):
-                # In mid-load: clients have got through since the last restart, a few or many of them.
-                enough = len(storm.tally.known) + lots.randint(20, 120)
-                storm.wait_for(lambda tally, enough=enough: len(tally.known) >= enough, "operations between restarts")
-                server.restart()
-                storm.tally.restarts += 1
-            enough = len(storm.tally.known) + 20
-            storm.wait_for(lambda tally: len(tally.known) >= enough, "operations after the last restart")
-            storm.stop()
-            return storm.settle(url)
+    with closing(Database(server.url)) as database:
+        database.query("CHECKPOINT")  # a control is to lose what clients were told, and not the tables
+    with storm_on(server.url) as storm:
+        for _ in range(rounds):
+            # In mid-load: clients have got through since the last restart, a few or many of them.
+            enough = len(storm.tally.known) + lots.randint(20, 120)
+            storm.wait_for(lambda tally, enough=enough: len(tally.known) >= enough, "operations between restarts")
+            server.restart()
+            storm.tally.restarts += 1
+        enough = len(storm.tally.known) + 20
+        storm.wait_for(lambda tally: len(tally.known) >= enough, "operations after the last restart")
+        storm.stop()
+        return storm.settle(server.url)
 
 
 def run_lost_acknowledgements(count: int, url: str, *, seed: int = 0) -> Tally:

@@ -86,13 +86,14 @@ def states(run: Run, keys: list[str]) -> set[str]:
 
 
 @pytest.mark.scenario(26)
-@pytest.mark.parametrize("run", ["inside", "again", "ask", "park"], indirect=True)
-@pytest.mark.parametrize("passes", [0, 3])
+@pytest.mark.parametrize(
+    ("run", "passes"), [("inside", 0), ("again", 0), ("park", 0), ("ask", 0), ("ask", 3)], indirect=["run"]
+)
 def test_a_recovery_killed_half_way_is_simply_run_again(run: Run, passes: int) -> None:
     keys = abandon(run)
     reconciles = run.cell.declaration == "ask"
     place = "reconcile.found" if reconciles else "sweep.selected"
-    killed = run.fork("sweep", arms=[[place, "kill", passes if reconciles else 0]])
+    killed = run.fork("sweep", arms=[[place, "kill", passes]])
     killed.expect("reached")
     run.bury(killed)
 

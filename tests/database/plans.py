@@ -17,12 +17,26 @@ SELECT (number %% 100)::text, 'tests.plans.bulk', 'bulk-' || number, 'v1:' || re
 FROM generate_series(1, %s) AS number
 """
 
+SENT = """
+INSERT INTO idempotency_outbox (message_id, account_id, idempotency_key, topic, payload, headers, ordering_key, sender,
+    created_at, status, attempts, next_try_at, sent_at, error)
+SELECT gen_random_uuid(), '', 'bulk-' || number, 'orders.placed', '1', '{}', %s, 'tests.outbox.broker',
+    statement_timestamp(), 'sent', 1, statement_timestamp(), statement_timestamp() - interval '1 hour', ''
+FROM generate_series(1, %s) AS number
+"""
+
 
 def fill(count: int) -> None:
     """Add completed records, and let the planner know."""
     with connection.cursor() as cursor:
         cursor.execute(COMPLETED, [count])
         cursor.execute("ANALYZE idempotency_record")
+
+
+def fill_outbox(count: int, ordering_key: str = "") -> None:
+    """Add messages that were sent an hour ago. The caller lets the planner know, when all are there."""
+    with connection.cursor() as cursor:
+        cursor.execute(SENT, [ordering_key, count])
 
 
 def most_rows_read(call: Callable[[], Any]) -> int:

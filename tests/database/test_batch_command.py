@@ -22,7 +22,8 @@ from idempotency.management.running import BatchCommand, Work
 from idempotency.upkeep.batches import BatchResult, in_batches
 from tests.commands import Terminal, run_command
 
-pytestmark = pytest.mark.django_db(transaction=True)
+# What the commands do to the database is tested on each one in the files of their own.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 COMMANDS = {
     "purge_idempotency": (purge_idempotency.Command, 10_000),

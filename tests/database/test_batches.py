@@ -19,6 +19,7 @@ from idempotency.upkeep.batches import BatchResult
 from idempotency.upkeep.erasure import erase_batches, find_traces
 from idempotency.upkeep.retention import purge_batches
 from idempotency.upkeep.sweep import recover_batches
+from tests.database.plans import fill, fill_outbox
 from tests.database.statements import before_statement, explaining, in_thread
 from tests.outbox import make_messages
 from tests.records import HOUR, make_records
@@ -76,7 +77,7 @@ def test_batches_go_on_until_nothing_is_due(work: Work, count: int) -> None:
 @every_kind
 def test_a_large_batch_fits_the_database(work: Work) -> None:
     """A database takes a bounded number of parameters in a statement."""
-    count = min(work.largest, 2_000)
+    count = min(work.largest, 1_001)
     work.make_due(count)
     assert work.take(work.largest).touched == count
 
@@ -144,8 +145,8 @@ def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(
     ids=["records", "messages"],
 )
 def test_a_purge_walks_its_index(work: Work, statement: str, index: str) -> None:
-    make_records(2_000, expires=HOUR)
-    make_messages(2_000, MessageStatus.SENT, sent=-HOUR)
+    fill(2_000)
+    fill_outbox(2_000)
     work.make_due(10)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE idempotency_record, idempotency_outbox")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
-from django.db.models import DateTimeField, ExpressionWrapper
-from django.db.models.functions import Now
 
 from idempotency import PARK, Completed, Operation, Reconcile
 from idempotency.identity.fingerprint import Payload
@@ -20,7 +18,7 @@ from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
 from idempotency.upkeep.resolutions import record_outcome
 from idempotency.upkeep.retention import purge_once
-from tests.records import HOUR, MINUTE, from_now
+from tests.records import HOUR, MINUTE, database_now, from_now
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(69)]
 
@@ -40,18 +38,13 @@ def acquire(operation: Operation) -> Ownership:
     return held
 
 
-def now() -> datetime:
-    moment: datetime = IdempotencyRecord.objects.values_list(ExpressionWrapper(Now(), DateTimeField()), flat=True).get()
-    return moment
-
-
 def almost_over(**changes: object) -> None:
     """Bring the record to the end of its retention."""
     IdempotencyRecord.objects.update(expires_at=from_now(MINUTE), **changes)
 
 
 def is_kept_for_the_whole_retention() -> bool:
-    return timedelta(0) <= TTL - (IdempotencyRecord.objects.get().expires_at - now()) < MINUTE
+    return timedelta(0) <= TTL - (IdempotencyRecord.objects.get().expires_at - database_now()) < MINUTE
 
 
 def test_a_late_outcome() -> None:
@@ -96,7 +89,7 @@ def test_a_retention_that_ends_later_by_an_earlier_policy_stays() -> None:
     owned = acquire(plain)
     IdempotencyRecord.objects.update(expires_at=from_now(10 * TTL))
     claims.record(owned, OUTCOME)
-    assert IdempotencyRecord.objects.get().expires_at - now() > 9 * TTL
+    assert IdempotencyRecord.objects.get().expires_at - database_now() > 9 * TTL
 
 
 def test_nothing_is_kept_longer_because_somebody_looked() -> None:

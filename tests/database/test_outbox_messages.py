@@ -19,6 +19,7 @@ from idempotency.models import MessageStatus, OutboxMessage
 from idempotency.outbox import backlog as messages
 from idempotency.outbox.backlog import Backlog, backlog, purge_sent_batches, purge_sent_once, requeue
 from idempotency.upkeep.resolutions import ResolutionRefusedError
+from tests.database.plans import fill_outbox
 from tests.outbox import make_messages, statuses
 from tests.records import HOUR
 
@@ -61,7 +62,7 @@ def test_counting_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.postgres
 def test_the_backlog_is_read_from_the_index_of_what_is_not_sent() -> None:
-    make_messages(3_000, MessageStatus.SENT, sent=-HOUR)
+    fill_outbox(3_000)
     make_messages(5)
     make_messages(5, MessageStatus.DEAD)
     with connection.cursor() as cursor:

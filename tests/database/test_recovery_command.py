@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -17,8 +18,10 @@ from idempotency.management.commands import recover_idempotency
 from idempotency.models import IdempotencyRecord
 from idempotency.options.values import PARK
 from idempotency.protocol.faults import armed
-from idempotency.upkeep.sweep import abandoned, recover_once
+from idempotency.upkeep import sweep
+from idempotency.upkeep.sweep import abandoned, recover_batches, recover_once
 from tests.commands import run_command
+from tests.concurrency.racing import PATIENCE, Gate, held
 from tests.database import processes
 from tests.database.plans import fill, most_rows_read
 from tests.records import HOUR, make_records
@@ -161,59 +164,57 @@ def test_a_sweep_reads_what_is_abandoned_and_nothing_else() -> None:
 
 # Killed and run again
 
-SWEEP = """
-import os, signal, sys
-from datetime import timedelta
+KILLED = """
+import os, signal
 import django
 django.setup()
 from idempotency import Operation
 from idempotency.protocol.faults import armed
-from idempotency.upkeep import sweep
 from idempotency.upkeep.sweep import recover_batches
-sweep.IDLE_TIMEOUT = timedelta(minutes=2)  # the other process may take as long as that to start
 Operation("tests.recover.reexecute")
-reached = 0
+reached = []
 def selected():
-    global reached
-    reached += 1
-    if sys.argv[1] == "killed" and reached == 3:
+    reached.append(1)
+    if len(reached) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    if sys.argv[1] == "paused" and reached == 1:
-        print("selected", flush=True)
-        sys.stdin.readline()
 armed["sweep.selected"] = selected
-print("started", flush=True)
-print(sum(batch.recoverable for batch in recover_batches(batch_size=5)))
+list(recover_batches(batch_size=5))
 """
+
+
+def recovered() -> int:
+    """How many claims a recovery has settled, five at a time."""
+    return sum(batch.recoverable for batch in recover_batches(batch_size=5))
 
 
 @pytest.mark.scenario(26)
 def test_a_recovery_that_is_killed_half_way_is_simply_run_again() -> None:
     abandon(30)
-    killed = processes.start(SWEEP, "killed")
+    killed = processes.start(KILLED)
     killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
     assert states() == {"recoverable": 10, "in_progress": 20}
-    output, errors = processes.start(SWEEP, "run").communicate(timeout=60)
-    assert output.split() == ["started", "20"], errors
+    assert recovered() == 20
     assert states() == {"recoverable": 30}
 
 
 @pytest.mark.scenario(26)
-def test_two_recoveries_at_once_settle_each_claim_once() -> None:
+def test_two_recoveries_at_once_settle_each_claim_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With real processes it is tested in ``tests/crash``."""
+    monkeypatch.setattr(sweep, "IDLE_TIMEOUT", timedelta(seconds=PATIENCE))
+    gate, here = Gate(), threading.current_thread()
+    monkeypatch.setitem(
+        armed, "sweep.selected", lambda: None if threading.current_thread() is here else gate.pass_through()
+    )
     abandon(30)
-    first = processes.start(SWEEP, "paused")
-    assert first.stdout is not None
-    assert [first.stdout.readline().strip() for _ in range(2)] == ["started", "selected"]
-    second = processes.start(SWEEP, "run")
-    assert second.stdout is not None
-    assert second.stdout.readline().strip() == "started"
-    if connection.vendor == "postgresql":
-        # It passes over what the first one holds, and waits for nobody.
-        assert second.communicate(timeout=60)[0].strip() == "25"
-        assert states() == {"recoverable": 25, "in_progress": 5}
-        assert first.communicate("\n", timeout=60)[0].strip() == "5"
-    else:  # one writer at a time: the second one waits for the first one's batch
-        settled = [int(process.communicate("\n", timeout=60)[0]) for process in (first, second)]
-        assert sum(settled) == 30
+    with held(recovered, gate) as first:
+        if connection.vendor == "postgresql":
+            # It passes over what the first one holds, and waits for nobody.
+            assert recovered() == 25
+            assert states() == {"recoverable": 25, "in_progress": 5}
+            expected = 5
+        else:  # one writer at a time: this one waits for the first one's batch
+            gate.open()
+            expected = 30 - recovered()
+    assert first.result() == expected
     assert states() == {"recoverable": 30}

@@ -21,7 +21,8 @@ from tests.factories import UserFactory
 PAGE = "how-to/consume-a-message.md"
 TEXT = text_of(PAGE)
 
-pytestmark = pytest.mark.django_db(transaction=True)
+# What the page shows is tested on each database elsewhere.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 @pytest.fixture

@@ -22,13 +22,15 @@ from tests.docs.pages import PAGES
 from tests.factories import RecordFactory, UserFactory
 from tests.records import from_now
 
+# What the examples show is tested on each database elsewhere.
+pytestmark = [pytest.mark.django_db, pytest.mark.once]
+
 
 @pytest.mark.parametrize("name", [name for name in PAGES if not name.startswith("tutorial/")])
 def test_every_example_runs(name: str, run_page: RunPage) -> None:
     run_page(name)
 
 
-@pytest.mark.django_db
 def test_the_job_is_started_once_and_its_duplicates_attach(run_page: RunPage) -> None:
     view, user = run_page("how-to/start-a-job.md")["create_export"], UserFactory()
     running = [post(view, {"label": "march"}, user=user) for _ in range(2)]
@@ -40,7 +42,6 @@ def test_the_job_is_started_once_and_its_duplicates_attach(run_page: RunPage) ->
     assert (ended.status_code, ended["Idempotency-Replayed"], json.loads(ended.content)["charges"]) == (200, "true", 3)
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("name", ["README.md", "how-to/protect-a-view.md"])
 def test_the_plain_view_takes_effect_once(name: str, run_page: RunPage) -> None:
     view, user = run_page(name)["create_transfer"], UserFactory()
@@ -50,7 +51,6 @@ def test_the_plain_view_takes_effect_once(name: str, run_page: RunPage) -> None:
     assert Transfer.objects.count() == 1
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("name", ["README.md", "how-to/protect-a-view.md", "reference/payloads.md"])
 def test_the_viewset_takes_effect_once(name: str, run_page: RunPage) -> None:
     viewset, user = run_page(name)["ChargeViewSet"], UserFactory()
@@ -71,13 +71,11 @@ def test_the_viewset_takes_effect_once(name: str, run_page: RunPage) -> None:
     assert Charge.objects.count() == 1
 
 
-@pytest.mark.django_db
 def test_the_block_outside_of_http_keeps_its_result(run_page: RunPage) -> None:
     send = run_page("how-to/protect-a-view.md")["send_invoice"]
     assert [send("a", "message-1", {"email": "x@example.org"}) for _ in range(2)] == [{"sent_to": "x@example.org"}] * 2
 
 
-@pytest.mark.django_db
 def test_the_streamed_report_is_rebuilt(run_page: RunPage) -> None:
     view, user = run_page("how-to/stream-a-response.md")["create_report"], UserFactory()
     first, retry = (post(view, {}, user=user) for _ in range(2))
@@ -86,7 +84,6 @@ def test_the_streamed_report_is_rebuilt(run_page: RunPage) -> None:
     assert IdempotencyRecord.objects.get().response_reference == "7"
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("fails", ["", "before", "after"])
 def test_the_payout_is_made_once_whatever_the_provider_does(fails: str, run_page: RunPage, provider: Provider) -> None:
     view, user = run_page("how-to/reconcile-a-payout.md")["send_payout"], UserFactory()
@@ -101,7 +98,6 @@ def test_the_payout_is_made_once_whatever_the_provider_does(fails: str, run_page
     assert len(provider.paid) == 1
 
 
-@pytest.mark.django_db
 def test_the_order_goes_on_behind_its_finished_step(
     run_page: RunPage, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +110,6 @@ def test_the_order_goes_on_behind_its_finished_step(
     assert len(provider.paid) == 2
 
 
-@pytest.mark.django_db
 def test_the_examples_derive_what_they_say(run_page: RunPage) -> None:
     keys_of_this_operation = run_page("explanation/derived-keys.md")["keys_of_this_operation"]
     with idempotency.claim("docs.derive", account_id="1", key="k") as run:
@@ -125,14 +120,12 @@ def test_the_examples_derive_what_they_say(run_page: RunPage) -> None:
     assert keys == {"charge": record.derive_key("provider.charge"), "payout": record.derive_text("bank.payout", 30)}
 
 
-@pytest.mark.django_db
 def test_the_newsletter_is_written_once(run_page: RunPage) -> None:
     view, user = run_page("explanation/crashes.md")["send_newsletter"], UserFactory()
     assert [post(view, {}, user=user).status_code for _ in range(2)] == [201, 201]
     assert Notification.objects.count() == 2
 
 
-@pytest.mark.django_db
 def test_a_parked_record_is_resolved_by_what_was_found_out(run_page: RunPage) -> None:
     resolve = run_page("how-to/resolve-parked-records.md")["resolve"]
     idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
@@ -143,7 +136,6 @@ def test_a_parked_record_is_resolved_by_what_was_found_out(run_page: RunPage) ->
         assert (record.status, record.response_status) == (status, 201 if payout_id else None)
 
 
-@pytest.mark.django_db
 def test_an_alarm_rings_for_what_is_new_and_then_clears(run_page: RunPage) -> None:
     counters.reset()
     alarms, at_rest = run_page("how-to/monitor.md")["alarms"], stats()
@@ -160,7 +152,6 @@ def test_an_alarm_rings_for_what_is_new_and_then_clears(run_page: RunPage) -> No
     assert not alarms(stats())["clients reuse keys"]
 
 
-@pytest.mark.django_db
 def test_a_parked_record_pages_somebody(run_page: RunPage) -> None:
     page = run_page("how-to/monitor.md")
     claim = RecordFactory(abandoned=True, operation="docs.parked")
@@ -169,7 +160,6 @@ def test_a_parked_record_pages_somebody(run_page: RunPage) -> None:
     assert page["PAGES"] == [f"docs.parked of account {claim.account_id}: outcome unknown after attempt 1"]
 
 
-@pytest.mark.django_db
 def test_the_envelope_replaces_the_problem(run_page: RunPage) -> None:
     envelope, view = run_page("reference/settings.md")["envelope"], run_page("README.md")["create_transfer"]
     with override_settings(IDEMPOTENCY={"ERROR_RESPONSE": envelope}):

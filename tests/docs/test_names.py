@@ -30,6 +30,8 @@ from testproject.demo.acts import ORDERS, PAYOUTS, Act
 from testproject.provider.faults import FAULTS
 from tests.docs.pages import PAGES, ROOT, blocks, code, each_page, section, table, text_of
 
+pytestmark = pytest.mark.once
+
 
 def test_every_signal_is_listed_with_its_arguments() -> None:
     rows = {code(row[0]): row for row in table(text_of("reference/signals.md")) if len(row) == 3}

@@ -31,7 +31,8 @@ from tests.http.callers import Caller, assert_nothing_kept, problem_code, replay
 from tests.http.serving import Serve, serve_answer
 from tests.http.views import work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+# What is stored of an answer is tested on each database in ``test_responses``.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 # What is no response

@@ -16,10 +16,12 @@ from tests.http.callers import Caller, effects
 from tests.http.serving import Framework, Serve
 from tests.http.views import work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+# What of the input reaches the database is a checked key, a fingerprint, and the text of an outcome, whose every byte
+# ``test_responses`` has on each database.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 fuzz = settings(
-    max_examples=150,
+    max_examples=75,  # of each handler, and others in each run
     deadline=None,  # the database sets the pace
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     print_blob=True,

@@ -30,7 +30,8 @@ from tests.http.callers import Caller, assert_refused, effects, records, replaye
 from tests.http.serving import Framework, Serve
 from tests.http.views import drf_answer, plain_answer
 
-pytestmark = pytest.mark.django_db(transaction=True)
+# Who asks is decided before the database is asked. That it compares byte for byte: ``tests/unit/test_other_vendors``.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 # 21 and failure mode 48

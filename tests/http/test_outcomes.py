@@ -32,6 +32,7 @@ class Conflict(exceptions.APIException):
 # Returned
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("status", RETRIED)
 def test_nothing_is_kept_of_a_passing_failure_and_the_retry_runs(
     alice: Caller, framework: Framework, status: int
@@ -40,6 +41,7 @@ def test_nothing_is_kept_of_a_passing_failure_and_the_retry_runs(
     assert_nothing_kept(alice, status, f"/?status={status}")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("status", RECORDED)
 def test_a_returned_failure_commits_with_its_writes_and_is_replayed(
     alice: Caller, framework: Framework, status: int
@@ -66,6 +68,7 @@ def only_success(status: int) -> bool:
     return status < 300
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("by", ["policy", "setting", "dotted path"])
 def test_the_policy_says_what_is_recordable(alice: Caller, framework: Framework, settings: Any, by: str) -> None:
     if by != "policy":
@@ -75,6 +78,7 @@ def test_the_policy_says_what_is_recordable(alice: Caller, framework: Framework,
     replayed(alice, "/?status=200", key="k2")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("status", [400, 422])
 def test_the_same_payload_runs_again_if_its_refusal_is_not_an_outcome(
     alice: Caller, framework: Framework, status: int

@@ -23,7 +23,8 @@ from tests.http.declaring import METHODS, WAYS, protecting, refused, runs_once
 from tests.http.serving import Serve
 from tests.http.views import Methods, ModelActions, PlainView, drf_answer, plain_answer
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(62)]
+# Whether a method is protected is decided before the database is asked.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(62), pytest.mark.once]
 
 
 class EveryMethod:

@@ -7,12 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from django.db import connection
 
 from idempotency.upkeep.counters import counters
+from tests.commands import run_command
 from tests.concurrency.racing import race
 from tests.database import processes
 from tests.database.counters.counting import CLAIMED, count, operation, written
@@ -80,40 +80,14 @@ def count(times):
 """
 
 
-def ends_well(process: Any) -> str:
-    output, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
-    return str(output)
-
-
-def test_the_counts_of_processes_add_up_and_a_third_one_shows_them() -> None:
-    for process in [processes.start(PROCESS + "count(int(sys.argv[1]))", times) for times in ("3", "4")]:
-        ends_well(process)
-    shown = ends_well(
-        processes.start(
-            "from django.core.management import execute_from_command_line as run; import sys; run(sys.argv)",
-            "idempotency_stats",
-            "--json",
-        )
-    )
-    assert json.loads(shown)["claims"] == {"value": 7, "kind": "recent"}
-
-
-def test_a_killed_process_takes_with_it_what_it_had_not_written() -> None:
-    script = "count(2); counters.flush(); count(3); print('counted', flush=True); input()"
-    process = processes.start(PROCESS + script)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "counted\n"
-    process.kill()
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
-    assert written() == {CLAIMED: 2}
-
-
-def test_a_forked_child_does_not_write_what_its_parent_counted() -> None:
-    script = "count(2); pid = os.fork(); count(0 if pid else 5); pid and os.waitpid(pid, 0)"
-    ends_well(processes.start(PROCESS + script))
-    assert written() == {CLAIMED: 7}
+def test_the_counts_of_processes_and_of_their_forks_add_up_and_another_process_shows_them() -> None:
+    """What a parent has counted before it forks, its child does not write as well."""
+    script = PROCESS + "count(2); pid = os.fork(); count(0 if pid else int(sys.argv[1])); pid and os.waitpid(pid, 0)"
+    for process in [processes.start(script, times) for times in ("3", "5")]:
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (0, "")
+    _, [shown], _ = run_command("idempotency_stats", json=True)
+    assert json.loads(shown)["claims"] == {"value": 12, "kind": "recent"}
 
 
 def test_a_process_that_ends_without_its_database_says_so_once_and_ends_well() -> None:

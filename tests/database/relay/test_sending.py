@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from idempotency.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import RelayResult, relay_once
+from tests.database.plans import fill_outbox
 from tests.database.relay.trouble import BROKEN
 from tests.database.statements import explaining
 from tests.outbox import broker, make_messages
@@ -52,18 +53,18 @@ def statements_of(count: int, **fields: Any) -> int:
 def test_a_batch_costs_the_same_statements_however_many_it_sends() -> None:
     # BEGIN, the bounds of the transaction where the database has any, take, lease, COMMIT; and the mark.
     expected = 6 if connection.vendor == "postgresql" else 5
-    assert statements_of(1) == statements_of(100) == expected
+    assert statements_of(1) == statements_of(20) == expected
     # In an order: one more, for what comes behind the first ones.
-    assert statements_of(2, ordering_key="k") == statements_of(100, ordering_key="k") == expected + 1
+    assert statements_of(2, ordering_key="k") == statements_of(20, ordering_key="k") == expected + 1
     # A batch that fails for one reason is put off by one statement, in place of the mark.
-    broker.refuse(*range(100), error=BROKEN)
-    assert statements_of(1) == statements_of(100) == expected
+    broker.refuse(*range(20), error=BROKEN)
+    assert statements_of(1) == statements_of(20) == expected
     assert statements_of(0) == expected - 2
 
 
 @pytest.mark.postgres
 def test_a_batch_is_found_through_the_indexes_of_what_is_not_sent() -> None:
-    make_messages(3_000, MessageStatus.SENT, sent=-HOUR, ordering_key="a")
+    fill_outbox(3_000, ordering_key="a")
     make_messages(20, ordering_key="a")
     make_messages(20)
     with connection.cursor() as cursor:

@@ -20,7 +20,8 @@ from tests.http.admin.pages import SECRET, log_in, secret_record
 from tests.outbox import make_messages
 from tests.records import HOUR
 
-pytestmark = pytest.mark.django_db
+# Permissions are decided before the database is asked for a record.
+pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 
 @dataclass(frozen=True)

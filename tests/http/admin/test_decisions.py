@@ -16,7 +16,8 @@ from idempotency.outcome import Outcome, response_of
 from tests.http.admin.pages import LIST, charges, detail, hidden_fields, log_in, said, secret_record, text
 from tests.records import HOUR, make_records
 
-pytestmark = pytest.mark.django_db
+# What a decision changes is tested on each database in ``tests/database/test_resolutions``.
+pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 ACTIONS = {"mark_not_executed": "resolve", "record_outcome": "resolve", "release": "release"}
 OUTCOME = {"status": "201", "content_type": "application/json", "body": '{"id": 7}', "reason": "asked the bank"}

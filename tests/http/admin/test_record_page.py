@@ -15,7 +15,8 @@ from idempotency.models import IdempotencyRecord
 from tests.http.admin.pages import LIST, charges, detail, hidden_fields, log_in, said, text
 from tests.records import HOUR, make_records
 
-pytestmark = pytest.mark.django_db
+# These pages show a row. The lists, which ask the database more, are tested on each one in ``test_records``.
+pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 parks = Operation("tests.admin.parks", transaction=False, recovery=PARK)
 asks = Operation("tests.admin.asks", transaction=False, recovery=Reconcile(lambda record: Unknown()))
