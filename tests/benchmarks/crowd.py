@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ class Crowd:
     def start(self, call: Callable[[], T]) -> Future[T]:
         return self._pool.submit(call)
 
-    def rush(self, calls: list[Callable[[], T]]) -> tuple[float, list[Future[T]]]:
+    def rush(self, calls: Sequence[Callable[[], T]]) -> tuple[float, list[Future[T]]]:
         """Start the calls together: one for each thread, or one thread less. When they started, and their results."""
         started: list[float] = []
         barrier = threading.Barrier(len(calls) + 1, action=lambda: started.append(time.perf_counter()))

@@ -15,9 +15,9 @@ from django.contrib.auth.models import User
 from rest_framework.authtoken.models import Token
 
 from .instruments import relative
-from .report import Table, times
+from .report import Table, milliseconds, times
 from .requests import BODY, Caller, effects, tables
-from .service.serving import Client, serving
+from .service.serving import Client, cpu_seconds, serving
 
 CLIENTS = 4
 #: Requests in a round of one variant.
@@ -29,11 +29,11 @@ BARE, HANDWRITTEN = "/bare/", "/handwritten/"
 
 
 @dataclass
-class Rates:
-    """Requests per second, one entry a round."""
+class Load:
+    """One entry a round: requests per second, and seconds of the server's CPU for each request."""
 
-    first: list[float] = field(default_factory=list)
-    repeated: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
 
 
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
@@ -50,30 +50,31 @@ def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list
 def _compare_at(
     server: str, title: str, authorization: str, operations: int, lots: random.Random, progress: Callable[[str], None]
 ) -> Table:
-    rates = {path: Rates() for path in VARIANTS.values()}
+    loads = {path: (Load(), Load()) for path in VARIANTS.values()}
     block = min(BLOCK, operations)
     rounds = max(1, operations // block)
-    with serving(server, BENCHMARK_POOL="0" if server == "gunicorn" else str(2 * CLIENTS)) as (place, _):
+    with serving(server, BENCHMARK_POOL="0" if server == "gunicorn" else str(2 * CLIENTS)) as (place, process):
         clients = [Client(place, authorization) for _ in range(CLIENTS)]
         try:
             for number in range(-1, rounds):  # the first one warms up
                 progress(f"http, {server}, round {number + 1} of {rounds}")
-                for path in lots.sample(list(rates), len(rates)):
+                for path in lots.sample(list(loads), len(loads)):
                     keys = [Caller.new_key() for _ in range(block)]
-                    with effects(block):
-                        first = rate(clients, path, keys)
-                    with effects(block if path == BARE else 0):
-                        repeated = rate(clients, path, keys)
-                    if number >= 0:
-                        rates[path].first.append(first)
-                        rates[path].repeated.append(repeated)
+                    for load, expected in zip(loads[path], (block, block if path == BARE else 0), strict=True):
+                        with effects(expected):
+                            before = cpu_seconds(process)
+                            rate = _rate(clients, path, keys)
+                            cpu = cpu_seconds(process) - before
+                        if number >= 0:
+                            load.rates.append(rate)
+                            load.cpu.append(cpu / block)
         finally:
             for client in clients:
                 client.close()
-    return _table(title, rates)
+    return _table(title, loads)
 
 
-def rate(clients: list[Client], path: str, keys: list[str]) -> float:
+def _rate(clients: list[Client], path: str, keys: list[str]) -> float:
     """Requests per second, when the clients ask for all keys as fast as they are answered."""
     body, left, lock = json.dumps(BODY), iter(keys), threading.Lock()
 
@@ -91,17 +92,26 @@ def rate(clients: list[Client], path: str, keys: list[str]) -> float:
         return len(keys) / (time.perf_counter() - start)
 
 
-def _table(title: str, rates: dict[str, Rates]) -> Table:
+def _table(title: str, loads: dict[str, tuple[Load, Load]]) -> Table:
     table = Table(
         f"Requests per second: {title}",
-        ("", "first", "× bare", "× hand-written", "again", "× bare", "× hand-written"),
-        note="Again: the same requests with the same keys, which the bare view executes again. More is better.",
+        ("", "", "requests per second", "× bare", "× hand-written", "CPU", "× hand-written"),
+        note="Again: the same requests with the same keys, which the bare view executes again. CPU is that of the web "
+        "server for one request, in the mean.",
     )
-    for name, path in VARIANTS.items():
-        mine, cells = rates[path], list[str]()
-        for phase in ("first", "repeated"):
-            found: list[float] = getattr(mine, phase)
-            cells.append(f"{statistics.median(found):.0f}")
-            cells += [times(relative(found, getattr(rates[base], phase))) for base in (BARE, HANDWRITTEN)]
-        table.add(name, *cells)
+    for phase, heading in enumerate(("first", "again")):
+        bare, written = loads[BARE][phase], loads[HANDWRITTEN][phase]
+        base = statistics.mean(written.cpu)
+        for name, path in VARIANTS.items():
+            load = loads[path][phase]
+            cpu = statistics.mean(load.cpu)
+            table.add(
+                name,
+                heading,
+                f"{statistics.median(load.rates):.0f}",
+                times(relative(load.rates, bare.rates)),
+                times(relative(load.rates, written.rates)),
+                milliseconds(cpu),
+                times(cpu / base if base else None),
+            )
     return table

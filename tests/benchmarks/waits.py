@@ -110,11 +110,11 @@ class Waits:
 
 
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
-    """Let ``operations`` duplicates wait, of each variant and for each duration of the handler."""
+    """Let duplicates wait, a tenth of ``operations`` of each variant and for each duration of the handler."""
     lots = random.Random(seed)
     duplicates = min(DUPLICATES, operations)
     costs = {(variant, seconds): Waits() for seconds in HANDLER_SECONDS for variant in VARIANTS}
-    rounds = max(1, operations // duplicates)
+    rounds = max(1, operations // (10 * duplicates))
     with tables():
         caller = Caller(User.objects.create_user("benchmark"))
         for variant in VARIANTS:  # imports and caches

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,8 @@ COMMANDS = {
     "uvicorn": ("--log-level", "warning", "testproject.asgi:application", "--uds", "{}"),
 }
 QUESTION = b"GET /health/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+#: What libpq calls the server's connections.
+APPLICATION_NAME = f"benchmarks-{os.getpid()}"
 STOP_LIMIT = 30.0  # seconds
 
 
@@ -46,6 +48,7 @@ def serving(server: str, **environment: str) -> Iterator[tuple[Path, int]]:
         variables = {
             "DATABASE_URL": _url(),
             "DJANGO_SETTINGS_MODULE": "tests.benchmarks.service.settings",
+            "PGAPPNAME": APPLICATION_NAME,
             "PYTHONPATH": str(ROOT),
             **environment,
         }
@@ -58,18 +61,28 @@ def serving(server: str, **environment: str) -> Iterator[tuple[Path, int]]:
         )
         with daemon:
             yield place, daemon.pid
-        wait_until(lambda: not others(), "the end of the server's connections", STOP_LIMIT)
+        wait_until(lambda: not sessions(), "the end of the server's connections", STOP_LIMIT)
 
 
-def others(state: str = "%") -> int:
-    """How many other sessions this database has, in a state that is LIKE ``state``."""
+def sessions(state: str = "%") -> int:
+    """How many connections the server has to the database, in a state that is LIKE ``state``."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND coalesce(state, '') LIKE %s",
-            [state],
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND coalesce(state, '') LIKE %s",
+            [APPLICATION_NAME, state],
         )
         return int(cursor.fetchone()[0])
+
+
+def cpu_seconds(process: int) -> float:
+    """The CPU time of a server's process and its forks. 0 where it can't be seen."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == process:  # the session, which the server leads
+                ticks += int(fields[11]) + int(fields[12])  # in user mode and in the kernel
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _url() -> str:

@@ -12,8 +12,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
-from idempotency import REEXECUTE, idempotent
-from testproject.authentication import token_required
+from idempotency import REEXECUTE, Operation, idempotent
 from testproject.models import Transfer
 from testproject.views import health
 from tests.benchmarks import views
@@ -21,34 +20,44 @@ from tests.benchmarks import views
 AsyncView = Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]]
 
 
-async def create_slowly(request: HttpRequest) -> HttpResponse:
+async def wait_and_create(request: HttpRequest) -> HttpResponse:
     """Waits, as for another service, and then creates one row."""
     await asyncio.sleep(settings.BENCHMARK_SLOW_SECONDS)
+    return await _create(request)
+
+
+async def create_and_wait(request: HttpRequest) -> HttpResponse:
+    """Creates one row before it waits."""
+    response = await _create(request)
+    await asyncio.sleep(settings.BENCHMARK_SLOW_SECONDS)
+    return response
+
+
+async def _create(request: HttpRequest) -> HttpResponse:
     transfer = await Transfer.objects.acreate(account_id=request.user.pk, recipient="acct_1", amount=1250)
     return JsonResponse({"id": transfer.pk}, status=201)
 
 
-def without_query(view: AsyncView) -> AsyncView:
-    """Authentication that needs no database, such as a signed token: it names the account."""
+def signed_in(view: AsyncView) -> Any:
+    """The request names its account, as in a signed token, which needs no query."""
 
     async def authenticated(request: HttpRequest) -> HttpResponse:
         request.user = User(pk=int(request.headers["Authorization"].rpartition(" ")[2]))
         return await view(request)
 
-    return authenticated
+    return csrf_exempt(authenticated)
 
 
-protected = idempotent("benchmarks.slow")(create_slowly)
-in_autocommit = idempotent("benchmarks.slow_autocommit", transaction=False, recovery=REEXECUTE)(create_slowly)
+in_autocommit = Operation("benchmarks.autocommit", transaction=False, recovery=REEXECUTE)
 
 urlpatterns = [
     path("health/", health),
     path("bare/", views.BareAtomicView.as_view()),
     path("handwritten/", views.HandwrittenView.as_view()),
     path("package/", views.PackageView.as_view()),
-    path("slow/bare/", csrf_exempt(without_query(create_slowly))),
-    path("slow/bare/after-a-query/", csrf_exempt(token_required(create_slowly))),
-    path("slow/package/", csrf_exempt(without_query(protected))),
-    path("slow/package/after-a-query/", csrf_exempt(token_required(protected))),
-    path("slow/package/autocommit/", csrf_exempt(without_query(in_autocommit))),
+    path("slow/bare/", signed_in(wait_and_create)),
+    path("slow/bare/query-first/", signed_in(create_and_wait)),
+    path("slow/package/", signed_in(idempotent("benchmarks.waiting")(wait_and_create))),
+    path("slow/package/query-first/", signed_in(idempotent("benchmarks.creating")(create_and_wait))),
+    path("slow/package/autocommit/", signed_in(idempotent(in_autocommit)(create_and_wait))),
 ]
