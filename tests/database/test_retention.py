@@ -109,7 +109,7 @@ def test_a_record_that_is_locked_is_passed_over_without_waiting(store: type[Stor
         with transaction.atomic(durable=True):
             with connection.cursor() as cursor:
                 cursor.execute("SET LOCAL lock_timeout = '5s'")  # would be an error here, and not a hanging test
-            return store("default").delete_due(retention.PURGED, 10, None)
+            return store(connection).delete_due(retention.PURGED, 10, None)
 
     with transaction.atomic():
         IdempotencyRecord.objects.filter(pk=claimed).update(status=Status.IN_PROGRESS)
