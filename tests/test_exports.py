@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.test import Client
 
 from idempotency.contrib.celery import send
@@ -20,9 +19,10 @@ from testproject.harness.redis import Redis, running_redis
 from testproject.models import Charge, Export
 from testproject.tasks import run_export
 from tests.concurrency.racing import race
-from tests.factories import TokenFactory
+from tests.factories import UserFactory
 from tests.harness.celery import running_worker
 from tests.harness.redis import skip_without_redis
+from tests.http.callers import Caller
 from tests.providers import eventually
 
 # The sample adds nothing that depends on the database.
@@ -31,27 +31,15 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 #: Nobody listens on it.
 NO_BROKER = "amqp://guest:guest@127.0.0.1:1//"
 
-Answer = Any
 
-
-class Exporter:
+class Exporter(Caller):
     """An account that wants its charges exported."""
 
-    def __init__(self, username: str) -> None:
-        self.account = User.objects.create(username=username)
-        self.headers = {"Authorization": f"Token {TokenFactory(user=self.account).key}"}
-
     def charge(self, *amounts: int) -> None:
-        Charge.objects.bulk_create(Charge(account=self.account, amount=amount, currency="usd") for amount in amounts)
+        Charge.objects.bulk_create(Charge(account=self.user, amount=amount, currency="usd") for amount in amounts)
 
-    def post(self, label: str = "march", key: str = "k") -> Answer:
-        sent = {**self.headers, "Idempotency-Key": key}
-        return Client(raise_request_exception=False).post(
-            "/exports/", json.dumps({"label": label}), content_type="application/json", headers=sent
-        )
-
-    def get(self, url: str) -> Answer:
-        return Client(raise_request_exception=False).get(url, headers=self.headers)
+    def export(self, key: str = "k") -> Any:
+        return self.post("/exports/", {"label": "march"}, key=key)
 
 
 @pytest.fixture(autouse=True)
@@ -63,14 +51,14 @@ def _no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def alice(transactional_db: None) -> Exporter:
-    exporter = Exporter("alice")
+    exporter = Exporter(UserFactory())
     exporter.charge(700, 42)
     return exporter
 
 
 @pytest.fixture
 def bob(transactional_db: None) -> Exporter:
-    exporter = Exporter("bob")
+    exporter = Exporter(UserFactory())
     exporter.charge(5)
     return exporter
 
@@ -85,34 +73,27 @@ def run_job() -> dict[str, Any]:
     return result
 
 
-def is_running(answer: Answer) -> bool:
+def is_running(answer: Any) -> bool:
     return answer.status_code == 202 and "Idempotency-Replayed" not in answer and int(answer["Retry-After"]) >= 1
 
 
-def test_an_export_is_accepted_at_once_with_the_address_of_its_job(alice: Exporter) -> None:
-    answer = alice.post()
-    assert is_running(answer)
-    export = Export.objects.get()
-    assert answer["Location"] == f"/exports/{export.pk}/"
-    assert answer.json() == {"id": str(export.pk), "label": "march", "state": "running"}
-    assert alice.get(answer["Location"]).json() == answer.json()
-
-
-def test_duplicates_attach_to_the_job_while_it_runs(alice: Exporter) -> None:
-    first = alice.post()
+def test_an_export_is_accepted_at_once_with_the_address_of_its_job_to_which_duplicates_attach(alice: Exporter) -> None:
     for _ in range(3):
-        duplicate = alice.post()
-        assert is_running(duplicate)
-        assert (duplicate["Location"], duplicate.content) == (first["Location"], first.content)
-    assert (Export.objects.count(), OutboxMessage.objects.count()) == (1, 1)
+        answer = alice.export()
+        assert is_running(answer)
+        export = Export.objects.get()
+        assert answer["Location"] == f"/exports/{export.pk}/"
+        assert answer.json() == {"id": str(export.pk), "label": "march", "state": "running"}
+    assert alice.get(answer["Location"]).json() == answer.json()
+    assert OutboxMessage.objects.count() == 1
 
 
 def test_when_the_job_has_ended_its_outcome_is_replayed(alice: Exporter, bob: Exporter) -> None:
-    location = alice.post()["Location"]
+    location = alice.export()["Location"]
     assert run_job() == {"charges": 2, "total": 742}
     outcome = {"id": location.split("/")[2], "label": "march", "state": "finished", "charges": 2, "total": 742}
     for _ in range(2):
-        duplicate = alice.post()
+        duplicate = alice.export()
         assert (duplicate.status_code, duplicate["Idempotency-Replayed"]) == (200, "true")
         assert duplicate.json() == outcome
         assert "Retry-After" not in duplicate
@@ -121,7 +102,7 @@ def test_when_the_job_has_ended_its_outcome_is_replayed(alice: Exporter, bob: Ex
 
 
 def test_only_its_owner_can_look_at_an_export(alice: Exporter, bob: Exporter) -> None:
-    location = alice.post()["Location"]
+    location = alice.export()["Location"]
     assert alice.get(location).status_code == 202
     assert bob.get(location).status_code == 404
     assert Client().get(location).status_code == 401
@@ -132,14 +113,14 @@ def test_only_its_owner_can_look_at_an_export(alice: Exporter, bob: Exporter) ->
 
 
 def test_the_job_takes_effect_once_though_its_message_comes_twice(alice: Exporter) -> None:
-    alice.post()
+    alice.export()
     first = run_job()
     alice.charge(1)  # would show in a second run
     assert run_job() == first
     assert Export.objects.get().runs == 1
     consumed = IdempotencyRecord.objects.get(operation="exports.run")
     assert (consumed.status, consumed.attempt) == (Status.COMPLETED, 1)
-    assert consumed.account_id == str(alice.account.pk)
+    assert consumed.account_id == str(alice.user.pk)
     asked = IdempotencyRecord.objects.get(operation="exports.create")
     assert consumed.scope.trace == asked.scope.trace
 
@@ -148,13 +129,13 @@ def test_without_a_broker_exports_are_accepted_and_their_messages_wait(
     alice: Exporter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(send, "_quiet_until", float("-inf"))
-    assert is_running(alice.post())
+    assert is_running(alice.export())
     assert "No worker could be asked to relay" in caplog.text
     result = relay_once()
     assert (result.sent, result.put_back) == (0, 1)
     message = OutboxMessage.objects.get()
     assert (message.status, message.attempts) == (MessageStatus.PENDING, 0)
-    assert is_running(alice.post())
+    assert is_running(alice.export())
 
 
 @pytest.fixture
@@ -168,15 +149,15 @@ def test_a_worker_runs_the_export_and_its_duplicates_get_what_it_found(
     alice: Exporter, bob: Exporter, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Asked for while there is no broker: its message waits in the outbox.
-    alice.post(key="early")
+    alice.export(key="early")
     monkeypatch.setenv("CELERY_BROKER_URL", redis.url)
     monkeypatch.setattr(send, "_quiet_until", float("-inf"))
     with running_worker(redis.url, tmp_path, "--concurrency", "1") as worker:
-        locations = {answer["Location"] for answer in race([lambda: alice.post(key="late")] * 4)}
+        locations = {answer["Location"] for answer in race([lambda: alice.export(key="late")] * 4)}
         assert eventually(lambda: all_ended(alice, ["early", "late"])), worker.log_tail(100)
     assert len(locations) == 1
     for key in ("early", "late"):
-        ended = alice.post(key=key)
+        ended = alice.export(key=key)
         assert (ended.status_code, ended["Idempotency-Replayed"]) == (200, "true")
         assert (ended.json()["charges"], ended.json()["total"]) == (2, 742)
     assert set(Export.objects.values_list("runs", flat=True)) == {1}
@@ -184,4 +165,4 @@ def test_a_worker_runs_the_export_and_its_duplicates_get_what_it_found(
 
 
 def all_ended(exporter: Exporter, keys: list[str]) -> bool:
-    return all(exporter.post(key=key).status_code == 200 for key in keys)
+    return all(exporter.export(key=key).status_code == 200 for key in keys)

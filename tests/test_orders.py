@@ -13,33 +13,24 @@ from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from testproject.models import Charge, UnprotectedCharge
 from testproject.orders import fee_of
 from tests.concurrency.racing import race
-from tests.factories import TokenFactory
+from tests.factories import UserFactory
+from tests.http.callers import Caller
 
 # The sample adds nothing that depends on the database.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 ORDER = {"amount": 1234, "label": "order-1"}
 
-Answer = Any
 
-
-class Buyer:
-    def __init__(self) -> None:
-        self.headers = {"Authorization": f"Token {TokenFactory().key}"}
-
-    def post(self, path: str = "/orders/", key: str = "k", **changes: Any) -> Answer:
-        return self.send(path, json.dumps({**ORDER, **changes}).encode(), key)
-
-    def send(self, path: str, body: bytes, key: str = "k") -> Answer:
-        sent = {**self.headers, "Idempotency-Key": key}
-        client = Client(raise_request_exception=False)
-        return client.post(path, body, content_type="application/json", headers=sent)
+class Buyer(Caller):
+    def order(self, path: str = "/orders/", key: str = "k", **changes: Any) -> Any:
+        return self.post(path, {**ORDER, **changes}, key=key)
 
 
 @pytest.fixture
 def buyer(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Buyer:
     monkeypatch.setattr(send, "_quiet_until", float("inf"))  # no broker is looked for
-    return Buyer()
+    return Buyer(UserFactory())
 
 
 def published() -> list[tuple[str, Any]]:
@@ -49,7 +40,7 @@ def published() -> list[tuple[str, Any]]:
 
 
 def test_an_order_is_charged_and_leads_to_two_messages(buyer: Buyer) -> None:
-    answer = buyer.post()
+    answer = buyer.order()
     charge = Charge.objects.get()
     assert (answer.status_code, answer.json()) == (201, {"id": charge.pk, **ORDER})
     assert published() == [("send_receipt", ORDER), ("pay_fee", {**ORDER, "amount": 12})]
@@ -58,14 +49,14 @@ def test_an_order_is_charged_and_leads_to_two_messages(buyer: Buyer) -> None:
 
 
 def test_however_often_it_is_sent_there_is_one_of_each(buyer: Buyer) -> None:
-    answers = [*race([buyer.post] * 6), buyer.post()]
+    answers = [*race([buyer.order] * 6), buyer.order()]
     assert {answer.status_code for answer in answers} <= {201, 409}
     assert answers[-1]["Idempotency-Replayed"] == "true"
     assert (Charge.objects.count(), len(published())) == (1, 2)
 
 
 def test_a_declined_order_leaves_nothing_and_is_replayed_as_that(buyer: Buyer) -> None:
-    first, second = buyer.post(source="declined"), buyer.post(source="declined")
+    first, second = buyer.order(source="declined"), buyer.order(source="declined")
     assert (first.status_code, second.status_code, second["Idempotency-Replayed"]) == (402, 402, "true")
     assert first.content == second.content
     assert (Charge.objects.count(), published()) == (0, [])
@@ -81,7 +72,7 @@ NO_ORDERS = [
 @pytest.mark.parametrize("path", ["/orders/", "/unprotected/orders/"])
 def test_what_is_no_order_is_refused(buyer: Buyer, path: str) -> None:
     for number, body in enumerate(NO_ORDERS):
-        assert buyer.send(path, body, key=f"key-{number}").status_code == 400, body
+        assert buyer.post(path, body, key=f"key-{number}").status_code == 400, body
     assert (Charge.objects.count(), UnprotectedCharge.objects.count(), published()) == (0, 0, [])
 
 
@@ -96,5 +87,5 @@ def test_a_fee_is_never_nothing() -> None:
 
 def test_without_a_broker_the_control_takes_no_orders(buyer: Buyer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CELERY_BROKER_URL", "amqp://guest:guest@127.0.0.1:1//")
-    assert buyer.post("/unprotected/orders/").status_code == 500
+    assert buyer.order("/unprotected/orders/").status_code == 500
     assert UnprotectedCharge.objects.count() == 0

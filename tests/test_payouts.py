@@ -11,10 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.contrib.auth.models import User
 from django.db.models import F
-from django.test import Client
-from rest_framework.authtoken.models import Token
 
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
@@ -23,6 +20,8 @@ from testproject import payouts
 from testproject.models import Payout, UnprotectedPayout
 from testproject.provider import Effect, read_ledger, running_provider
 from testproject.provider.client import pay
+from tests.factories import UserFactory
+from tests.http.callers import Caller
 from tests.providers import IMPATIENCE, PAID, UNPAID, begin, end, eventually
 
 # What each declaration means is tested on each database in ``tests/concurrency``. Here a provider is at the other end.
@@ -51,20 +50,16 @@ Post = Callable[..., Any]
 RECONCILED, REEXECUTED, PARKED = "/payouts/", "/payouts/reexecute/", "/payouts/park/"
 
 
-class Payouts:
+class Payouts(Caller):
     """Alice, who asks for one payout under one key, and what came of it."""
 
     def __init__(self, ledgers: list[Path]) -> None:
-        self.account = User.objects.create(username="alice")
-        self.token = Token.objects.create(user=self.account).key
+        super().__init__(UserFactory())
         self.label = uuid4().hex
         self.ledgers = ledgers
 
-    def post(self, path: str, fault: str = "", **changes: Any) -> Any:
-        payload = {"amount": 1000, "label": self.label, "fault": fault, **changes}
-        headers = {"Authorization": f"Token {self.token}", "Idempotency-Key": self.label}
-        client = Client(raise_request_exception=False)
-        return client.post(path, json.dumps(payload), content_type="application/json", headers=headers)
+    def pay(self, path: str, fault: str = "") -> Any:
+        return self.post(path, {"amount": 1000, "label": self.label, "fault": fault}, key=self.label)
 
     def effects(self) -> list[Effect]:
         return [effect for path in self.ledgers for effect in read_ledger(path) if effect.label == self.label]
@@ -96,7 +91,7 @@ def asked(transactional_db: None, settings: Any, ledgers: list[Path], providers:
 
 @pytest.mark.parametrize("path", [RECONCILED, REEXECUTED, PARKED])
 def test_a_payout_is_made_under_the_derived_key_and_replayed(asked: Payouts, path: str) -> None:
-    first, retry = asked.post(path), asked.post(path)
+    first, retry = asked.pay(path), asked.pay(path)
     assert (first.status_code, retry.content, retry["Idempotency-Replayed"]) == (201, first.content, "true")
     (effect,), row = asked.effects(), Payout.objects.get()
     assert effect.key == str(row.key) == asked.derived_key()
@@ -106,16 +101,16 @@ def test_a_payout_is_made_under_the_derived_key_and_replayed(asked: Payouts, pat
 
 @pytest.mark.parametrize("path", [RECONCILED, REEXECUTED, PARKED])
 def test_a_refused_payout_is_a_recorded_402(asked: Payouts, path: str) -> None:
-    answers = [asked.post(path, fault="refuse") for _ in range(2)]
+    answers = [asked.pay(path, fault="refuse") for _ in range(2)]
     assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(402, "payout_refused")] * 2
     assert answers[1]["Idempotency-Replayed"] == "true"
     assert asked.counts() == (0, 0)
 
 
 def test_without_protection_a_retry_pays_again(asked: Payouts) -> None:
-    assert asked.post("/unprotected/payouts/", fault="succeed_then_hang").status_code == 502
+    assert asked.pay("/unprotected/payouts/", fault="succeed_then_hang").status_code == 502
     for _ in range(2):
-        assert asked.post("/unprotected/payouts/").status_code == 201
+        assert asked.pay("/unprotected/payouts/").status_code == 201
     assert len(asked.effects()) == 3
     assert UnprotectedPayout.objects.count() == 2
 
@@ -137,7 +132,7 @@ def killed_after_paying(request: pytest.FixtureRequest, asked: Payouts, monkeypa
             else:
                 patched.setattr(payouts, "_created", killed)
             with pytest.raises(Killed):
-                asked.post(path)
+                asked.pay(path)
         assert asked.counts() == (1, 0 if request.param == "before our row" else 1)
         asked.end_lease()
 
@@ -150,7 +145,7 @@ def test_a_process_that_was_killed_after_it_paid_has_paid_once(
     asked: Payouts, killed_after_paying: Post, path: str
 ) -> None:
     killed_after_paying(path)
-    answers = [asked.post(path) for _ in range(3)]
+    answers = [asked.pay(path) for _ in range(3)]
     assert {(answer.status_code, answer.content) for answer in answers} == {(201, answers[0].content)}
     assert answers[0].json()["provider_id"] == asked.effects()[0].id
     assert asked.counts() == (1, 1)
@@ -160,7 +155,7 @@ def test_a_process_that_was_killed_after_it_paid_has_paid_once(
 def test_a_parked_payout_is_not_made_again(asked: Payouts, killed_after_paying: Post) -> None:
     killed_after_paying(PARKED)
     for _ in range(3):
-        answer = asked.post(PARKED)
+        answer = asked.pay(PARKED)
         assert (answer.status_code, answer.json()["code"]) == (409, "idempotency_outcome_unknown")
     assert asked.counts()[0] == 1
 
@@ -170,7 +165,7 @@ def test_the_sweep_finds_what_nobody_retries(asked: Payouts, killed_after_paying
     killed_after_paying(RECONCILED)
     assert recover_once().completed == 1
     assert asked.counts() == (1, 1)
-    answer = asked.post(RECONCILED)
+    answer = asked.pay(RECONCILED)
     assert (answer.status_code, answer["Idempotency-Replayed"]) == (201, "true")
 
 
@@ -179,17 +174,17 @@ def test_the_sweep_finds_what_nobody_retries(asked: Payouts, killed_after_paying
 def test_a_call_that_failed_after_it_paid_is_not_repeated(asked: Payouts, fault: str) -> None:
     for path in (REEXECUTED, RECONCILED, PARKED):
         asked.label = uuid4().hex
-        first = asked.post(path, fault=fault)
+        first = asked.pay(path, fault=fault)
         assert (first.status_code, first.json()["code"]) == (502, "provider_failed")
         assert eventually(lambda: len(asked.effects()) == 1)
         if path == PARKED:
-            answer = asked.post(path, fault=fault)
+            answer = asked.pay(path, fault=fault)
             assert (answer.status_code, answer.json()["code"]) == (409, "idempotency_outcome_unknown")
         else:
             if path == RECONCILED:
-                assert asked.post(path, fault=fault).json()["code"] == "idempotency_in_progress"
+                assert asked.pay(path, fault=fault).json()["code"] == "idempotency_in_progress"
                 asked.end_lease()
-            assert asked.post(path, fault=fault).status_code == 201
+            assert asked.pay(path, fault=fault).status_code == 201
         assert asked.counts() == (1, int(path != PARKED))
 
 
@@ -197,10 +192,10 @@ def test_a_call_that_failed_after_it_paid_is_not_repeated(asked: Payouts, fault:
 def test_a_call_that_failed_before_it_paid_is_made_again(asked: Payouts, fault: str) -> None:
     for path in (REEXECUTED, RECONCILED):
         asked.label = uuid4().hex
-        assert asked.post(path, fault=fault).status_code == 502
+        assert asked.pay(path, fault=fault).status_code == 502
         if path == RECONCILED:
             asked.end_lease()
-        assert asked.post(path, fault=fault).status_code == 201
+        assert asked.pay(path, fault=fault).status_code == 201
         assert asked.counts() == (1, 1)
 
 
@@ -210,13 +205,13 @@ def test_a_call_that_failed_before_it_paid_is_made_again(asked: Payouts, fault: 
 def test_a_call_that_is_still_under_way_pays_nothing_once_it_was_not_found(asked: Payouts, settings: Any) -> None:
     # The claim of a process that is frozen in the middle of its call, which reaches the provider ...
     settings.IDEMPOTENCY = {"LEASE": timedelta(seconds=0.2)}
-    assert asked.post(RECONCILED, fault="hang").status_code == 502
+    assert asked.pay(RECONCILED, fault="hang").status_code == 502
     now = IdempotencyRecord.objects.values_list("lease_expires_at", flat=True).get().timestamp()
     call = {"amount": 1000, "label": asked.label, "fault": "late", "valid_until": now - 0.1}
     frozen = begin(settings.PROVIDER_URL, json.dumps(call).encode(), asked.derived_key())
     settings.IDEMPOTENCY = {"LEASE": timedelta(seconds=60)}
     # ... after another attempt has found nothing and has paid.
-    assert eventually(lambda: asked.post(RECONCILED, fault="hang").status_code == 201)
+    assert eventually(lambda: asked.pay(RECONCILED, fault="hang").status_code == 201)
     assert b" 410 " in end(frozen)
     assert asked.counts() == (1, 1)
 
@@ -230,7 +225,7 @@ def test_the_call_is_valid_for_a_part_of_the_lease_only(asked: Payouts, monkeypa
 
     monkeypatch.setattr(payouts, "pay", pay_late)
     before = time.time()
-    assert asked.post(RECONCILED).status_code == 201
+    assert asked.pay(RECONCILED).status_code == 201
     assert before + 30 <= seen[0] <= time.time() + 30  # the lease is a minute
 
 
@@ -240,10 +235,10 @@ def test_a_provider_that_can_not_be_asked_leaves_the_outcome_unknown(
     killed_after_paying(RECONCILED)
     provider = settings.PROVIDER_URL
     settings.PROVIDER_URL = "http://127.0.0.1:9"
-    assert asked.post(RECONCILED).json()["code"] == "idempotency_in_progress"
+    assert asked.pay(RECONCILED).json()["code"] == "idempotency_in_progress"
     settings.PROVIDER_URL = provider
     asked.end_lease()
-    assert asked.post(RECONCILED).status_code == 201
+    assert asked.pay(RECONCILED).status_code == 201
     assert asked.counts() == (1, 1)
 
 
@@ -256,11 +251,11 @@ def test_an_attempt_that_was_taken_over_does_not_pay(asked: Payouts, monkeypatch
         if not overtaken:
             asked.end_lease()
             overtaken.append(None)
-            overtaken[0] = asked.post(RECONCILED)
+            overtaken[0] = asked.pay(RECONCILED)
         return claim
 
     monkeypatch.setattr(payouts, "current_claim", wake_up_late)
-    late = asked.post(RECONCILED)
+    late = asked.pay(RECONCILED)
     assert overtaken[0].status_code == 201
     assert (late.status_code, late.content, late["Idempotency-Replayed"]) == (201, overtaken[0].content, "true")
     assert asked.counts() == (1, 1)

@@ -1,22 +1,40 @@
-"""The purge deletes what is past retention, in bounded batches, and never a claim."""
+"""The purge deletes what is past retention, in bounded batches, and never a claim; and ``purge_idempotency``."""
 
 from __future__ import annotations
 
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
+from threading import Barrier, Event
+from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.core.management import CommandError
+from django.db import connection, connections, transaction
 from django.utils import timezone
 
+from idempotency.identity.fingerprint import Payload
+from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord
+from idempotency.management import running
+from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
+from idempotency.operation import Operation
+from idempotency.outcome import Outcome
+from idempotency.protocol import claims
+from idempotency.protocol.ownership import Ownership
+from idempotency.signals import purged
 from idempotency.sql import DeletedBatch, Store
 from idempotency.sql.portable import PortableStore
 from idempotency.sql.postgresql import PostgreSQLStore
 from idempotency.upkeep import retention
 from idempotency.upkeep.retention import PurgeResult, due, purge_batches, purge_once
+from tests.commands import run_command
 from tests.concurrency.racing import race
 from tests.database.statements import before_statement, in_thread
+from tests.outbox import make_messages, statuses
 from tests.records import HOUR, make_records, remaining
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -116,3 +134,208 @@ def test_a_record_that_is_locked_is_passed_over_without_waiting(store: type[Stor
         batch = in_thread(purge)
     assert (batch.deleted, batch.exhausted) == (2, True)
     assert remaining() == {claimed}
+
+
+# The command: records first and then sent messages, its report, its exit codes, and its load
+
+
+purged_under_load = Operation("tests.purged_under_load")
+
+NOT_DUE = {MessageStatus.SENT: {"sent": -HOUR}, MessageStatus.DEAD: {"due": -96 * HOUR}, MessageStatus.PENDING: {}}
+
+
+def purge(**options: Any) -> tuple[int, list[str]]:
+    """Run the command: its exit code and the lines of its output."""
+    code, lines, _ = run_command("purge_idempotency", **options)
+    return code, lines
+
+
+def make_sent(count: int) -> None:
+    """Messages that were sent longer ago than the retention."""
+    make_messages(count, MessageStatus.SENT, sent=-96 * HOUR)
+
+
+def test_it_purges_all_that_is_due_and_says_so() -> None:
+    make_records(1_234)
+    make_sent(1)
+    kept = make_records(2, expires=HOUR) + make_records(2, Status.PARKED) + make_records(2, Status.IN_PROGRESS)
+    for status, times in NOT_DUE.items():
+        make_messages(1, status, **times)
+    assert purge() == (
+        0,
+        ["Purged 1,234 records from database 'default'.", "Purged 1 sent message from database 'default'."],
+    )
+    assert remaining() == {*kept}
+    assert {status for status, _ in statuses()} == {*NOT_DUE}
+    assert purge() == (0, ["Purged 0 records from database 'default'."])
+
+
+def test_parked_records_go_when_asked_for() -> None:
+    make_records(1, Status.PARKED)
+    assert purge(include_parked=True) == (0, ["Purged 1 record from database 'default'."])
+
+
+def test_a_dry_run_counts_and_deletes_nothing() -> None:
+    assert purge(dry_run=True) == (0, ["Would purge 0 records from database 'default'."])
+    make_records(3)
+    make_records(2, Status.RECOVERABLE)
+    make_records(2, Status.PARKED)
+    make_records(1, Status.IN_PROGRESS)
+    make_records(7, expires=HOUR)
+    make_sent(5)
+    before = remaining()
+    would = "Would purge {} from database 'default'."
+    claims, parked = "Would keep 1 record past retention: in progress.", "Would keep 2 records past retention: parked."
+    messages = would.format("5 sent messages")
+    assert purge(dry_run=True) == (0, [would.format("5 records"), claims, parked, messages])
+    assert purge(dry_run=True, include_parked=True) == (0, [would.format("7 records"), claims, messages])
+    assert (remaining(), OutboxMessage.objects.count()) == (before, 5)
+
+
+@pytest.mark.parametrize(
+    ("records", "messages", "more"),
+    [(5, 0, True), (0, 5, True), (4, 4, False), (3, 3, False)],
+    ids=["records are due", "messages are due", "the last batch was full", "the last batch was not full"],
+)
+def test_a_run_tells_whether_its_last_batches_have_left_anything(records: int, messages: int, more: bool) -> None:
+    make_records(records)
+    make_sent(messages)
+    code, lines = purge(batch_size=2, max_batches=2)
+    assert (code, "Stopped by --max-batches 2. More is due." in lines) == ((3, True) if more else (0, False))
+    assert len(remaining()) + OutboxMessage.objects.count() == int(more)
+
+
+def test_a_verbose_run_reports_each_batch() -> None:
+    make_records(1)
+    make_sent(2)
+    assert purge(batch_size=1, verbosity=2)[1] == [
+        "Purged 1 record so far.",
+        "Purged 1 record so far.",
+        "Purged 1 record from database 'default'.",
+        "Purged 1 sent message so far.",
+        "Purged 2 sent messages so far.",
+        "Purged 2 sent messages so far.",
+        "Purged 2 sent messages from database 'default'.",
+    ]
+
+
+@contextmanager
+def after_each_batch(call: Callable[[], object]) -> Iterator[None]:
+    def receive(**arguments: Any) -> None:
+        call()
+
+    purged.connect(receive)
+    try:
+        yield
+    finally:
+        purged.disconnect(receive)
+
+
+def test_what_falls_due_after_the_last_batch_is_left_to_the_next_run() -> None:
+    make_records(1)
+    with after_each_batch(make_records):
+        assert purge() == (0, ["Purged 1 record from database 'default'."])
+    assert len(remaining()) == 1
+
+
+def test_a_signal_ends_a_purge_before_its_messages() -> None:
+    make_records(1)
+    make_sent(1)
+    with (
+        after_each_batch(lambda: signal.raise_signal(signal.SIGTERM)),
+        pytest.raises(CommandError, match="Stopped by SIGTERM") as stopped,
+    ):
+        purge()
+    assert stopped.value.returncode == 143
+    assert (remaining(), OutboxMessage.objects.count()) == (set(), 1)
+
+
+@pytest.mark.parametrize("pause", [-0.1, 3600.1, float("nan"), float("inf")])
+def test_a_wrong_pause_is_named_and_nothing_is_done(pause: float) -> None:
+    ids = make_records(1)
+    with pytest.raises(CommandError, match="--pause must be between 0 and 3600 seconds") as refused:
+        purge(pause=pause)
+    assert refused.value.returncode == 2
+    assert remaining() == {*ids}
+
+
+def test_a_pause_lies_between_batches_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_records(25)
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(time, "monotonic", lambda: sum(slept))
+    assert purge(batch_size=10, pause=1.0)[0] == 0
+    assert sum(slept) == pytest.approx(2.0)
+    assert max(slept) <= running.SLICE
+
+
+def scope(key: str) -> Scope:
+    return Scope("1", purged_under_load.name, key)
+
+
+@pytest.mark.scenario(27)
+def test_purge_under_load() -> None:
+    """Bounded batches, no live claim touched, and no claim waits for the purge long enough to be turned away.
+
+    Claimants claim new keys, and keys that are being purged at that moment, and complete every other claim. A claim
+    that met a lock for longer than the claims' own limit would raise.
+    """
+    payload = Payload({"amount": 1})
+    rounds = 40
+    claimants = 4
+    keys = [[f"{number}-{i}" for i in range(rounds)] for number in range(claimants)]
+    # The retention of half of the keys is over, all the same to their claimants.
+    reused = {key for of_one in keys for key in of_one[::2]}
+    for key in sorted(reused):
+        make_records(1, operation=purged_under_load.name, idempotency_key=key, request_hash=payload.request_hash)
+    make_records(600)
+    live = make_records(5, Status.IN_PROGRESS, lease=HOUR, expires=-HOUR)
+    abandoned = make_records(5, Status.IN_PROGRESS, lease=-HOUR, expires=-HOUR)
+    together = Barrier(claimants + 2)
+    load_is_over = Event()
+
+    def claim_all(of_one: list[str]) -> tuple[list[int], list[int]]:
+        together.wait(timeout=60)
+        completed, open_claims = [], []
+        try:
+            for number, key in enumerate(of_one):
+                claim = claims.acquire(purged_under_load, scope(key), payload)
+                assert isinstance(claim, Ownership), f"{key} was answered from a record past retention"
+                if number % 4 < 2:
+                    with transaction.atomic(durable=True):
+                        claims.complete(claim, Outcome(201, (), "{}", None))
+                    completed.append(claim.record_id)
+                else:
+                    open_claims.append(claim.record_id)
+        finally:
+            connections.close_all()
+        return completed, open_claims
+
+    def purge_again_and_again() -> list[int]:
+        together.wait(timeout=60)
+        codes = []
+        try:
+            while not load_is_over.is_set():
+                codes.append(purge(batch_size=10, max_batches=5)[0])
+            codes.append(purge(batch_size=10)[0])
+        finally:
+            connections.close_all()
+        return codes
+
+    with ThreadPoolExecutor(claimants + 2) as pool:
+        purges = [pool.submit(purge_again_and_again) for _ in range(2)]
+        load = [pool.submit(claim_all, of_one) for of_one in keys]
+        try:
+            results = [claimant.result() for claimant in load]
+        finally:
+            load_is_over.set()
+        assert {code for one in purges for code in one.result()} <= {0, 3}
+
+    completed = {pk for of_one, _ in results for pk in of_one}
+    open_claims = {pk for _, of_one in results for pk in of_one}
+    assert len(completed) == len(open_claims) == claimants * rounds / 2
+    assert remaining() == {*live, *abandoned} | completed | open_claims
+    records = IdempotencyRecord.objects.filter(operation=purged_under_load.name)
+    assert set(records.completed().values_list("pk", flat=True)) == completed
+    assert set(records.in_progress().values_list("pk", flat=True)) == open_claims
+    assert sorted(records.values_list("idempotency_key", flat=True)) == sorted(key for of_one in keys for key in of_one)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from datetime import datetime, timezone
 from itertools import islice
@@ -10,7 +9,7 @@ from itertools import islice
 import pytest
 
 from idempotency.outbox.relay import RelayResult
-from idempotency.upkeep.batches import BatchResult, check_batch_size, in_batches
+from idempotency.upkeep.batches import BatchResult, in_batches
 from idempotency.upkeep.retention import PurgeResult
 from idempotency.upkeep.sweep import RecoveryResult
 
@@ -42,32 +41,9 @@ def test_results_add_up_and_the_later_one_says_whether_more_is_due(
     assert repr(first) == before
 
 
-@pytest.mark.parametrize(
-    ("result", "expected", "touched"),
-    [
-        (
-            RecoveryResult(recoverable=1, completed=2, parked=4, postponed=8, unknown_operations=Counter(a=2)),
-            {"recoverable": 1, "completed": 2, "parked": 4, "postponed": 8, "unknown_operations": {"a": 2}},
-            15,
-        ),
-        (
-            RelayResult(sent=1, postponed=2, dead=4, put_back=8, unavailable={"a": "b"}),
-            {"sent": 1, "postponed": 2, "dead": 4, "put_back": 8, "unavailable": {"a": "b"}},
-            7,
-        ),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_report_is_plain_data_and_tells_what_was_done_in_counts(
-    result: RecoveryResult | RelayResult, expected: dict[str, object], touched: int
-) -> None:
-    assert result.as_dict() == {**expected, "exhausted": True}
-    assert json.loads(json.dumps(result.as_dict())) == result.as_dict()
-    assert result.touched == touched
-
-
-def test_a_purge_has_touched_what_it_deleted() -> None:
+def test_a_batch_has_touched_what_it_has_changed() -> None:
     assert PurgeResult(3).touched == 3
+    assert RelayResult(sent=1, postponed=2, dead=4, put_back=8).touched == 7
     with pytest.raises(NotImplementedError):
         _ = BatchResult().touched
 
@@ -85,11 +61,3 @@ def test_batches_are_taken_one_by_one_until_one_is_exhausted_and_each_knows_the_
     taken = list(in_batches(take))
     assert [batch.deleted for batch in taken] == [1, 2, 3]
     assert asked == [None, *taken[:2]]
-
-
-@pytest.mark.parametrize("size", [0, -1, 11])
-def test_a_batch_size_out_of_bounds_is_refused(size: int) -> None:
-    with pytest.raises(ValueError, match=f"batch_size must be between 1 and 10, not {size}"):
-        check_batch_size(size, 10)
-    for allowed in (1, 10):
-        check_batch_size(allowed, 10)

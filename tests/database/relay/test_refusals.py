@@ -1,19 +1,26 @@
-"""What becomes of a message that could not be sent: tried again later and later, put back, or dead."""
+"""What becomes of a message that could not be sent; what a relay tells of its work; and ``manage.py relay_outbox``."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
 
 import pytest
+from django.db import connection
 from django.utils import timezone
 
-from idempotency.models import OutboxMessage
+from idempotency import signals
+from idempotency.models import MessageStatus, OutboxMessage
 from idempotency.outbox import relay
 from idempotency.outbox.backlog import requeue
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
+from tests.commands import run_command
 from tests.database.relay.trouble import BROKEN, UNREACHABLE, message
 from tests.outbox import OTHER_SENDER, broker, make_due, make_messages, other_broker, statuses
-from tests.records import HOUR
+from tests.records import HOUR, MINUTE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -103,3 +110,91 @@ def test_a_broker_that_can_not_be_reached_is_asked_once_a_run_and_holds_up_no_ot
     total = sum(results, RelayResult())
     assert (total.sent, total.put_back, total.exhausted) == (3, 2, True)
     assert total.unavailable.keys() == {"tests.outbox.broker"}
+
+
+# What a relay tells of its work: signals, log lines
+
+
+@contextmanager
+def receiving(signal: Any) -> Iterator[list[dict[str, Any]]]:
+    received: list[dict[str, Any]] = []
+
+    def receive(**kwargs: Any) -> None:
+        assert not connection.in_atomic_block
+        received.append(kwargs)
+
+    signal.connect(receive)
+    yield received
+    signal.disconnect(receive)
+
+
+def test_a_signal_tells_how_many_were_sent() -> None:
+    make_messages(3)
+    broker.refuse(1, error=BROKEN)
+    with receiving(signals.relayed) as received:
+        relay_once()
+    (told,) = received
+    assert (told["sender"], told["count"]) == (OutboxMessage, 2)
+
+
+@pytest.mark.parametrize("lease", [None, -MINUTE])
+def test_a_signal_tells_of_a_dead_message(lease: timedelta | None, caplog: pytest.LogCaptureFixture) -> None:
+    attempts = MAX_ATTEMPTS - 1 if lease is None else MAX_ATTEMPTS
+    (pk,) = make_messages(attempts=attempts, lease=lease, account_id="alice", payload='"secret"')
+    broker.refuse("secret", error=BROKEN)
+    with receiving(signals.message_dead) as received:
+        assert relay_once().dead == 1
+    dead = message(pk)
+    (told,) = received
+    assert told["sender"] is OutboxMessage
+    assert told["message_id"] == dead.message_id
+    assert (told["account_id"], told["idempotency_key"]) == ("alice", dead.idempotency_key)
+    assert (told["topic"], told["attempt"]) == ("orders.placed", MAX_ATTEMPTS)
+    assert f"Message {dead.message_id} on orders.placed is dead" in caplog.text
+    assert "secret" not in caplog.text
+
+
+# The command's report, and its exit codes
+
+
+def run(**options: Any) -> tuple[int, list[str], list[str]]:
+    return run_command("relay_outbox", **options)
+
+
+def test_it_sends_what_is_due_and_says_so() -> None:
+    make_messages(1_234)
+    assert run() == (0, ["Sent 1,234 messages."], [])
+    assert len(broker.deliveries) == 1_234
+    assert run() == (0, ["Sent 0 messages."], [])
+
+
+def test_it_tells_what_became_of_the_rest() -> None:
+    make_messages(3)
+    make_messages(1, payload='"dies"', attempts=15)
+    make_messages(2, ordering_key="a", payload='"refused"')
+    broker.refuse("dies", "refused", error=ValueError("no such queue"))
+    assert run() == (0, ["Sent 3 messages, 1 to be tried again, 1 not tried, 1 dead."], [])
+
+
+def test_a_broker_that_can_not_be_reached_has_an_exit_code_of_its_own() -> None:
+    make_messages(2)
+    make_messages(1, sender=OTHER_SENDER)
+    broker.refuse(0, 1, error=UNREACHABLE)
+    told = "Sender tests.outbox.broker can't reach its broker: BrokerUnavailableError: no route"
+    assert run() == (5, ["Sent 1 message, 2 not tried."], [told])
+    make_due()
+    assert run(verbosity=0) == (5, [], [told])
+
+
+def test_a_dry_run_counts_and_sends_nothing() -> None:
+    assert run(dry_run=True) == (0, ["0 messages pending, of which 0 can be sent now.", "0 messages dead."], [])
+    make_messages(2, due=-HOUR)
+    make_messages(3, due=HOUR)
+    make_messages(2, due=-HOUR, ordering_key="a")
+    make_messages(1, MessageStatus.DEAD)
+    code, (pending, due, dead), errors = run(dry_run=True)
+    assert (code, errors) == (0, [])
+    assert pending == "7 messages pending, of which 3 can be sent now."
+    assert due.startswith("Due for 3,6")
+    assert dead == "1 message dead."
+    assert broker.deliveries == []

@@ -1,18 +1,22 @@
-"""The page of a record says what is known of its state and what to do next, and offers just that."""
+"""The page of a record says what is known and what to do next. A decision is made after a question, and is kept."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.test import Client
 
 from idempotency import PARK, Operation, Reconcile, Unknown
+from idempotency.admin import decisions
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from tests.http.admin.pages import LIST, charges, detail, hidden_fields, log_in, said, text
+from idempotency.outcome import Outcome, response_of
+from tests.http.admin.pages import LIST, charges, detail, hidden_fields, log_in, said, secret_record, text
 from tests.records import HOUR, make_records
 
 # These pages show a row. The lists, which ask the database more, are tested on each one in ``test_records``.
@@ -143,3 +147,189 @@ def test_the_list_tells_of_attempts_and_leases_where_there_is_something_to_tell(
     rows = text(operator.get(LIST))
     assert re.search(rf"in progress, lease over attempt 3, over for 1 min \d+ s {charges.name} account bob", rows)
     assert f"completed, 201 {charges.name} account alice" in rows
+
+
+# A decision: after a question that names what was seen, with who decided what and why
+
+
+ACTIONS = {"mark_not_executed": "resolve", "record_outcome": "resolve", "release": "release"}
+OUTCOME = {"status": "201", "content_type": "application/json", "body": '{"id": 7}', "reason": "asked the bank"}
+
+
+def parked(**fields: Any) -> int:
+    (pk,) = make_records(1, Status.PARKED, **{"expires": HOUR, "operation": charges.name} | fields)
+    return pk
+
+
+def ask(client: Client, action: str, *pks: int, **query: str) -> Any:
+    return client.post(LIST + ("?" + urlencode(query) if query else ""), {"action": action, "_selected_action": pks})
+
+
+def decide(client: Client, page: Any, **values: Any) -> list[str]:
+    """Send the form of a page as a browser does: what it says then."""
+    response = client.post(LIST, {**hidden_fields(page), **values}, follow=True)
+    assert response.status_code == 200
+    return said(response)
+
+
+def state_of(pk: int) -> tuple[str, int]:
+    return IdempotencyRecord.objects.values_list("status", "attempt").get(pk=pk)
+
+
+@pytest.mark.scenario(28)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_parked_record_is_resolved_after_a_question_and_leaves_an_audit_entry(operator: Client, action: str) -> None:
+    pk = parked(idempotency_key="8e03978e")
+    page = ask(operator, action, pk)
+    seen = text(page)
+    assert [part for part in (charges.name, "8e03978e", "parked", "No, take me back") if part not in seen] == []
+    assert "takes effect" in seen or "took effect" in seen
+    assert state_of(pk) == ("parked", 1)  # nothing was decided yet
+
+    values = OUTCOME if action == "record_outcome" else {"reason": "asked the bank"}
+    (answer,) = decide(operator, page, **values)
+    assert answer.endswith(": 1 idempotency record.")
+    assert state_of(pk) == ("completed" if action == "record_outcome" else "recoverable", 1)
+    history = text(operator.get(detail(pk, "history")))
+    assert "asked the bank" in history
+    assert "staff" in history
+    entry = LogEntry.objects.get()
+    assert (entry.object_id, entry.user.username) == (str(pk), "staff")
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_each_decision_needs_its_own_permission(client: Client, action: str) -> None:
+    other = {"resolve": "release_idempotencyrecord", "release": "resolve_idempotencyrecord"}[ACTIONS[action]]
+    log_in(client, "view_idempotencyrecord", "change_idempotencyrecord", "view_response_body", other)
+    pk = parked()
+    seen = f"{pk}:1:parked"
+    values = {"action": action, "_selected_action": [pk], "decided": "yes", "seen": [seen], "force": "on", **OUTCOME}
+    page = client.post(LIST, values, follow=True)
+    assert "No action selected" in text(page)
+    assert f'value="{action}"' not in client.get(LIST).content.decode()
+    assert state_of(pk) == ("parked", 1)
+    assert not LogEntry.objects.exists()
+
+
+def test_an_outcome_that_was_recorded_is_replayed_as_it_was_entered(operator: Client) -> None:
+    pk = parked()
+    decide(operator, ask(operator, "record_outcome", pk), **{**OUTCOME, "body": '{\r\n"id": 7}\r\n'})
+    row = IdempotencyRecord.objects.get(pk=pk)
+    assert (row.response_status, row.response_body) == (201, '{\n"id": 7}\n')
+    assert row.response_headers == [["Content-Type", "application/json"]]
+    other = parked()
+    plain = {**OUTCOME, "status": "402", "content_type": "text/plain", "body": "  no\n"}
+    decide(operator, ask(operator, "record_outcome", other), **plain)
+    row = IdempotencyRecord.objects.get(pk=other)
+    assert response_of(Outcome.stored(402, row.response_headers, row.response_body, None)).content == b"  no\n"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"status": "99"}, "greater than or equal to 200"),
+        ({"status": ""}, "required"),
+        ({"body": "{"}, "This is not JSON"),
+        ({"body": ""}, "This is not JSON"),
+        ({"content_type": "text/plain\r\nSet-Cookie: a=b"}, "printable ASCII"),
+        ({"content_type": "text/plän"}, "printable ASCII"),
+        ({"reason": ""}, "required"),
+    ],
+)
+def test_a_form_that_is_wrong_is_shown_again(operator: Client, wrong: dict[str, str], said: str) -> None:
+    pk = parked()
+    page = ask(operator, "record_outcome", pk)
+    again = operator.post(
+        LIST,
+        {"action": "record_outcome", "_selected_action": [pk], "decided": "yes", "seen": f"{pk}:1:parked"}
+        | {**OUTCOME, **wrong},
+    )
+    assert said in text(again)
+    assert "parked" in text(again)
+    assert state_of(pk) == ("parked", 1)
+    assert decide(operator, again, **OUTCOME) == ["Record an outcome: 1 idempotency record."]
+    assert page.status_code == 200
+
+
+def test_what_the_operation_would_not_record_is_refused_with_the_reason(operator: Client) -> None:
+    pk = parked()
+    (answer,) = decide(operator, ask(operator, "record_outcome", pk), **{**OUTCOME, "status": "503"})
+    assert "503 is not an outcome" in answer
+    unknown = parked(operation="tests.admin.removed")
+    (answer,) = decide(operator, ask(operator, "record_outcome", unknown), **OUTCOME)
+    assert "operations.py" in answer
+    assert (state_of(pk), state_of(unknown)) == (("parked", 1), ("parked", 1))
+
+
+def test_what_was_decided_is_what_was_seen(operator: Client) -> None:
+    """Between the question and the answer another operator, a retry or the purge may have been faster."""
+    first, second, third, fourth = (parked() for _ in range(4))
+    page = ask(operator, "mark_not_executed", first, second, third, fourth, state="parked")
+    IdempotencyRecord.objects.filter(pk=second).update(status=Status.COMPLETED)
+    IdempotencyRecord.objects.filter(pk=third).update(attempt=2)
+    IdempotencyRecord.objects.filter(pk=fourth).delete()
+    answers = decide(operator, page, reason="asked")
+    assert [answer for answer in answers if "is completed, attempt 1 by now" in answer]
+    assert [answer for answer in answers if "is parked, attempt 2 by now" in answer]
+    assert f"Idempotency record {fourth} is gone: it was purged." in answers
+    assert answers[-1] == "Mark as not executed: 1 idempotency record."
+    assert [state_of(pk) for pk in (first, second, third)] == [("recoverable", 1), ("completed", 1), ("parked", 2)]
+
+
+def test_a_form_whose_record_is_gone_is_shown_without_it(operator: Client) -> None:
+    pk = parked(idempotency_key="8e03978e")
+    page = ask(operator, "mark_not_executed", pk)
+    IdempotencyRecord.objects.all().delete()
+    assert decide(operator, page, reason="") == []
+
+
+def test_a_live_claim_is_released_by_force_alone(operator: Client) -> None:
+    (pk,) = make_records(1, Status.IN_PROGRESS, lease=HOUR, expires=2 * HOUR, operation=charges.name)
+    page = ask(operator, "release", pk)
+    assert "in progress, lease running" in text(page)
+    (answer,) = decide(operator, page, reason="the host is gone")
+    assert "its lease is running" in answer
+    assert state_of(pk) == ("in_progress", 1)
+    assert decide(operator, page, reason="the host is gone", force="on") == ["Release: 1 idempotency record."]
+    assert state_of(pk) == ("recoverable", 2)
+
+
+def test_no_more_are_decided_at_once_than_fit_a_page(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "MAX_DECIDED", 2)
+    pks = [parked() for _ in range(3)]
+    page = operator.post(LIST, {"action": "release", "_selected_action": pks}, follow=True)
+    assert "Release: select up to 2 at a time." in text(page)
+    everything = {"action": "release", "_selected_action": pks[:1], "select_across": "1"}
+    assert "select up to 2 at a time" in text(operator.post(LIST, everything, follow=True))
+    assert decide(operator, ask(operator, "release", *pks[:2]), reason="x") == ["Release: 2 idempotency records."]
+    one = operator.post(LIST, {"action": "record_outcome", "_selected_action": pks}, follow=True)
+    assert "Record an outcome: select up to 1 at a time." in text(one)
+    forged = {"action": "release", "_selected_action": pks, "decided": "yes", "reason": "x"}
+    operator.post(LIST, {**forged, "seen": [f"{pk}:1:parked" for pk in [pks[0], pks[0], pks[2]]]})
+    assert state_of(pks[2]) == ("parked", 1)
+
+
+@pytest.mark.parametrize("token", ["", "1", "x:1:parked", "1:1:no such state", "1:1:parked:more"])
+def test_a_forged_form_is_a_bad_request(operator: Client, token: str) -> None:
+    pk = parked()
+    values = {"action": "release", "_selected_action": [pk], "decided": "yes", "seen": token, "reason": "x"}
+    assert operator.post(LIST, values).status_code == 400
+    assert state_of(pk) == ("parked", 1)
+
+
+def test_a_page_that_asks_escapes_what_a_client_sent(operator: Client) -> None:
+    pk = parked(idempotency_key="<script>alert(1)</script>", account_id="<b>")
+    source = ask(operator, "release", pk).content.decode()
+    assert "<script>alert" not in source
+    assert "&lt;script&gt;alert" in source
+
+
+@pytest.mark.failure_mode(52)
+def test_no_body_is_shown_to_who_resolves_without_the_permission(operator: Client) -> None:
+    pk = secret_record(expires=HOUR, operation=charges.name)
+    IdempotencyRecord.objects.update(status=Status.PARKED)
+    for action in ACTIONS:
+        assert "4242" not in ask(operator, action, pk).content.decode()
+    decide(operator, ask(operator, "record_outcome", pk), **{**OUTCOME, "body": '"5353"'})
+    for page in (operator.get(LIST), operator.get(detail(pk)), operator.get(detail(pk, "history"))):
+        assert "5353" not in page.content.decode()
