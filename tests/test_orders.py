@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from django.test import Client
 
 from idempotency.contrib.celery import send
 from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
@@ -60,25 +59,6 @@ def test_a_declined_order_leaves_nothing_and_is_replayed_as_that(buyer: Buyer) -
     assert (first.status_code, second.status_code, second["Idempotency-Replayed"]) == (402, 402, "true")
     assert first.content == second.content
     assert (Charge.objects.count(), published()) == (0, [])
-
-
-NO_ORDERS = [
-    *(b"", b"{", b"[]", b"1", b'"text"', b"\xff", b'{"amount": NaN}', b"{}", b'{"amount": 0}', b'{"amount": 1e400}'),
-    *(b'{"amount": 1, "source": "cash"}', b'{"amount": true, "label": {}}', b'{"amount": 10000000000000}'),
-    *(b'{"amount": 1, "label": "a\\u0000b"}', b'{"amount": 1, "label": "\\ud800"}'),
-]
-
-
-@pytest.mark.parametrize("path", ["/orders/", "/unprotected/orders/"])
-def test_what_is_no_order_is_refused(buyer: Buyer, path: str) -> None:
-    for number, body in enumerate(NO_ORDERS):
-        assert buyer.post(path, body, key=f"key-{number}").status_code == 400, body
-    assert (Charge.objects.count(), UnprotectedCharge.objects.count(), published()) == (0, 0, [])
-
-
-def test_orders_need_a_caller() -> None:
-    for path in ("/orders/", "/unprotected/orders/"):
-        assert Client().post(path, ORDER, content_type="application/json").status_code == 401
 
 
 def test_a_fee_is_never_nothing() -> None:

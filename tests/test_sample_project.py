@@ -34,6 +34,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 CHARGE = {"amount": 1000, "currency": "usd", "label": "order-1"}
 TRANSFER = {"recipient": "bob", "amount": 5, "label": "rent"}
 PAYOUT = {"amount": 1000, "label": "wages"}
+ORDER = {"amount": 1234, "label": "order-1"}
 NOTIFICATION = {"recipient": "bob", "message": "Hello", "label": "greeting"}
 
 
@@ -53,6 +54,8 @@ CHARGES = [Endpoint("/charges/", CHARGE, Charge), Endpoint("/unprotected/charges
 PAYOUTS = [Endpoint(f"/payouts/{kind}", PAYOUT, Payout) for kind in ("", "reexecute/", "park/")]
 OTHERS = [Endpoint("/transfers/", TRANSFER, Transfer), Endpoint("/notifications/", NOTIFICATION, Notification)]
 ENDPOINTS = [*CHARGES, *PAYOUTS, *OTHERS, Endpoint("/unprotected/payouts/", PAYOUT, UnprotectedPayout)]
+#: What comes of good ones stands in ``test_orders``.
+ORDERS = [Endpoint("/orders/", ORDER, Charge), Endpoint("/unprotected/orders/", ORDER, UnprotectedCharge)]
 
 
 def each(endpoints: list[Endpoint]) -> pytest.MarkDecorator:
@@ -185,7 +188,7 @@ def test_a_reference_taken_after_it_was_validated_is_a_400(
     assert (response.status_code, list(json.loads(response.content))) == (400, ["reference"])
 
 
-@each(ENDPOINTS)
+@each([*ENDPOINTS, *ORDERS])
 def test_a_malformed_body_is_a_400_without_an_effect(post: Post, endpoint: Endpoint) -> None:
     assert [(ascii(body[:40]), post(endpoint.path, body).status_code) for body in MALFORMED] == [
         (ascii(body[:40]), 400) for body in MALFORMED
@@ -193,17 +196,18 @@ def test_a_malformed_body_is_a_400_without_an_effect(post: Post, endpoint: Endpo
     assert endpoint.effects.count() == 0
 
 
-@each(ENDPOINTS)
+@each([*ENDPOINTS, *ORDERS])
 def test_a_wrong_field_is_a_400_without_an_effect(post: Post, endpoint: Endpoint) -> None:
     path, payload = endpoint.path, endpoint.payload
     further = {"reference", "source"} if "charges" in path else {"fault"} if "payouts" in path else set()
+    further |= {"source"} if "orders" in path else set()
     wrong = [(field, value) for field in {*payload, *further} for value in WRONG[field]]
     answers = [(field, ascii(value)[:40], post(path, {**payload, field: value}).status_code) for field, value in wrong]
     assert [answer for answer in answers if answer[-1] != 400] == []
     assert endpoint.effects.count() == 0
 
 
-@each(ENDPOINTS)
+@each([*ENDPOINTS, *ORDERS])
 def test_a_caller_without_a_valid_token_is_refused(post: Post, endpoint: Endpoint) -> None:
     for authorization in ("", "Token", "Token a b", "Token " + "0" * 40, "Token a\x00b", "Token é", "Basic YTpi"):
         assert post(endpoint.path, endpoint.payload, authorization=authorization).status_code == 401, authorization

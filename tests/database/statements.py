@@ -1,28 +1,12 @@
-"""What happens around a statement: something just before it, its plan, or the same on a connection of its own."""
+"""What happens around a statement: something just before it, or its plan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
-from django.db import connection, connections
-
-T = TypeVar("T")
-
-
-def in_thread(call: Callable[[], T]) -> T:
-    """Run ``call`` on a connection of its own, in the middle of what this one does."""
-
-    def closing() -> T:
-        try:
-            return call()
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(max_workers=1) as elsewhere:
-        return elsewhere.submit(closing).result(60)
+from django.db import connection
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from idempotency.upkeep.batches import BatchResult
 from idempotency.upkeep.erasure import erase_batches, find_traces
 from idempotency.upkeep.retention import purge_batches
 from idempotency.upkeep.sweep import recover_batches
+from tests.concurrency.racing import elsewhere
 from tests.database.plans import fill, fill_outbox
-from tests.database.statements import before_statement, explaining, in_thread
+from tests.database.statements import before_statement, explaining
 from tests.outbox import make_messages
 from tests.records import HOUR, make_records
 
@@ -97,7 +98,7 @@ def test_each_batch_is_a_transaction_of_its_own(work: Work) -> None:
     batches = work.batches(batch_size=2)
     next(batches)
     assert not connection.in_atomic_block
-    assert in_thread(lambda: sum(batch.touched for batch in work.batches(batch_size=5))) == 3
+    assert elsewhere(lambda: sum(batch.touched for batch in work.batches(batch_size=5))) == 3
 
 
 #: What of each is refused under REPEATABLE READ if a row has changed since the snapshot.
@@ -122,7 +123,7 @@ def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(
         if len(rounds) <= races:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1")  # takes the snapshot
-            in_thread(lambda: rows.update(**{field: F(field) + 1}))
+            elsewhere(lambda: rows.update(**{field: F(field) + 1}))
 
     work.make_due(3)
     with before_statement(statement, interfere):
@@ -132,7 +133,7 @@ def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(
             with pytest.raises(OperationalError, match="could not serialize"):
                 work.take(10)
     assert len(rounds) == min(races + 1, 5)
-    assert in_thread(rows.count) == (0 if work is PURGE and races == 1 else 3)
+    assert elsewhere(rows.count) == (0 if work is PURGE and races == 1 else 3)
 
 
 @pytest.mark.postgres

@@ -32,8 +32,8 @@ from idempotency.sql.postgresql import PostgreSQLStore
 from idempotency.upkeep import retention
 from idempotency.upkeep.retention import PurgeResult, due, purge_batches, purge_once
 from tests.commands import run_command
-from tests.concurrency.racing import race
-from tests.database.statements import before_statement, in_thread
+from tests.concurrency.racing import elsewhere, race
+from tests.database.statements import before_statement
 from tests.outbox import make_messages, statuses
 from tests.records import HOUR, make_records, remaining
 
@@ -131,7 +131,7 @@ def test_a_record_that_is_locked_is_passed_over_without_waiting(store: type[Stor
 
     with transaction.atomic():
         IdempotencyRecord.objects.filter(pk=claimed).update(status=Status.IN_PROGRESS)
-        batch = in_thread(purge)
+        batch = elsewhere(purge)
     assert (batch.deleted, batch.exhausted) == (2, True)
     assert remaining() == {claimed}
 

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
-from django.db import connections
-from django.http import HttpRequest
 from django.test import AsyncClient, Client
 from django.test.client import encode_multipart
 
@@ -160,44 +154,3 @@ def claim_anew(*, lease: timedelta = timedelta(seconds=60)) -> None:
         response_headers=None,
         response_body=None,
     )
-
-
-_threads = ThreadPoolExecutor()
-
-
-def in_thread(request: Callable[[], Any]) -> Future[Any]:
-    """Make a request in another thread, on a connection of its own. What goes wrong there surfaces in ``result()``."""
-
-    def run() -> Any:
-        try:
-            return request()
-        finally:
-            connections.close_all()
-
-    return _threads.submit(run)
-
-
-class Gate:
-    """A handler that has had its effect and then stands still until it is told to go on."""
-
-    def __init__(self, handler: Callable[[HttpRequest], Any]) -> None:
-        self._handler = handler
-        self._entered = threading.Event()
-        self._go_on = threading.Event()
-
-    def __call__(self, request: HttpRequest) -> Any:
-        answer = self._handler(request)
-        self._entered.set()
-        assert self._go_on.wait(30)
-        return answer
-
-    @contextmanager
-    def running(self, request: Callable[[], Any]) -> Iterator[Future[Any]]:
-        """Make a request in another thread; the block runs while it stands still."""
-        first = in_thread(request)
-        try:
-            assert self._entered.wait(30)
-            yield first
-        finally:
-            self._go_on.set()
-            first.result(30)

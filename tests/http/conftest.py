@@ -73,12 +73,9 @@ def _authenticated(view: Any) -> Any:
 
 
 @pytest.fixture
-def atomic_requests() -> Iterator[None]:
+def atomic_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """ATOMIC_REQUESTS on the record's database. Every connection to it shares this dictionary."""
-    before = connection.settings_dict["ATOMIC_REQUESTS"]
-    connection.settings_dict["ATOMIC_REQUESTS"] = True
-    yield
-    connection.settings_dict["ATOMIC_REQUESTS"] = before
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
 
 
 @pytest.fixture(params=[False, True], ids=["", "ATOMIC_REQUESTS"])

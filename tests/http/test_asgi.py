@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,12 +27,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def _no_persistent_connections() -> Iterator[None]:
+def _no_persistent_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request has a thread of its own, and a connection that would outlive it belongs to nobody."""
-    before = connection.settings_dict["CONN_MAX_AGE"]
-    connection.settings_dict["CONN_MAX_AGE"] = 0
-    yield
-    connection.settings_dict["CONN_MAX_AGE"] = before
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)
 
 
 class Visit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,8 @@ from idempotency import ACCEPTED, PARK, Attach, Operation, Wait, idempotent
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import Caller, Gate, assert_refused, claim_anew, effects, records, replayed
+from tests.concurrency.racing import Gate, held
+from tests.http.callers import Caller, assert_refused, claim_anew, effects, records, replayed
 from tests.http.serving import Framework, Serve
 from tests.http.views import plain_answer, work
 
@@ -26,11 +28,22 @@ PAYLOADS = ({"amount": 1}, {"amount": 2})  # another payload learns no more than
 either_payload = pytest.mark.parametrize("payload", PAYLOADS, ids=["same payload", "other payload"])
 
 
+def standing_at(gate: Gate, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The handler, which has had its effect and then stands still until the gate is opened."""
+
+    def view(request: Any) -> Any:
+        answer = handler(request)
+        gate.pass_through()
+        return answer
+
+    return view
+
+
 @pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["in a transaction", "outside"])
 def test_a_duplicate_of_a_running_request_gets_409_at_once(alice: Caller, serve: Serve, policy: dict[str, Any]) -> None:
-    gate = Gate(plain_answer)
-    serve(idempotent("tests.slow", **policy)(gate))
-    with gate.running(lambda: alice.post(data={"amount": 1}, key="k")) as first:
+    gate = Gate()
+    serve(idempotent("tests.slow", **policy)(standing_at(gate, plain_answer)))
+    with held(lambda: alice.post(data={"amount": 1}, key="k"), gate) as first:
         assert effects() == (1 if policy else 0)  # not committed yet
         for payload in PAYLOADS:
             refused = assert_refused(alice, "idempotency_in_progress", data=payload, key="k")
@@ -175,9 +188,9 @@ def test_duplicates_attach_to_the_job_until_it_ends_and_then_replay_its_outcome(
 def test_a_duplicate_that_comes_before_the_first_request_has_committed_is_told_the_same_address(
     alice: Caller, serve: Serve, jobs: Jobs
 ) -> None:
-    gate = Gate(start)
-    serve(idempotent("tests.job", transaction=False, recovery=PARK, **jobs.policy())(gate))
-    with gate.running(lambda: alice.post(key="k")) as first:
+    gate = Gate()
+    serve(idempotent("tests.job", transaction=False, recovery=PARK, **jobs.policy())(standing_at(gate, start)))
+    with held(lambda: alice.post(key="k"), gate) as first:
         early = alice.post(key="k")
         assert (early.status_code, early["Location"]) == (202, expected(alice))
         assert int(early["Retry-After"]) >= 1

@@ -56,10 +56,9 @@ def test_json_that_says_the_same_is_the_same_request(
 @pytest.mark.failure_mode(42)
 def test_values_that_look_alike_differ(same: Same, framework: Framework) -> None:
     framework.serve()
-    alike = [b"1", b"1.0", b'"1"', b"true", b"null", b"[]", b"{}", b"[1, 2]", b"[2, 1]", b"0.0", b"-0.0"]
-    alike += [b"9007199254740993", b"9007199254740992", b"9007199254740992.5", b"9007199254740993.0"]
-    bodies = [b'{"a": %s}' % value for value in alike]
-    bodies += [b'{"b": 1}', b'[{"a": 1}]', b'{"a": 1, "a": 2}', b'{"a": 2, "a": 1}', b'{"a": 2}']
+    # What else looks alike: ``tests/unit/fingerprint``.
+    bodies = [b'{"a": %s}' % value for value in (b"1", b"1.0", b"9007199254740993", b"9007199254740993.0")]
+    bodies += [b'[{"a": 1}]', b'{"a": 1, "a": 2}', b'{"a": 2}']
     for first, second in pairwise(bodies):
         assert not same(first, second), (first, second)
 

@@ -180,19 +180,15 @@ def visit() -> None:
     asyncio.run(run())
 
 
-@pytest.fixture
-def _closed_connections() -> Iterator[None]:
-    """Each request under ASGI has a thread of its own, and a connection that would outlive it belongs to nobody."""
-    before = connection.settings_dict["CONN_MAX_AGE"]
-    connection.settings_dict["CONN_MAX_AGE"] = 0
-    yield
-    connection.settings_dict["CONN_MAX_AGE"] = before
-
-
-@pytest.mark.usefixtures("_closed_connections")
 def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(
-    view: None, threads: list[int], left_open: list[bool], caplog: pytest.LogCaptureFixture
+    view: None,
+    threads: list[int],
+    left_open: list[bool],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Each request has a thread of its own, and a connection that would outlive it belongs to nobody.
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)
     make_due()
     visit()
     assert written()[VIEW] == 1
