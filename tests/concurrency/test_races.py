@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 
 from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
@@ -193,15 +194,13 @@ def test_a_worker_that_is_frozen_and_holds_a_lock_is_not_waited_for(post: Post, 
 @pytest.mark.failure_mode(16)
 @pytest.mark.postgres
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_a_stricter_isolation_level_changes_nothing(post: Post, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stricter_isolation_level_changes_nothing(post: Post, level: str) -> None:
     from psycopg import IsolationLevel
 
-    monkeypatch.setitem(
-        connections["default"].settings_dict["OPTIONS"], "isolation_level", IsolationLevel[level.replace(" ", "_")]
-    )
-    connections["default"].close()
-    for round_number in range(5):
-        answers = race([partial(post, key=f"k{round_number}", label=str(round_number))] * 20)
-        assert {answer.status_code for answer in answers} <= {201, 409}
-        assert effects() == [str(n) for n in range(round_number + 1)]
-    connections["default"].close()
+    connection.close()
+    with pytest.MonkeyPatch.context() as patched, closing(connection):
+        patched.setitem(connection.settings_dict["OPTIONS"], "isolation_level", IsolationLevel[level.replace(" ", "_")])
+        for round_number in range(5):
+            answers = race([partial(post, key=f"k{round_number}", label=str(round_number))] * 20)
+            assert {answer.status_code for answer in answers} <= {201, 409}
+            assert effects() == [str(n) for n in range(round_number + 1)]

@@ -36,13 +36,13 @@ TRANSACTION_IDLE = 0
 TRANSACTION_SOUND = 2
 
 # Settings travel in a statement that is sent anyway, because a SET LOCAL of its own would be one more round trip on
-# every request. set_config() returns the value that it has set, so the comparison is always true. The server computes
-# it before it waits for any lock.
+# every request. set_config() returns the value that it has set, so the comparison is always true.
 BOUND_WAITING = f"set_config('lock_timeout', '{LOCK_TIMEOUT}', true)"
 BOUND_IDLING = f"set_config('idle_in_transaction_session_timeout', '{IDLE_TIMEOUT}', true)"
 WITHOUT_DISK = "set_config('synchronous_commit', 'off', true)"
 
-# A claim is a transaction of its own, which can't be idle. A CASE costs less than a SELECT in a WHERE clause.
+# A claim is a transaction of its own, which can't be idle. A CASE costs less than a SELECT in a WHERE clause, so both
+# statements of every first execution have one.
 INSERT_CLAIM = """
 INSERT INTO idempotency_record
     (account_id, operation, idempotency_key, request_hash, status, attempt, lease_expires_at, expires_at)
@@ -108,14 +108,16 @@ AND lease_expires_at <= statement_timestamp()
 # record.
 #
 # The completing update is the last statement of the business transaction. After it, only this process can delay the
-# COMMIT, if it freezes before sending it. The update's one setting bounds that. The update has no lock timeout, because
-# that would also apply to COMMIT, which checks deferred foreign keys and may wait for rows that the handler needs.
+# COMMIT, if it freezes before sending it. The update's one setting bounds that. The update has no lock timeout there,
+# because that would also apply to COMMIT, which checks deferred foreign keys and may wait for rows that the handler
+# needs. As a transaction of its own, it waits as long as every other update.
 COMPLETE = f"""
 UPDATE idempotency_record
 SET status = 'completed', completed_at = statement_timestamp(), lease_expires_at = NULL, expires_at = {KEEP},
     response_status = %s, response_headers = %s::jsonb, response_body = %s::json, response_reference = %s
 {FENCED}
 """
+COMPLETE_BEFORE_COMMIT = COMPLETE.replace("'completed'", f"CASE WHEN {BOUND_IDLING} <> '' THEN 'completed' END")
 
 RELEASE = f"""
 UPDATE idempotency_record
@@ -138,7 +140,10 @@ SET status = 'parked', lease_expires_at = NULL
 
 @cache
 def _with_settings(update: str, settings: str) -> str:
-    """Add settings for its transaction to an update. Each update above ends with a condition."""
+    """Add settings for its transaction to an update. Each update above ends with a condition.
+
+    The server computes a SELECT in a condition before it waits for the row's lock.
+    """
     return f"{update} AND (SELECT {settings}) <> ''"
 
 
@@ -187,7 +192,9 @@ class Claims(Store):
     def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta) -> bool:
         headers = json.dumps(outcome.headers)
         parameters = (ttl, outcome.status, headers, outcome.body, outcome.reference, *_fenced(fence))
-        return self._change_one(COMPLETE, parameters, BOUND_IDLING)
+        if self.is_nested or self._is_alone:
+            return self._change_one(COMPLETE, parameters)
+        return self._matches_one(COMPLETE_BEFORE_COMMIT, parameters)
 
     def release(self, fence: Fence) -> bool:
         return self._change_one(RELEASE, _fenced(fence))
@@ -238,13 +245,19 @@ class Claims(Store):
     def is_duplicate(self, error: BaseException) -> bool:
         return False  # ON CONFLICT answers without an error
 
-    def _change_one(self, update: str, parameters: tuple[Any, ...], settings: str = "") -> bool:
-        connection = self.connection
-        if not connection.savepoint_ids:
-            # A statement that is a transaction of its own can't be idle.
-            of_update = BOUND_WAITING if connection.connection.autocommit else f"{BOUND_WAITING} || {BOUND_IDLING}"
-            update = _with_settings(update, settings or of_update)
-        with connection.cursor() as cursor:
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the next statement is a transaction of its own, which can't be idle."""
+        return bool(self.connection.connection.autocommit)
+
+    def _change_one(self, update: str, parameters: tuple[Any, ...]) -> bool:
+        if not self.is_nested:
+            settings = BOUND_WAITING if self._is_alone else f"{BOUND_WAITING} || {BOUND_IDLING}"
+            update = _with_settings(update, settings)
+        return self._matches_one(update, parameters)
+
+    def _matches_one(self, update: str, parameters: tuple[Any, ...]) -> bool:
+        with self.connection.cursor() as cursor:
             cursor.execute(update, parameters)
             return bool(cursor.rowcount == 1)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.http import HttpResponse
 
 from idempotency import Completed, require_claim
-from idempotency.models import IdempotencyStep
+from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.protocol import changes, claims
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import UNAVAILABLE, fail, failing_database, problem, unreachable
-from tests.concurrency.racing import elsewhere
+from tests.concurrency.racing import Gate, elsewhere, held
 from tests.concurrency.traces import effects, end_lease, is_replay, record, state
 from tests.concurrency.urls import handler
 
@@ -178,6 +180,31 @@ def test_a_change_that_the_server_refused_for_the_sake_of_another_is_made_again(
             first = post("/again/")
         finally:
             cursor.execute(FORGET)
+    assert first.status_code == 201
+    assert is_replay(post("/again/"), first)
+    assert (effects(), handler.attempts) == (["one"], [1])
+
+
+@pytest.mark.failure_mode(74)
+@pytest.mark.postgres
+def test_an_outcome_waits_for_a_peer_that_holds_its_record_and_is_recorded_when_the_peer_is_gone(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    monkeypatch.setattr(changes, "time", SimpleNamespace(sleep=lambda seconds: gate.open()))
+
+    def hold() -> None:
+        with transaction.atomic():
+            IdempotencyRecord.objects.select_for_update().get()
+            gate.pass_through()
+
+    with ExitStack() as stack:
+
+        def be_locked(request: Any) -> None:
+            stack.enter_context(held(hold, gate))
+
+        handler.after = be_locked
+        first = post("/again/")
     assert first.status_code == 201
     assert is_replay(post("/again/"), first)
     assert (effects(), handler.attempts) == (["one"], [1])
