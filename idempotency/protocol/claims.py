@@ -63,9 +63,12 @@ class ClaimRequest:
         return Ownership(self.operation, self.scope, record_id, attempt, request_hash, self.using)
 
 
-def acquire(operation: Operation, scope: Scope, payload: Payload) -> Ownership | Outcome:
+def acquire(
+    operation: Operation, scope: Scope, payload: Payload, *, expect_record: bool = False
+) -> Ownership | Outcome:
     """Own the scope, or learn its outcome.
 
+    :param expect_record: whether the scope is likely to have a record, so that it is read before a claim is tried.
     :returns: an ``Ownership`` if this caller must run the operation; if it is ``abandoned``, the caller must first ask
         the reconciler what became of the earlier attempt. The ``Outcome`` if the operation has run already.
     :raises InProgressError: another attempt is presumed alive.
@@ -78,7 +81,7 @@ def acquire(operation: Operation, scope: Scope, payload: Payload) -> Ownership |
     request = ClaimRequest(operation, scope, payload, alias())
     for _ in range(MAX_ROUNDS):
         try:
-            settled = _one_round(request)
+            settled = _one_round(request, expect_record)
         except (DatabaseError, InterfaceError) as error:
             if request.store.lost_a_race(error):
                 continue
@@ -92,14 +95,14 @@ def acquire(operation: Operation, scope: Scope, payload: Payload) -> Ownership |
     raise InProgressError(retry_after=1)
 
 
-def _one_round(request: ClaimRequest) -> Ownership | Outcome | None:
+def _one_round(request: ClaimRequest, expect_record: bool) -> Ownership | Outcome | None:
     """Read or insert. If there is a record, do what ``decide`` says about it.
 
     :returns: None if the record changed meanwhile, so that another round is needed.
     """
     # If the database has one writer, an insert waits for it, and the writer may be the very attempt that a duplicate
     # must learn of. A read does not wait.
-    row = request.store.read(request.scope) if request.store.has_one_writer else None
+    row = request.store.read(request.scope) if expect_record or request.store.has_one_writer else None
     if row is None:
         if (owned := _insert(request)) is not None:
             return owned

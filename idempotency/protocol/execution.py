@@ -36,7 +36,7 @@ logger = logging.getLogger("idempotency")
 
 #: The pauses, in seconds, between two looks of a waiting duplicate. They are short at first and then grow.
 FIRST_POLL = 0.02
-SLOWEST_POLL = 0.5
+SLOWEST_POLL = 0.25
 
 
 def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Ownership | Outcome:
@@ -45,10 +45,10 @@ def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Own
     Raises the errors of ``claims.acquire``.
     """
     deadline = time.monotonic() + (operation.in_progress.seconds if isinstance(operation.in_progress, Wait) else 0)
-    pause = FIRST_POLL
+    pause, has_waited = FIRST_POLL, False
     while True:
         try:
-            held = claims.acquire(operation, scope, payload)
+            held = claims.acquire(operation, scope, payload, expect_record=has_waited)
             if isinstance(held, Ownership) and held.abandoned:
                 outcome = reconcile(held)
                 return held if outcome is None else outcome
@@ -58,9 +58,9 @@ def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Own
             if left <= 0:
                 signals.send(signals.conflicted, operation, scope, 0)
                 raise
-            # No transaction and no lock is held meanwhile.
+            # No transaction and no lock is held meanwhile, and to look again is one read.
             time.sleep(min(pause, left))  # databases have no common way to report the end of another's attempt
-            pause = min(pause * 2, SLOWEST_POLL)
+            pause, has_waited = min(pause * 2, SLOWEST_POLL), True
 
 
 class Attempt(Protocol):

@@ -238,9 +238,9 @@ def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(post: Post, monke
         gate.pass_through()
         return run(claim, attempt)
 
-    def look(*args: Any) -> Any:
+    def look(*args: Any, **options: Any) -> Any:
         try:
-            return acquire(*args)
+            return acquire(*args, **options)
         except InProgressError:
             looked.pass_through()
             raise

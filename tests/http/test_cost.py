@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
-from idempotency import PARK, REEXECUTE, idempotent
+from idempotency import PARK, REEXECUTE, Wait, idempotent
 from idempotency.models import IdempotencyRecord
 from testproject.authentication import token_required
 from tests.http.callers import Caller, claim_anew, effects
@@ -96,6 +96,21 @@ def test_a_duplicate_is_a_lost_insert_and_a_read(
     with untouched_record(), statements() as made:
         assert alice.post(data={"amount": amount}, key="k").status_code == status
     assert made == [*before, *LOST_CLAIM]
+
+
+def test_each_further_look_of_a_waiting_duplicate_is_one_read(
+    alice: Caller, serve: Serve, framework: Framework
+) -> None:
+    serve(framework.view(protect=idempotent("tests.cost", in_progress=Wait(0.1))), **{"bare/": plain_answer})
+    before = authentication(alice)
+    alice.post(key="k")
+    claim_anew()
+    with untouched_record(), statements() as made:
+        assert alice.post(key="k").status_code == 409
+    first_look = len(before) + len(LOST_CLAIM)
+    assert made[:first_look] == [*before, *LOST_CLAIM]
+    assert len(made) > first_look
+    assert set(made[first_look:]) == {*LOOK}
 
 
 def test_a_request_that_is_refused_before_its_claim_costs_nothing(
