@@ -23,6 +23,8 @@ from tests.records import HOUR, make_records
 
 pytest.importorskip("celery", reason="the tasks are Celery's, which this environment doesn't have")
 
+from celery import Celery
+
 from idempotency import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -118,29 +120,13 @@ INSTALLED_APPS = [*INSTALLED_APPS, "shop"]
 ROOT_URLCONF = "shop.urls_that_no_worker_may_import"
 """
 CELERY_APP = """
-import os
-from pathlib import Path
+import json, os
 from celery import Celery
-here = Path(os.environ["SHOP"], "broker")
-app = Celery("shop", broker="filesystem://", backend=f"file://{here}/results")
-app.conf.broker_transport_options = {
-    "data_folder_in": str(here), "data_folder_out": str(here), "control_folder": str(here / "control"),
-}
+app = Celery("shop", broker="filesystem://", backend=os.environ["RESULTS"])
+app.conf.broker_transport_options = json.loads(os.environ["TRANSPORT"])
 app.conf.broker_connection_retry_on_startup = True
 app.autodiscover_tasks()
 """
-
-
-@pytest.fixture
-def shop(tmp_path: Path) -> dict[str, str]:
-    """The environment of a process that runs a project with the app ``shop``."""
-    package = tmp_path / "shop"
-    package.mkdir()
-    for name, text in {"__init__": "", "operations": OPERATIONS, "settings": SETTINGS, "celery": CELERY_APP}.items():
-        (package / f"{name}.py").write_text(text)
-    (tmp_path / "broker" / "results").mkdir(parents=True)
-    path = f"{tmp_path}:{settings.BASE_DIR}"
-    return {"PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "shop.settings", "SHOP": str(tmp_path)}
 
 
 FINDINGS = {
@@ -159,34 +145,41 @@ SETTLED = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.scenario(29)
-def test_a_celery_worker_recovers_what_it_knows_and_reports_the_rest(shop: dict[str, str]) -> None:
+def test_a_celery_worker_recovers_what_it_knows_and_reports_the_rest(tmp_path: Path) -> None:
     for name in SETTLED:
         abandon(2, name)
-    # Else a worker runs Django's system checks when it starts, which load the URLconf.
-    environment = {**processes.environment(), **shop, "CELERY_SKIP_CHECKS": "true"}
+    package, here = tmp_path / "shop", tmp_path / "broker"
+    package.mkdir()
+    for name, text in {"__init__": "", "operations": OPERATIONS, "settings": SETTINGS, "celery": CELERY_APP}.items():
+        (package / f"{name}.py").write_text(text)
+    (here / "results").mkdir(parents=True)
+    transport = {"data_folder_in": str(here), "data_folder_out": str(here), "control_folder": str(here / "control")}
+    environment = {
+        **processes.environment(),
+        "PYTHONPATH": f"{tmp_path}:{settings.BASE_DIR}",
+        "DJANGO_SETTINGS_MODULE": "shop.settings",
+        "RESULTS": f"file://{here}/results",
+        "TRANSPORT": json.dumps(transport),
+        "CELERY_SKIP_CHECKS": "true",  # else a worker runs Django's when it starts, which load the URLconf
+    }
     worker = subprocess.Popen(
         [sys.executable, "-m", "celery", "-A", "shop.celery", "worker", "--pool", "solo", "--loglevel", "WARNING"],
-        cwd=shop["SHOP"],
+        cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     try:
-        # By its name, as a schedule sends it: this process doesn't even have Django set up.
-        send = (
-            "import json; from shop.celery import app;"
-            "sent = app.send_task('idempotency.tasks.recover_expired_leases');"
-            "print(json.dumps(sent.get(timeout=60)))"
-        )
-        completed = subprocess.run(
-            [sys.executable, "-c", send], cwd=shop["SHOP"], env=environment, capture_output=True, text=True, check=False
-        )
+        # By its name, as a schedule sends it.
+        with Celery("asking", broker="filesystem://", backend=environment["RESULTS"], set_as_current=False) as asking:
+            asking.conf.broker_transport_options = transport
+            found = asking.send_task("idempotency.tasks.recover_expired_leases").get(timeout=60)
     finally:
         worker.terminate()
         log, _ = worker.communicate(timeout=60)
-    assert completed.returncode == 0, completed.stderr + log
-    assert json.loads(completed.stdout) == FINDINGS
+    assert found == FINDINGS, log
     assert "2 abandoned claim(s) of operation 'of.another.project' are left alone" in log
     assert states() == SETTLED

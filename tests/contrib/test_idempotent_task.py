@@ -108,6 +108,7 @@ def test_a_duplicate_waits_while_the_first_is_under_way_and_then_gets_its_result
     assert (record().status, record().attempt, effects()) == ("completed", 2, {"a": 1})
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("waited", "pause"), [(0, 1), (3, 1), (10, 5), (3000, 30), (-1, 1), ("nonsense", 1), (True, 1), (1.5, 1)]
 )
@@ -211,6 +212,7 @@ def test_an_id_with_another_payload_is_refused_and_the_first_result_stays(
     assert inbox.deliver() == first
 
 
+@pytest.mark.once
 @pytest.mark.failure_mode(40)
 @pytest.mark.parametrize(
     ("headers", "task_id"),

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from django.db import connection
 
 from idempotency.upkeep.counters import counters
 from tests.commands import run_command
@@ -80,6 +79,7 @@ def count(times):
 """
 
 
+@pytest.mark.once
 def test_the_counts_of_processes_and_of_their_forks_add_up_and_another_process_shows_them() -> None:
     """What a parent has counted before it forks, its child does not write as well."""
     script = PROCESS + "count(2); pid = os.fork(); count(0 if pid else int(sys.argv[1])); pid and os.waitpid(pid, 0)"
@@ -90,11 +90,9 @@ def test_the_counts_of_processes_and_of_their_forks_add_up_and_another_process_s
     assert json.loads(shown)["claims"] == {"value": 12, "kind": "recent"}
 
 
+@pytest.mark.once
 def test_a_process_that_ends_without_its_database_says_so_once_and_ends_well() -> None:
-    database = (
-        "postgres://nobody@/nothing?host=/nowhere" if connection.vendor == "postgresql" else "sqlite:////no/where"
-    )
-    process = processes.start(PROCESS + "count(2)", env={"DATABASE_URL": database})
+    process = processes.start(PROCESS + "count(2)", env={"DATABASE_URL": "postgres://nobody@/nothing?host=/nowhere"})
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert errors.count("The counters could not be written") == 1

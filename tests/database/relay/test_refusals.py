@@ -162,9 +162,9 @@ def run(**options: Any) -> tuple[int, list[str], list[str]]:
 
 
 def test_it_sends_what_is_due_and_says_so() -> None:
-    make_messages(1_234)
-    assert run() == (0, ["Sent 1,234 messages."], [])
-    assert len(broker.deliveries) == 1_234
+    make_messages(600)
+    assert run() == (0, ["Sent 600 messages."], [])
+    assert len(broker.deliveries) == 600  # more than one batch
     assert run() == (0, ["Sent 0 messages."], [])
 
 
