@@ -1,19 +1,30 @@
-"""The orders of the sample project: their messages are published if and only if they are committed."""
+"""The orders and exports of the sample project: what is committed is published, and one job is run for one key."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import Client
 
 from idempotency.contrib.celery import send
+from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
-from testproject.models import Charge, UnprotectedCharge
+from idempotency.outbox.relay import relay_once
+from testproject.exports import TASK
+from testproject.harness.redis import Redis, running_redis
+from testproject.models import Charge, Export, UnprotectedCharge
 from testproject.orders import fee_of
+from testproject.tasks import run_export
 from tests.concurrency.racing import race
 from tests.factories import UserFactory
+from tests.harness.celery import running_worker
+from tests.harness.redis import skip_without_redis
 from tests.http.callers import Caller
+from tests.providers import eventually
 
 # The sample adds nothing that depends on the database.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -27,8 +38,7 @@ class Buyer(Caller):
 
 
 @pytest.fixture
-def buyer(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Buyer:
-    monkeypatch.setattr(send, "_quiet_until", float("inf"))  # no broker is looked for
+def buyer(transactional_db: None) -> Buyer:
     return Buyer(UserFactory())
 
 
@@ -65,7 +75,149 @@ def test_a_fee_is_never_nothing() -> None:
     assert [fee_of({"amount": amount, "label": ""})["amount"] for amount in (1, 99, 100, 250)] == [1, 1, 1, 2]
 
 
-def test_without_a_broker_the_control_takes_no_orders(buyer: Buyer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CELERY_BROKER_URL", "amqp://guest:guest@127.0.0.1:1//")
+def test_without_a_broker_the_control_takes_no_orders(buyer: Buyer) -> None:
     assert buyer.order("/unprotected/orders/").status_code == 500
     assert UnprotectedCharge.objects.count() == 0
+
+
+# Exports: duplicates attach to the job, and only its owner sees it
+
+
+#: Nobody listens on it.
+NO_BROKER = "amqp://guest:guest@127.0.0.1:1//"
+
+
+class Exporter(Caller):
+    """An account that wants its charges exported."""
+
+    def charge(self, *amounts: int) -> None:
+        Charge.objects.bulk_create(Charge(account=self.user, amount=amount, currency="usd") for amount in amounts)
+
+    def export(self, key: str = "k") -> Any:
+        return self.post("/exports/", {"label": "march"}, key=key)
+
+
+@pytest.fixture(autouse=True)
+def _no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages stay in the outbox, and no request tries to reach anybody."""
+    monkeypatch.setenv("CELERY_BROKER_URL", NO_BROKER)
+    monkeypatch.setattr(send, "_quiet_until", float("inf"))
+
+
+@pytest.fixture
+def alice(transactional_db: None) -> Exporter:
+    exporter = Exporter(UserFactory())
+    exporter.charge(700, 42)
+    return exporter
+
+
+@pytest.fixture
+def bob(transactional_db: None) -> Exporter:
+    exporter = Exporter(UserFactory())
+    exporter.charge(5)
+    return exporter
+
+
+def run_job() -> dict[str, Any]:
+    """Run the job of the one message, in this process."""
+    message = OutboxMessage.objects.get()
+    assert message.topic == TASK
+    headers = {"idempotency_key": message.idempotency_key, "idempotency_account": message.account_id}
+    ran = run_export.apply(kwargs=json.loads(message.payload), task_id=str(message.message_id), headers=headers)
+    result: dict[str, Any] = ran.get()
+    return result
+
+
+def is_running(answer: Any) -> bool:
+    return answer.status_code == 202 and "Idempotency-Replayed" not in answer and int(answer["Retry-After"]) >= 1
+
+
+def test_an_export_is_accepted_at_once_with_the_address_of_its_job_to_which_duplicates_attach(alice: Exporter) -> None:
+    for _ in range(3):
+        answer = alice.export()
+        assert is_running(answer)
+        export = Export.objects.get()
+        assert answer["Location"] == f"/exports/{export.pk}/"
+        assert answer.json() == {"id": str(export.pk), "label": "march", "state": "running"}
+    assert alice.get(answer["Location"]).json() == answer.json()
+    assert OutboxMessage.objects.count() == 1
+
+
+def test_when_the_job_has_ended_its_outcome_is_replayed(alice: Exporter, bob: Exporter) -> None:
+    location = alice.export()["Location"]
+    assert run_job() == {"charges": 2, "total": 742}
+    outcome = {"id": location.split("/")[2], "label": "march", "state": "finished", "charges": 2, "total": 742}
+    for _ in range(2):
+        duplicate = alice.export()
+        assert (duplicate.status_code, duplicate["Idempotency-Replayed"]) == (200, "true")
+        assert duplicate.json() == outcome
+        assert "Retry-After" not in duplicate
+    assert alice.get(location).json() == outcome
+    assert OutboxMessage.objects.count() == 1
+
+
+def test_only_its_owner_can_look_at_an_export(alice: Exporter, bob: Exporter) -> None:
+    location = alice.export()["Location"]
+    assert alice.get(location).status_code == 202
+    assert bob.get(location).status_code == 404
+    assert Client().get(location).status_code == 401
+    run_job()
+    assert alice.get(location).status_code == 200
+    assert bob.get(location).status_code == 404
+    assert Client().get(location).status_code == 401
+
+
+def test_the_job_takes_effect_once_though_its_message_comes_twice(alice: Exporter) -> None:
+    alice.export()
+    first = run_job()
+    alice.charge(1)  # would show in a second run
+    assert run_job() == first
+    assert Export.objects.get().runs == 1
+    consumed = IdempotencyRecord.objects.get(operation="exports.run")
+    assert (consumed.status, consumed.attempt) == (Status.COMPLETED, 1)
+    assert consumed.account_id == str(alice.user.pk)
+    asked = IdempotencyRecord.objects.get(operation="exports.create")
+    assert consumed.scope.trace == asked.scope.trace
+
+
+def test_without_a_broker_exports_are_accepted_and_their_messages_wait(
+    alice: Exporter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(send, "_quiet_until", float("-inf"))
+    assert is_running(alice.export())
+    assert "No worker could be asked to relay" in caplog.text
+    result = relay_once()
+    assert (result.sent, result.put_back) == (0, 1)
+    message = OutboxMessage.objects.get()
+    assert (message.status, message.attempts) == (MessageStatus.PENDING, 0)
+    assert is_running(alice.export())
+
+
+@pytest.fixture
+def redis() -> Iterator[Redis]:
+    skip_without_redis()
+    with running_redis() as server:
+        yield server
+
+
+def test_a_worker_runs_the_export_and_its_duplicates_get_what_it_found(
+    alice: Exporter, bob: Exporter, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Asked for while there is no broker: its message waits in the outbox.
+    alice.export(key="early")
+    monkeypatch.setenv("CELERY_BROKER_URL", redis.url)
+    monkeypatch.setattr(send, "_quiet_until", float("-inf"))
+    with running_worker(redis.url, tmp_path, "--concurrency", "1") as worker:
+        locations = {answer["Location"] for answer in race([lambda: alice.export(key="late")] * 4)}
+        assert eventually(lambda: all_ended(alice, ["early", "late"])), worker.log_tail(100)
+    assert len(locations) == 1
+    for key in ("early", "late"):
+        ended = alice.export(key=key)
+        assert (ended.status_code, ended["Idempotency-Replayed"]) == (200, "true")
+        assert (ended.json()["charges"], ended.json()["total"]) == (2, 742)
+    assert set(Export.objects.values_list("runs", flat=True)) == {1}
+    assert set(OutboxMessage.objects.values_list("status", flat=True)) == {MessageStatus.SENT}
+
+
+def all_ended(exporter: Exporter, keys: list[str]) -> bool:
+    return all(exporter.export(key=key).status_code == 200 for key in keys)

@@ -1,52 +1,56 @@
-"""The page about publishing does what it says: its examples, its bounds, its tables."""
+"""The pages about publishing and consuming do what they say: their examples, their bounds, their tables."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import logging.config
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from idempotency.contrib.celery import idempotent_task
+from idempotency.contrib.celery.deliveries import PATIENCE, REASON_HEADER
+from idempotency.contrib.celery.policy import policy_of
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.models import MessageStatus, OutboxMessage
 from idempotency.outbox import publish, relay
 from idempotency.outbox.relay import relay_once
-from testproject.models import Charge
+from testproject.models import Charge, Notification, Transfer
+from tests.contrib.deliveries import Inbox
 from tests.docs.conftest import RunPage, post
 from tests.docs.pages import code, section, table, text_of
 from tests.factories import UserFactory
 from tests.outbox import broker, make_messages
 
-PAGE = "how-to/publish-a-message.md"
+PUBLISHING = "how-to/publish-a-message.md"
 
 # What the page shows is tested on each database elsewhere.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
-TEXT = text_of(PAGE)
-
 
 @pytest.fixture
-def page(run_page: RunPage) -> Any:
+def publishing(run_page: RunPage) -> Any:
     """All that the examples define."""
-    return SimpleNamespace(**run_page(PAGE))
+    return SimpleNamespace(**run_page(PUBLISHING))
 
 
 def deliveries() -> list[tuple[str, Any]]:
     return [(topic, payload) for _, topic, payload in broker.deliveries]
 
 
-def test_the_view_publishes_once_however_often_it_is_asked(page: Any) -> None:
+def test_the_view_publishes_once_however_often_it_is_asked(publishing: Any) -> None:
     user = UserFactory()
-    assert [post(page.place_order, {}, user=user).status_code for _ in range(2)] == [201, 201]
+    assert [post(publishing.place_order, {}, user=user).status_code for _ in range(2)] == [201, 201]
     assert relay_once().sent == 1
     assert deliveries() == [("shop.tasks.ship", {"order_id": Charge.objects.get().pk})]
 
 
-def test_the_other_examples_publish_what_they_say(page: Any) -> None:
-    page.tell(7, ["a@example.com", "b@example.com"])
-    page.ship_and_invoice(7)
+def test_the_other_examples_publish_what_they_say(publishing: Any) -> None:
+    publishing.tell(7, ["a@example.com", "b@example.com"])
+    publishing.ship_and_invoice(7)
     relay_once()
     assert deliveries() == [
         ("shop.tasks.notify", {"order_id": 7, "to": "a@example.com"}),
@@ -56,7 +60,7 @@ def test_the_other_examples_publish_what_they_say(page: Any) -> None:
     ]
 
 
-def test_the_alarms_ring(page: Any, run_page: RunPage) -> None:
+def test_the_alarms_ring(publishing: Any, run_page: RunPage) -> None:
     outbox_alarms = run_page("how-to/monitor.md")["outbox_alarms"]
     assert not any(outbox_alarms().values())
     make_messages(1, MessageStatus.DEAD)
@@ -66,7 +70,7 @@ def test_the_alarms_ring(page: Any, run_page: RunPage) -> None:
         "somebody has to look": True,
         "more comes in than goes out": False,
     }
-    page.requeue_all("orders.placed", by="a test")
+    publishing.requeue_all("orders.placed", by="a test")
     assert relay_once().sent == 2
 
 
@@ -104,7 +108,7 @@ class Host:
     ],
 )
 def test_the_sender_tells_apart_what_is_at_fault(
-    page: Any, monkeypatch: pytest.MonkeyPatch, answer: Any, raised: type[Exception] | None
+    publishing: Any, monkeypatch: pytest.MonkeyPatch, answer: Any, raised: type[Exception] | None
 ) -> None:
     host = Host()
     host.answer = answer
@@ -112,10 +116,10 @@ def test_the_sender_tells_apart_what_is_at_fault(
     make_messages(1, headers={"Tenant": "a"})
     message = OutboxMessage.objects.get()
     if raised is None:
-        page.send(message)
+        publishing.send(message)
     else:
         with pytest.raises(raised):
-            page.send(message)
+            publishing.send(message)
     method, path, sent = host.asked
     assert (method, path, json.loads(sent["body"])) == ("POST", "/orders.placed", 0)
     assert sent["headers"]["Idempotency-Key"] == str(message.message_id)
@@ -125,12 +129,92 @@ def test_the_sender_tells_apart_what_is_at_fault(
 def test_its_numbers_are_those_of_the_code() -> None:
     backoff = [min(2**attempt, relay.LONGEST_BACKOFF) for attempt in range(1, relay.MAX_ATTEMPTS)]
     assert 4.5 < sum(backoff) / 3600 < 5.5
-    assert f"after {relay.MAX_ATTEMPTS} tries, some five hours" in TEXT
+    assert f"after {relay.MAX_ATTEMPTS} tries, some five hours" in text_of(PUBLISHING)
     assert relay.LONGEST_BACKOFF == 3600
-    assert f"after {relay.UNAVAILABLE_BACKOFF.total_seconds():.0f} seconds" in TEXT
+    assert f"after {relay.UNAVAILABLE_BACKOFF.total_seconds():.0f} seconds" in text_of(PUBLISHING)
     assert f"lease of {relay.LEASE.total_seconds():.0f} seconds" in text_of("explanation/messages.md")
     assert f"{relay.DEFAULT_BATCH_SIZE} by default, up to {relay.MAX_BATCH_SIZE}" in text_of("reference/commands.md")
 
 
 def test_every_argument_of_publish_is_listed() -> None:
-    assert [code(row[0]) for row in table(section(PAGE, "`publish`"))] == [*publish.__annotations__][:-1]
+    assert [code(row[0]) for row in table(section(PUBLISHING, "`publish`"))] == [*publish.__annotations__][:-1]
+
+
+# Consuming
+
+
+CONSUMING = "how-to/consume-a-message.md"
+
+
+@pytest.fixture
+def consuming(run_page: RunPage) -> Any:
+    """All that the examples define."""
+    return SimpleNamespace(**run_page(CONSUMING))
+
+
+def charge() -> Charge:
+    made: Charge = Charge.objects.create(account=UserFactory(), amount=5, currency="usd")
+    return made
+
+
+def test_the_receipt_is_sent_once(inbox: Inbox, consuming: Any) -> None:
+    inbox.publish(consuming.send_receipt, charge().pk)
+    inbox.twice()
+    first, second = inbox.drain()
+    assert first == second
+    assert Notification.objects.count() == 1
+
+
+def test_a_receipt_of_nothing_is_dead_lettered_and_redriven(inbox: Inbox, consuming: Any) -> None:
+    one = charge()
+    number = one.pk
+    one.delete()
+    inbox.publish(consuming.send_receipt, number)
+    inbox.drain()
+    [dead] = inbox.messages("receipts.dead")
+    assert dead[REASON_HEADER] == "failed: DoesNotExist"
+    assert f"`{REASON_HEADER}`" in text_of(CONSUMING)
+    Charge(pk=number, account=UserFactory(), amount=5, currency="usd").save()
+    assert consuming.redrive_receipts() == 1
+    inbox.drain()
+    assert Notification.objects.count() == 1
+
+
+def test_the_consumer_without_celery_books_once_and_rejects_what_is_reused(consuming: Any) -> None:
+    rejected: list[str] = []
+    account = UserFactory().pk
+
+    def deliver(message_id: str, amount: int) -> Any:
+        body = json.dumps({"account": account, "amount": amount})
+        return consuming.on_message(message_id, body, lambda: rejected.append(message_id))
+
+    assert deliver("a", 5) == deliver("a", 5) == {"transfer": Transfer.objects.get().pk}
+    assert deliver("a", 6) is None
+    assert deliver("not a key", 5) is None
+    assert (rejected, Transfer.objects.count()) == (["a", "not a key"], 1)
+
+
+def test_the_logging_is_as_django_takes_it(consuming: Any) -> None:
+    before = logging.getLogger().handlers[:], logging.getLogger().level
+    try:
+        logging.config.dictConfig(consuming.LOGGING)
+        [handler] = logging.getLogger().handlers
+        record = logging.makeLogRecord({"msg": "hello", "levelname": "INFO"})
+        assert handler.filter(record)
+        assert handler.format(record) == "INFO   hello"
+    finally:
+        logging.getLogger().handlers[:], logging.getLogger().level = before
+
+
+def test_the_arguments_are_those_that_there_are() -> None:
+    parameters = signature(idempotent_task).parameters
+    rows = table(section(CONSUMING, "Settings that matter"))
+    assert {code(row[0]) for row in rows} == set(parameters) - {"operation", "policy"}
+    assert f"| `max_attempts` | {parameters['max_attempts'].default} |" in text_of(CONSUMING)
+    assert PATIENCE.total_seconds() == 3600
+
+
+def test_the_policy_is_the_tasks(consuming: Any) -> None:
+    policy = policy_of(consuming.send_receipt)
+    assert policy is not None
+    assert (policy.operation.name, policy.dead_letter) == ("receipts.send", "receipts.dead")
