@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from typing_extensions import Self
 
 #: Statements that may end a transaction and begin another one at once: COMMIT AND CHAIN, or several statements in one
 #: text. ROLLBACK TO only goes back to a savepoint. END is also a part of CASE, so it counts only at the beginning of a
@@ -50,7 +49,7 @@ class TransactionWatch:
         #: Whether something may have been committed on its own.
         self.ended = False
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> TransactionWatch:
         self._wrappers.append(self)
         return self
 
