@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
+
+if TYPE_CHECKING:  # Python 3.10 has no Self, and only a type checker reads it
+    from typing_extensions import Self
 
 #: Statements that may end a transaction and begin another one at once: COMMIT AND CHAIN, or several statements in one
 #: text. ROLLBACK TO only goes back to a savepoint. END is also a part of CASE, so it counts only at the beginning of a
@@ -49,7 +52,7 @@ class TransactionWatch:
         #: Whether something may have been committed on its own.
         self.ended = False
 
-    def __enter__(self) -> TransactionWatch:
+    def __enter__(self) -> Self:
         self._wrappers.append(self)
         return self
 
