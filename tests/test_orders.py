@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.test import Client
 
 from idempotency.contrib.celery import send
@@ -15,13 +17,14 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
 from testproject.exports import TASK
+from testproject.harness.processes import Daemon
 from testproject.harness.redis import Redis, running_redis
 from testproject.models import Charge, Export, UnprotectedCharge
 from testproject.orders import fee_of
 from testproject.tasks import run_export
 from tests.concurrency.racing import race
+from tests.database import processes
 from tests.factories import UserFactory
-from tests.harness.celery import running_worker
 from tests.harness.redis import skip_without_redis
 from tests.http.callers import Caller
 from tests.providers import eventually
@@ -207,7 +210,16 @@ def test_a_worker_runs_the_export_and_its_duplicates_get_what_it_found(
     alice.export(key="early")
     monkeypatch.setenv("CELERY_BROKER_URL", redis.url)
     monkeypatch.setattr(send, "_quiet_until", float("-inf"))
-    with running_worker(redis.url, tmp_path, "--concurrency", "1") as worker:
+    environment = {
+        **processes.environment(),
+        "PYTHONPATH": str(settings.BASE_DIR),
+        "BROKER_URL": redis.url,
+        "CELERY_BROKER_URL": redis.url,
+        "CELERY_SKIP_CHECKS": "true",  # they load every view, and have been run
+    }
+    command = [sys.executable, "-m", "celery", "--app", "testproject", "worker", "--concurrency", "1"]
+    command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+    with Daemon("worker", command, tmp_path, environment=environment) as worker:
         locations = {answer["Location"] for answer in race([lambda: alice.export(key="late")] * 4)}
         assert eventually(lambda: all_ended(alice, ["early", "late"])), worker.log_tail(100)
     assert len(locations) == 1
