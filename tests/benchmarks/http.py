@@ -21,7 +21,7 @@ from .service.serving import Client, cpu_seconds, serving
 
 CLIENTS = 4
 #: Requests in a round of one variant.
-BLOCK = 40
+BLOCK = 20
 SERVERS = {"gunicorn, 2 sync workers": "gunicorn", "uvicorn, 1 process": "uvicorn"}
 #: Their addresses. The package's is protected.
 VARIANTS = {"bare view, own `atomic()`": "/bare/", "hand-written": "/handwritten/", "**this package**": "/package/"}
