@@ -11,12 +11,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from django.contrib.auth.models import User
 from rest_framework.authtoken.models import Token
 
 from .instruments import relative
 from .report import Table, milliseconds, times
-from .requests import BODY, Caller, effects, tables
+from .requests import BODY, Caller, account, effects, tables
 from .service.serving import Client, cpu_seconds, serving
 
 CLIENTS = 4
@@ -39,8 +38,8 @@ class Load:
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
     """Let each variant execute ``operations`` requests at each server, and repeat as many."""
     with tables():
-        user = User.objects.create_user("benchmark")
-        authorization = f"Token {Token.objects.create(user=user)}"
+        user = account()
+        authorization = f"Token {Token.objects.get_or_create(user=user)[0]}"
         return [
             _compare_at(server, title, authorization, operations, random.Random(seed), progress)
             for title, server in SERVERS.items()

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from django.contrib.auth.models import User
 from django.db import connection
 from typing_extensions import Self
 
@@ -21,7 +20,7 @@ from testproject.harness.processes import short_directory
 from . import views
 from .instruments import Cost, measure_block, relative, round_trips
 from .report import Table, count, milliseconds, times
-from .requests import BASELINE, BLOCK, PACKAGE, Caller, Variant, effects, tables
+from .requests import BASELINE, BLOCK, PACKAGE, Caller, Variant, account, effects, tables
 
 #: In seconds: nothing added, one rack, one region, two.
 DELAYS = (0.0, 0.0002, 0.0005, 0.001)
@@ -124,7 +123,7 @@ def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list
     trips = {delay: list[float]() for delay in DELAYS}
     rounds = max(1, operations // BLOCK)
     with tables(), delaying_proxy() as proxy:
-        caller = Caller(User.objects.create_user("benchmark"))
+        caller = Caller(account())
         keys = {variant: [caller.new_key() for _ in range(BLOCK + 1)] for variant in REPLAYS}
         for variant in FIRST_EXECUTIONS * 2:  # imports, caches, and prepared statements
             for key in keys.get(variant, [caller.new_key()]):

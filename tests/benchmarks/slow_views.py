@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from django.contrib.auth.models import User
-
 from .report import Table, milliseconds
-from .requests import Caller, effects
+from .requests import Caller, account, effects
 from .service.serving import Client, cpu_seconds, serving, sessions
 from .storm import p95
 
@@ -38,62 +36,59 @@ VARIANTS = {
 
 @dataclass
 class Load:
-    """What one variant needed with one size of the pool. The needs are the highest that were seen."""
+    """What one variant needed with one size of the pool. Threads and what follows are the most that was seen."""
 
     latencies: list[float] = field(default_factory=list)  # seconds
-    rate: float = 0.0  # requests per second
-    cpu: float = 0.0  # seconds of the server for each request, in the mean
+    rates: list[float] = field(default_factory=list)  # requests per second, one entry a round
+    cpu: float = 0.0  # seconds of the server, for all of them
     threads: int = 0
     connections: int = 0
     in_transaction: int = 0
 
 
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
-    """Let each client ask once for every 600 ``operations``, under each load and at each size of the pool."""
-    user = User.objects.create_user("benchmark")
+    """Let each client ask once for every 200 ``operations``, under each load and at each size of the pool."""
+    user = account()
     lots, tables = random.Random(seed), []
     for clients, seconds in LOADS:
         loads = {(pool, path): Load() for pool in POOLS for path in VARIANTS.values()}
         for pool in POOLS:
             with serving("uvicorn", BENCHMARK_POOL=str(pool), BENCHMARK_SLOW_SECONDS=str(seconds)) as (place, process):
-                for name, path in lots.sample(list(VARIANTS.items()), len(VARIANTS)):
-                    progress(f"slow views, {clients} clients, {pool} connections, {name}")
-                    ask = partial(_ask, place, f"Account {user.pk}", path)
-                    ask(1)  # warms up
-                    each = max(1, operations // 600)
-                    with effects(clients * each):
-                        _measure(loads[pool, path], [partial(ask, each)] * clients, process)
+                rounds = max(1, operations // 200)
+                for number in range(rounds):
+                    for path in lots.sample(list(VARIANTS.values()), len(VARIANTS)):
+                        progress(f"slow views, {clients} clients, {pool} connections, round {number + 1} of {rounds}")
+                        ask = partial(_ask, place, f"Account {user.pk}", path)
+                        ask()  # warms up
+                        with effects(clients):
+                            _measure(loads[pool, path], [ask] * clients, process)
         tables.append(_table(f"{clients} clients of views that wait for {seconds:g} s", loads))
     return tables
 
 
-def _ask(place: Path, authorization: str, path: str, times: int) -> list[float]:
-    """One client. The seconds that each of its requests took."""
-    latencies = []
+def _ask(place: Path, authorization: str, path: str) -> float:
+    """The seconds that a request took."""
     client = Client(place, authorization)
     try:
-        for _ in range(times):
-            start = time.perf_counter()
-            client.post(path, Caller.new_key(), "{}")
-            latencies.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        client.post(path, Caller.new_key(), "{}")
+        return time.perf_counter() - start
     finally:
         client.close()
-    return latencies
 
 
-def _measure(load: Load, clients: list[Callable[[], list[float]]], process: int) -> None:
+def _measure(load: Load, requests: list[Callable[[], float]], process: int) -> None:
     cpu, start = cpu_seconds(process), time.perf_counter()
-    with ThreadPoolExecutor(len(clients)) as pool:
-        futures = [pool.submit(client) for client in clients]
+    with ThreadPoolExecutor(len(requests)) as pool:
+        futures = [pool.submit(request) for request in requests]
         while not all(future.done() for future in futures):
             load.threads = max(load.threads, len(list(Path("/proc", str(process), "task").iterdir())))
             load.connections = max(load.connections, sessions())
             load.in_transaction = max(load.in_transaction, sessions("idle in transaction"))
             time.sleep(LOOK_EVERY)
-    for future in futures:
-        load.latencies += future.result()
-    load.rate = len(load.latencies) / (time.perf_counter() - start)
-    load.cpu = (cpu_seconds(process) - cpu) / len(load.latencies)
+    load.latencies += [future.result() for future in futures]
+    load.rates.append(len(futures) / (time.perf_counter() - start))
+    load.cpu += cpu_seconds(process) - cpu
 
 
 def _table(title: str, loads: dict[tuple[int, str], Load]) -> Table:
@@ -117,10 +112,10 @@ def _table(title: str, loads: dict[tuple[int, str], Load]) -> Table:
         table.add(
             names[path],
             str(pool),
-            f"{load.rate:.0f}",
+            f"{statistics.median(load.rates):.0f}",
             milliseconds(statistics.median(load.latencies)),
             milliseconds(p95(load.latencies)),
-            milliseconds(load.cpu),
+            milliseconds(load.cpu / len(load.latencies)),
             str(load.threads),
             str(load.connections),
             str(load.in_transaction),

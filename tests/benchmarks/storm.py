@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
-from django.contrib.auth.models import User
-
 from . import views
 from .crowd import GATE, Crowd, Gate, Gated, first_execution
 from .instruments import relative
 from .report import Table, milliseconds, times
-from .requests import Caller, Variant, effects, tables
+from .requests import Caller, Variant, account, effects, tables
 
 DUPLICATES = 50
 
@@ -67,7 +65,7 @@ def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list
     replayed = {variant: Answers() for variant in VARIANTS}
     rounds = max(1, operations // duplicates)
     with tables(), Crowd(duplicates) as crowd:
-        caller = Caller(User.objects.create_user("benchmark"))
+        caller = Caller(account())
         for number in range(-1, rounds):  # the first one warms up
             progress(f"storm, round {number + 1} of {rounds}")
             for variant in lots.sample(VARIANTS, len(VARIANTS)):

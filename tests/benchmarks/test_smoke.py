@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from . import latency, slow_views, waits
+from . import latency, slow_views, storm, waits
 from .__main__ import EXPERIMENTS
 
 pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
@@ -27,3 +27,8 @@ def test_experiment_gives_a_full_table(experiment: str, monkeypatch: pytest.Monk
         assert table.rows
         assert all(len(row) == len(table.headings) for row in table.rows)
         assert str(table).startswith("### ")
+
+
+def test_an_experiment_may_run_after_another_one_on_its_database() -> None:
+    for _ in range(2):
+        assert storm.compare(2, 1, lambda text: None)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from django.contrib.auth.models import User
 from django.db import connection
 
 from idempotency.operation import Operation
@@ -24,7 +23,7 @@ from . import views
 from .crowd import GATE, PATIENCE, Crowd, Gate, Gated, first_execution
 from .instruments import NANOSECONDS, relative, round_trips, server_cpu
 from .report import Table, count, microseconds, milliseconds, times
-from .requests import Caller, Variant, effects, tables
+from .requests import Caller, Variant, account, effects, tables
 from .storm import p95
 
 DUPLICATES = 10
@@ -124,7 +123,7 @@ def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list
     costs = {(variant, seconds): Waits() for seconds in HANDLER_SECONDS for variant in VARIANTS}
     rounds = max(1, operations // (10 * duplicates))
     with tables():
-        caller = Caller(User.objects.create_user("benchmark"))
+        caller = Caller(account())
         for variant in VARIANTS * 3:  # imports, caches, and prepared statements
             caller.calling(variant)()
         trips = {variant: round_trips(caller.calling(variant)) for variant in VARIANTS}
