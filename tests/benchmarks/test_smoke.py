@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from . import latency, slow_views, storm, waits
+from . import http, latency, slow_views, storm, waits
 from .__main__ import EXPERIMENTS
 
 pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 def test_experiment_gives_a_full_table(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "HANDLER_SECONDS", (0.001,))
     monkeypatch.setattr(latency, "DELAYS", (0.0, 0.0002))
+    monkeypatch.setattr(http, "SERVERS", {"gunicorn": "gunicorn"})  # slow views are served by uvicorn
     monkeypatch.setattr(slow_views, "LOADS", ((2, 0.001),))
     monkeypatch.setattr(slow_views, "POOLS", (2,))
     compare = importlib.import_module(f"tests.benchmarks.{experiment}").compare
