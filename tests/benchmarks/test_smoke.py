@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import pytest
 
-from . import http, latency, slow_views, storm, waits
 from .__main__ import EXPERIMENTS
 
 pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 
 
+def tables_of(experiment: str) -> list[Any]:
+    """Few operations of an experiment, whose module is imported only when a test needs it."""
+    tables: list[Any] = importlib.import_module(f"tests.benchmarks.{experiment}").compare(2, 1, lambda text: None)
+    return tables
+
+
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_experiment_gives_a_full_table(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "HANDLER_SECONDS", (0.001,))
-    monkeypatch.setattr(latency, "DELAYS", (0.0, 0.0002))
-    monkeypatch.setattr(http, "SERVERS", {"gunicorn": "gunicorn"})  # slow views are served by uvicorn
-    monkeypatch.setattr(slow_views, "LOADS", ((2, 0.001),))
-    monkeypatch.setattr(slow_views, "POOLS", (2,))
-    compare = importlib.import_module(f"tests.benchmarks.{experiment}").compare
+    monkeypatch.setattr("tests.benchmarks.waits.HANDLER_SECONDS", (0.001,))
+    monkeypatch.setattr("tests.benchmarks.latency.DELAYS", (0.0, 0.0002))
+    monkeypatch.setattr("tests.benchmarks.http.SERVERS", {"gunicorn": "gunicorn"})  # slow views are served by uvicorn
+    monkeypatch.setattr("tests.benchmarks.slow_views.LOADS", ((2, 0.001),))
+    monkeypatch.setattr("tests.benchmarks.slow_views.POOLS", (2,))
 
-    tables = compare(2, 1, lambda text: None)
+    tables = tables_of(experiment)
 
     assert tables
     for table in tables:
@@ -32,4 +37,4 @@ def test_experiment_gives_a_full_table(experiment: str, monkeypatch: pytest.Monk
 
 def test_an_experiment_may_run_after_another_one_on_its_database() -> None:
     for _ in range(2):
-        assert storm.compare(2, 1, lambda text: None)
+        assert tables_of("storm")
