@@ -155,7 +155,8 @@ def test_a_celery_worker_recovers_what_it_knows_and_reports_the_rest(tmp_path: P
     for name, text in {"__init__": "", "operations": OPERATIONS, "settings": SETTINGS, "celery": CELERY_APP}.items():
         (package / f"{name}.py").write_text(text)
     (here / "results").mkdir(parents=True)
-    transport = {"data_folder_in": str(here), "data_folder_out": str(here), "control_folder": str(here / "control")}
+    transport: dict[str, object] = dict.fromkeys(("data_folder_in", "data_folder_out"), str(here))
+    transport |= {"control_folder": str(here / "control"), "polling_interval": 0.1}
     environment = {
         **processes.environment(),
         "PYTHONPATH": f"{tmp_path}:{settings.BASE_DIR}",
@@ -176,7 +177,7 @@ def test_a_celery_worker_recovers_what_it_knows_and_reports_the_rest(tmp_path: P
         # By its name, as a schedule sends it.
         with Celery("asking", broker="filesystem://", backend=environment["RESULTS"], set_as_current=False) as asking:
             asking.conf.broker_transport_options = transport
-            found = asking.send_task("idempotency.tasks.recover_expired_leases").get(timeout=60)
+            found = asking.send_task("idempotency.tasks.recover_expired_leases").get(timeout=60, interval=0.1)
     finally:
         worker.terminate()
         log, _ = worker.communicate(timeout=60)
