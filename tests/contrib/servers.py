@@ -53,6 +53,8 @@ class Server:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Header and body are two writes. With Nagle's algorithm the second would wait for the acknowledgement of the first.
+    disable_nagle_algorithm = True
     script: Server
 
     def answer_by_script(self) -> None:
