@@ -177,15 +177,16 @@ def _in_transaction(claim: Claim, outcome_of_error: Callable[[Exception], Outcom
     slot, phase, undone = Running(claim), Phase.OPENING, False
     ended_itself = False
     try:
-        with transaction.atomic(using=using, durable=True), store.watch_transaction() as watch:
+        with transaction.atomic(using=using, durable=True):
             if owned.operation.idle_timeout is not None:
                 store.bound_transaction(idle=owned.operation.idle_timeout)
             phase = Phase.RUNNING
-            try:
-                yield slot
-                watch.look()
-            finally:
-                ended_itself = watch.ended
+            with store.watch_transaction() as watch:
+                try:
+                    yield slot
+                    watch.look()
+                finally:
+                    ended_itself = watch.ended
             if ended_itself:
                 raise _ended_itself(owned)  # so that an open transaction rolls back
             phase = Phase.COMPLETING
