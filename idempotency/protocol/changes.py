@@ -50,5 +50,5 @@ def fenced_change(owned: Ownership, change: Callable[[], T], *, step: str = "") 
                 if session is not None and session is connection.connection and connection.is_usable():
                     raise
                 connection.close()
-            time.sleep(FIRST_PAUSE * 2 ** (number - 1))  # no event tells when the server is back
+            time.sleep(FIRST_PAUSE * 2 ** (number - 1))  # nothing reports that a server is back, or a rival gone
     raise AssertionError  # pragma: no cover - the last try returns or raises

@@ -59,7 +59,7 @@ def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Own
                 signals.send(signals.conflicted, operation, scope, 0)
                 raise
             # No transaction and no lock is held meanwhile, and to look again is one read.
-            time.sleep(min(pause, left))  # databases have no common way to report the end of another's attempt
+            time.sleep(min(pause, left))  # no report of the end of another's attempt works with every database
             pause, has_waited = min(pause * 2, SLOWEST_POLL), True
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
-import select
-import socket
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
+from urllib.parse import parse_qs, urlsplit
 
 from django.db import connection
-from typing_extensions import Self
 
-from testproject.harness.processes import short_directory
+from tests.harness.proxy import Proxy
 
 from . import views
 from .instruments import Cost, measure_block, relative, round_trips
@@ -32,87 +29,22 @@ FIRST_EXECUTIONS = (
 )
 REPLAYS = (BASELINE, PACKAGE)
 
-CHUNK = 65_536
-
-
-class DelayingProxy:
-    """A Unix socket in front of a server. What the client sends reaches the server ``delay`` seconds later.
-
-    One delay for each message and its answer together: the round trip is what counts.
-    """
-
-    def __init__(self, host: str, port: str) -> None:
-        self._server = (host or "localhost", int(port or 5432))
-        self._stack = ExitStack()
-        self._threads: list[threading.Thread] = []
-        self.delay = 0.0
-
-    def __enter__(self) -> Self:
-        self.directory = self._stack.enter_context(short_directory("delay-"))
-        self._listener = self._stack.enter_context(socket.socket(socket.AF_UNIX))
-        self._listener.bind(str(self.directory / ".s.PGSQL.5432"))
-        self._listener.listen()
-        #: Readable when the block has ended, which every thread looks for.
-        self._closed, self._closing = socket.socketpair()
-        self._start(self._accept)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._closing.close()
-        for thread in self._threads:
-            thread.join()
-        self._closed.close()
-        self._stack.close()
-
-    def _start(self, target: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments)
-        thread.start()
-        self._threads.append(thread)
-
-    def _accept(self) -> None:
-        while self._closed not in select.select([self._listener, self._closed], [], [])[0]:
-            self._start(self._serve, self._listener.accept()[0])
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, suppress(OSError), self._connect() as server:
-            while True:
-                ready = select.select([client, server, self._closed], [], [])[0]
-                if self._closed in ready:
-                    return
-                if client in ready:
-                    if not (said := client.recv(CHUNK)):
-                        return
-                    time.sleep(self.delay)
-                    server.sendall(said)
-                if server in ready:
-                    if not (answer := server.recv(CHUNK)):
-                        return
-                    client.sendall(answer)
-
-    def _connect(self) -> socket.socket:
-        host, port = self._server
-        if host.startswith("/"):
-            server = socket.socket(socket.AF_UNIX)
-            server.connect(str(Path(host, f".s.PGSQL.{port}")))
-            return server
-        server = socket.create_connection(self._server)
-        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return server
-
 
 @contextmanager
-def delaying_proxy() -> Iterator[DelayingProxy]:
+def delaying_proxy() -> Iterator[Proxy]:
     """Django's connection goes through the proxy during the block."""
     settings = connection.settings_dict
-    host, port = settings["HOST"], settings["PORT"]
-    with DelayingProxy(host, port) as proxy:
+    direct = {name: settings[name] for name in ("HOST", "PORT")}
+    with Proxy(os.environ["DATABASE_URL"]) as proxy:
         connection.close()
-        settings["HOST"], settings["PORT"] = str(proxy.directory), ""
+        through = urlsplit(proxy.url)
+        (directory,) = parse_qs(through.query).get("host", [""])
+        settings.update(HOST=directory or through.hostname, PORT=through.port or "")
         try:
             yield proxy
         finally:
             connection.close()
-            settings["HOST"], settings["PORT"] = host, port
+            settings.update(direct)
 
 
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:

@@ -9,7 +9,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -81,11 +81,10 @@ def _measure(load: Load, requests: list[Callable[[], float]], process: int) -> N
     cpu, start = cpu_seconds(process), time.perf_counter()
     with ThreadPoolExecutor(len(requests)) as pool:
         futures = [pool.submit(request) for request in requests]
-        while not all(future.done() for future in futures):
+        while wait(futures, LOOK_EVERY).not_done:
             load.threads = max(load.threads, len(list(Path("/proc", str(process), "task").iterdir())))
             load.connections = max(load.connections, sessions())
             load.in_transaction = max(load.in_transaction, sessions("idle in transaction"))
-            time.sleep(LOOK_EVERY)
     load.latencies += [future.result() for future in futures]
     load.rates.append(len(futures) / (time.perf_counter() - start))
     load.cpu += cpu_seconds(process) - cpu

@@ -47,7 +47,7 @@ class WaitingView(Gated, views.HandwrittenView):
     def looks(self, scope: tuple[str, str]) -> Iterator[Any]:
         pause = FIRST_POLL
         while True:
-            time.sleep(pause)
+            time.sleep(pause)  # the pause between two looks is what this view shows
             yield _read(scope)
             pause = min(2 * pause, SLOWEST_POLL)
 
@@ -76,7 +76,7 @@ class LockingView(WaitingView):
         while True:
             _execute(self.AWAIT, scope[1])
             yield _read(scope)
-            time.sleep(FIRST_POLL)  # the first execution is between its claim and its lock
+            time.sleep(FIRST_POLL)  # nothing reports that the first execution, which has its claim, has its lock
 
 
 class NotifyingView(WaitingView):
@@ -140,7 +140,7 @@ def _wait(crowd: Crowd, caller: Caller, variant: Variant, seconds: float, costs:
     gate, key = Gate(), caller.new_key()
     with first_execution(crowd, caller.asking(variant, key, **{GATE: gate}), gate):
         _, futures = crowd.rush([partial(_measured, caller.calling(variant, key), costs) for _ in range(crowd.size)])
-        time.sleep(seconds)
+        time.sleep(seconds)  # the handler takes this long: it ends with the block
     # One whose claim came after the COMMIT had nothing to wait for.
     costs.delays += [future.result(PATIENCE) - gate.opened_at for future in futures]
 

@@ -12,6 +12,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -120,6 +121,8 @@ class Proxy:
         self._lock = threading.Lock()
         self._commits = 0
         self.swallowed = 0
+        #: How many seconds later what a client says reaches the server.
+        self.delay = 0.0
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._stack = ExitStack()
@@ -223,6 +226,8 @@ class Proxy:
                     if not self._forwards():
                         return
                     swallowing = True
+                if self.delay:
+                    time.sleep(self.delay)  # this is the network that the proxy stands for
                 server.sendall(said)
 
     def _is_due(self, commits: int) -> bool:
