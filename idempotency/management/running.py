@@ -79,7 +79,7 @@ class Stop:
         end = time.monotonic() + seconds
         while self.signum is None and (left := end - time.monotonic()) > 0:
             # An Event could not end it: the signal's handler may interrupt Event.wait() while that holds the lock.
-            time.sleep(min(left, SLICE))  # a slice: no lock may be held when the signal arrives
+            time.sleep(min(left, SLICE))  # in slices, because a signal does not end a sleep
         return self.signum is None
 
 
