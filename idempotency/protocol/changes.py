@@ -45,7 +45,7 @@ def fenced_change(owned: Ownership, change: Callable[[], T], *, step: str = "") 
         except (DatabaseError, InterfaceError) as error:
             if number == tries:
                 raise
-            if not store.lost_a_race(error) and not store.timed_out_waiting(error):
+            if not store.is_busy(error):
                 # Django may have noticed the broken connection itself and connected again.
                 if session is not None and session is connection.connection and connection.is_usable():
                     raise

@@ -201,6 +201,10 @@ class Store(ABC):
     def timed_out_waiting(self, error: BaseException) -> bool:
         """Whether another transaction holds the row's lock."""
 
+    def is_busy(self, error: BaseException) -> bool:
+        """Whether the transaction was undone because of another one, so that it may succeed later."""
+        return self.lost_a_race(error) or self.timed_out_waiting(error)
+
     @abstractmethod
     def was_broken_before(self, error: BaseException) -> bool:
         """Whether the statement was ignored because an earlier one had failed in its transaction."""

@@ -23,6 +23,9 @@ class SQLiteStore(PortableStore):
     def watch_transaction(self) -> TransactionWatch:
         return TransactionWatch(self.connection, self._is_open)
 
+    def is_busy(self, error: BaseException) -> bool:
+        return "is locked" in str(error) or super().is_busy(error)
+
     def is_permanent(self, error: BaseException) -> bool:
         text = str(error)
         schema = text.startswith("no such ") or "has no column named" in text
