@@ -20,6 +20,8 @@ def tables_of(experiment: str) -> list[Any]:
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_experiment_gives_a_full_table(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("requests", "latency"):
+        monkeypatch.setattr(f"tests.benchmarks.{module}.BLOCK", 2)
     monkeypatch.setattr("tests.benchmarks.waits.HANDLER_SECONDS", (0.001,))
     monkeypatch.setattr("tests.benchmarks.latency.DELAYS", (0.0, 0.0002))
     monkeypatch.setattr("tests.benchmarks.http.SERVERS", {"gunicorn": "gunicorn"})  # slow views are served by uvicorn
