@@ -19,12 +19,11 @@ import psycopg
 from django.db import connection
 
 from . import views
-from .instruments import preparing, round_trips
+from .instruments import preparing, round_trips, turns
 from .report import Table, count, milliseconds
 
 ROUND_TRIP_TIMES = (0.0, 0.0002, 0.0005, 0.001)  # seconds: this machine, one rack, one region, two
 BLOCK = 20
-DIGEST = "0" * 64
 
 
 @dataclass
@@ -42,8 +41,10 @@ class Shape:
     def claim(self, cursor: Any, key: str) -> None:
         if self.explicit:
             cursor.execute("BEGIN")
-        claim = (views.INSERT_OR_READ, ("1", key, DIGEST, "1", key)) if self.one_statement else None
-        cursor.execute(*(claim or (views.INSERT_WITHOUT_DISK, ("1", key, DIGEST))))
+        if self.one_statement:
+            cursor.execute(views.INSERT_OR_READ, ("1", key, views.DIGEST, "1", key))
+        else:
+            cursor.execute(views.INSERT_WITHOUT_DISK, ("1", key, views.DIGEST))
         found = cursor.fetchone()
         if self.explicit:
             cursor.execute("COMMIT")
@@ -64,20 +65,10 @@ def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list
         for prepared in (False, True)
         for name, one_statement in (("insert, then read", False), ("one statement", True))
     ]
-    lots = random.Random(seed)
-    with connection.cursor() as cursor:
-        cursor.execute(views.DROP_TABLE)
-        cursor.execute(views.CREATE_TABLE)
-    try:
-        with preparing() as prepared, psycopg.ClientCursor(connection.connection) as plain:
-            rounds = max(1, operations // BLOCK)
-            for number in range(-1, rounds):  # the first one warms up
-                progress(f"claims, round {number + 1} of {rounds}")
-                for shape in lots.sample(shapes, len(shapes)):
-                    _measure(shape, prepared if shape.prepared else plain, keep=number >= 0)
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute(views.DROP_TABLE)
+    rounds = max(1, operations // BLOCK)
+    with views.tables(), preparing() as prepared, psycopg.ClientCursor(connection.connection) as plain:
+        for shape, counts in turns("claims", shapes, rounds, random.Random(seed), progress):
+            _measure(shape, prepared if shape.prepared else plain, keep=counts)
     return [_latencies(shapes), _break_even(shapes)]
 
 

@@ -4,38 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from django.db import connection
 from typing_extensions import Self
 
+from tests.concurrency import racing
+from tests.concurrency.racing import PATIENCE
+
 T = TypeVar("T")
 
-#: In seconds: a bound for whatever waits, so that a run that stands still fails.
-PATIENCE = 60.0
 #: The key in a request's META under which its view finds the gate.
 GATE = "benchmarks.gate"
 
 
-@dataclass
-class Gate:
+class Gate(racing.Gate):
     """Where the first execution stays in its handler, with its work done, until it is let go on."""
 
-    reached: threading.Event = field(default_factory=threading.Event)
-    opened: threading.Event = field(default_factory=threading.Event)
-    opened_at: float = 0.0  # of time.perf_counter()
-
-    def pass_through(self) -> None:
-        self.reached.set()
-        assert self.opened.wait(PATIENCE), "nobody opened the gate"
+    opened_at = 0.0  # of time.perf_counter()
 
     def open(self) -> None:
         self.opened_at = time.perf_counter()
-        self.opened.set()
+        super().open()
 
 
 class Gated:
@@ -49,11 +41,11 @@ class Gated:
 
 
 class Crowd:
-    """As many threads as there are duplicates, and one more. Their connections are open before anything is timed."""
+    """As many threads as there are duplicates. Their connections are open before anything is timed."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._pool = ThreadPoolExecutor(size + 1)
+        self._pool = ThreadPoolExecutor(size)
 
     def __enter__(self) -> Self:
         self._in_each_thread(lambda: connection.ensure_connection())
@@ -63,11 +55,8 @@ class Crowd:
         self._in_each_thread(lambda: connection.close())
         self._pool.shutdown()
 
-    def start(self, call: Callable[[], T]) -> Future[T]:
-        return self._pool.submit(call)
-
     def rush(self, calls: Sequence[Callable[[], T]]) -> tuple[float, list[Future[T]]]:
-        """Start the calls together: one for each thread, or one thread less. When they started, and their results."""
+        """Start the calls together, one for each thread. When they started, and their results."""
         started: list[float] = []
         barrier = threading.Barrier(len(calls) + 1, action=lambda: started.append(time.perf_counter()))
 
@@ -80,19 +69,6 @@ class Crowd:
         return started[0], futures
 
     def _in_each_thread(self, call: Callable[[], object]) -> None:
-        _, futures = self.rush([call] * (self.size + 1))
+        _, futures = self.rush([call] * self.size)
         for future in futures:
             future.result(PATIENCE)
-
-
-@contextmanager
-def first_execution(crowd: Crowd, call: Callable[[], int], gate: Gate) -> Iterator[None]:
-    """The call stands at its gate during the block, and has succeeded after it."""
-    first = crowd.start(call)
-    try:
-        if not gate.reached.wait(PATIENCE):
-            raise TimeoutError("The first execution did not reach its handler.")
-        yield
-    finally:
-        gate.open()
-    assert first.result(PATIENCE) == 201

@@ -9,22 +9,24 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 from rest_framework.authtoken.models import Token
 
-from .instruments import relative
+from .instruments import relative, turns
 from .report import Table, milliseconds, times
-from .requests import BODY, Caller, account, effects, tables
+from .requests import BODY, Caller, account, effects
 from .service.serving import Client, cpu_seconds, serving
+from .views import tables
 
 CLIENTS = 4
 #: Requests in a round of one variant.
 BLOCK = 20
 SERVERS = {"gunicorn, 2 sync workers": "gunicorn", "uvicorn, 1 process": "uvicorn"}
 #: Their addresses. The package's is protected.
-VARIANTS = {"bare view, own `atomic()`": "/bare/", "hand-written": "/handwritten/", "**this package**": "/package/"}
 BARE, HANDWRITTEN = "/bare/", "/handwritten/"
+VARIANTS = {"bare view, own `atomic()`": BARE, "hand-written": HANDWRITTEN, "**this package**": "/package/"}
 
 
 @dataclass
@@ -52,24 +54,21 @@ def _compare_at(
     loads = {path: (Load(), Load()) for path in VARIANTS.values()}
     block = min(BLOCK, operations)
     rounds = max(1, operations // block)
-    with serving(server, BENCHMARK_POOL="0" if server == "gunicorn" else str(2 * CLIENTS)) as (place, process):
-        clients = [Client(place, authorization) for _ in range(CLIENTS)]
-        try:
-            for number in range(-1, rounds):  # the first one warms up
-                progress(f"http, {server}, round {number + 1} of {rounds}")
-                for path in lots.sample(list(loads), len(loads)):
-                    keys = [Caller.new_key() for _ in range(block)]
-                    for load, expected in zip(loads[path], (block, block if path == BARE else 0), strict=True):
-                        with effects(expected):
-                            before = cpu_seconds(process)
-                            rate = _rate(clients, path, keys)
-                            cpu = cpu_seconds(process) - before
-                        if number >= 0:
-                            load.rates.append(rate)
-                            load.cpu.append(cpu / block)
-        finally:
-            for client in clients:
-                client.close()
+    with (
+        serving(server, BENCHMARK_POOL="0" if server == "gunicorn" else str(2 * CLIENTS)) as (place, process),
+        ExitStack() as stack,
+    ):
+        clients = [stack.enter_context(closing(Client(place, authorization))) for _ in range(CLIENTS)]
+        for path, counts in turns(f"http, {server}", loads, rounds, lots, progress):
+            keys = [Caller.new_key() for _ in range(block)]
+            for load, expected in zip(loads[path], (block, block if path == BARE else 0), strict=True):
+                with effects(expected):
+                    before = cpu_seconds(process)
+                    rate = _rate(clients, path, keys)
+                    cpu = cpu_seconds(process) - before
+                if counts:
+                    load.rates.append(rate)
+                    load.cpu.append(cpu / block)
     return _table(title, loads)
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from django.db import connection
 
 NANOSECONDS = 1e9
+T = TypeVar("T")
 
 
 @dataclass
@@ -28,40 +30,35 @@ class Cost:
     # one entry a block, each of one operation in it
     block_seconds: list[float] = field(default_factory=list)
     block_client_cpu: list[float] = field(default_factory=list)
-    blockserver_cpu: list[float] = field(default_factory=list)
+    block_server_cpu: list[float] = field(default_factory=list)
     block_wal: list[float] = field(default_factory=list)  # bytes
     fsyncs: int = 0
     round_trips: int | None = None
 
     @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
-
-    @property
-    def p95(self) -> float:
-        return sorted(self.seconds)[int(len(self.seconds) * 0.95)]
-
-    @property
-    def client(self) -> float:
-        return statistics.median(self.client_cpu)
-
-    @property
-    def server(self) -> float | None:
-        """None where the server's processes can't be seen from here."""
-        return statistics.median(self.blockserver_cpu) if self.blockserver_cpu else None
-
-    @property
     def block_cpu(self) -> list[float]:
         """Both sides together."""
-        return [client + server for client, server in zip(self.block_client_cpu, self.blockserver_cpu, strict=False)]
+        return [client + server for client, server in zip(self.block_client_cpu, self.block_server_cpu, strict=False)]
 
-    @property
-    def wal(self) -> float:
-        return statistics.median(self.block_wal)
 
-    @property
-    def fsyncs_each(self) -> float:
-        return self.fsyncs / len(self.seconds)
+def turns(
+    what: str,
+    variants: Collection[T],
+    rounds: int,
+    lots: random.Random,
+    progress: Callable[[str], None],
+    *,
+    warm_ups: int = 1,
+) -> Iterator[tuple[T, bool]]:
+    """Each variant in each round, in random order, so that noise hits all alike; and whether the round counts."""
+    for number in range(-warm_ups, rounds):
+        progress(f"{what}, round {number + 1} of {rounds}")
+        for variant in lots.sample(list(variants), len(variants)):
+            yield variant, number >= 0
+
+
+def p95(values: list[float]) -> float:
+    return sorted(values)[int(len(values) * 0.95)]
 
 
 def relative(blocks: list[float], base: list[float]) -> float | None:
@@ -95,7 +92,7 @@ def measure_block(cost: Cost, operations: Iterable[Callable[[], object]]) -> Non
     cost.block_wal.append((after.wal - before.wal) / len(timed))
     cost.fsyncs += after.fsyncs - before.fsyncs
     if before.cpu is not None and after.cpu is not None:
-        cost.blockserver_cpu.append((after.cpu - before.cpu) / len(timed) / NANOSECONDS)
+        cost.block_server_cpu.append((after.cpu - before.cpu) / len(timed) / NANOSECONDS)
 
 
 def round_trips(operation: Callable[[], object]) -> int | None:
@@ -131,8 +128,13 @@ def preparing() -> Iterator[psycopg.Cursor[Any]]:
         raw.prepare_threshold = threshold
 
 
-@dataclass
-class _Counters:
+def log_position(cursor: Any) -> int:
+    """How many bytes of log were ever written."""
+    cursor.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')")
+    return int(cursor.fetchone()[0])
+
+
+class _Counters(NamedTuple):
     wal: int
     fsyncs: int
     cpu: int | None
@@ -142,15 +144,14 @@ def _counters(*, cpu_first: bool = False) -> _Counters:
     # At the end of a block the CPU is read before the counters' own statements, at its start after them.
     cpu = server_cpu() if cpu_first else None
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')")
-        (wal,) = cursor.fetchone()
+        wal = log_position(cursor)
         cursor.execute("SELECT pg_stat_force_next_flush()")
         if connection.pg_version >= 180000:
             cursor.execute("SELECT sum(fsyncs) FROM pg_stat_io WHERE object = 'wal'")
         else:
             cursor.execute("SELECT wal_sync FROM pg_stat_wal")
         (fsyncs,) = cursor.fetchone()
-    return _Counters(int(wal), int(fsyncs), cpu if cpu_first else server_cpu())
+    return _Counters(wal, int(fsyncs), cpu if cpu_first else server_cpu())
 
 
 def server_cpu() -> int | None:

@@ -14,19 +14,14 @@ from django.db import connection
 
 from tests.harness.proxy import Proxy
 
-from . import views
-from .instruments import Cost, measure_block, relative, round_trips
+from .instruments import Cost, relative, turns
 from .report import Table, count, milliseconds, times
-from .requests import BASELINE, BLOCK, PACKAGE, Caller, Variant, account, effects, tables
+from .requests import BARE_ATOMIC, BASELINE, BLOCK, PACKAGE, PACKAGE_ATOMIC, Costs, Variant
+from .views import tables
 
 #: In seconds: nothing added, one rack, one region, two.
 DELAYS = (0.0, 0.0002, 0.0005, 0.001)
-FIRST_EXECUTIONS = (
-    Variant("bare view, own `atomic()`", views.BareAtomicView),
-    BASELINE,
-    PACKAGE,
-    Variant("this package, view has its own `atomic()`", views.PackageAtomicView),
-)
+FIRST_EXECUTIONS = (BARE_ATOMIC, BASELINE, PACKAGE, PACKAGE_ATOMIC)
 REPLAYS = (BASELINE, PACKAGE)
 
 
@@ -49,36 +44,18 @@ def delaying_proxy() -> Iterator[Proxy]:
 
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
     """Measure every variant ``operations`` times at each delay, in blocks in random order."""
-    lots = random.Random(seed)
-    first = {(variant, delay): Cost() for variant in FIRST_EXECUTIONS for delay in DELAYS}
-    replayed = {(variant, delay): Cost() for variant in REPLAYS for delay in DELAYS}
+    lots, rounds = random.Random(seed), max(1, operations // BLOCK)
     trips = {delay: list[float]() for delay in DELAYS}
-    rounds = max(1, operations // BLOCK)
     with tables(), delaying_proxy() as proxy:
-        caller = Caller(account())
-        keys = {variant: [caller.new_key() for _ in range(BLOCK + 1)] for variant in REPLAYS}
-        for variant in FIRST_EXECUTIONS * 2:  # imports, caches, and prepared statements
-            for key in keys.get(variant, [caller.new_key()]):
-                caller.calling(variant, key)()
-        for number in range(rounds):
-            progress(f"latency, round {number + 1} of {rounds}")
-            for delay in lots.sample(DELAYS, len(DELAYS)):
-                proxy.delay = delay
-                trips[delay].append(_one_round_trip())
-                for variant in lots.sample(FIRST_EXECUTIONS, len(FIRST_EXECUTIONS)):
-                    with effects(BLOCK + 1):
-                        measure_block(first[variant, delay], [caller.calling(variant) for _ in range(BLOCK + 1)])
-                for variant in lots.sample(REPLAYS, len(REPLAYS)):
-                    with effects(0):
-                        measure_block(replayed[variant, delay], [caller.calling(variant, key) for key in keys[variant]])
-        proxy.delay = 0.0
-        for variant in FIRST_EXECUTIONS:
-            first[variant, 0.0].round_trips = round_trips(caller.calling(variant))
-        for variant in REPLAYS:
-            replayed[variant, 0.0].round_trips = round_trips(caller.calling(variant, keys[variant][0]))
+        costs = {delay: Costs(FIRST_EXECUTIONS, REPLAYS) for delay in DELAYS}
+        costs[0.0].count_round_trips()
+        for delay, _ in turns("latency", DELAYS, rounds, lots, progress, warm_ups=0):
+            proxy.delay = delay
+            trips[delay].append(_one_round_trip())
+            costs[delay].measure(lots)
     return [
-        _table("First execution over a network", first, trips),
-        _table("Replay over a network", replayed, trips),
+        _table("First execution over a network", {delay: cost.first for delay, cost in costs.items()}, trips),
+        _table("Replay over a network", {delay: cost.replayed for delay, cost in costs.items()}, trips),
     ]
 
 
@@ -90,19 +67,20 @@ def _one_round_trip() -> float:
         return time.perf_counter() - start
 
 
-def _table(title: str, costs: dict[tuple[Variant, float], Cost], trips: dict[float, list[float]]) -> Table:
+def _table(title: str, costs: dict[float, dict[Variant, Cost]], trips: dict[float, list[float]]) -> Table:
     headings = [heading for delay in DELAYS for heading in (f"+{delay * 1e3:g} ms", "")]
     table = Table(
         title,
         ("", "round trips", *headings),
         note="Medians. × is relative to the row `hand-written`. The last row is one round trip through the proxy.",
     )
-    for variant in dict.fromkeys(variant for variant, _ in costs):
+    for variant, without_delay in costs[0.0].items():
         cells = []
-        for delay in DELAYS:
-            cost, base = costs[variant, delay], costs[BASELINE, delay]
-            cells += [milliseconds(cost.median), times(relative(cost.block_seconds, base.block_seconds))]
-        table.add(variant.name, count(costs[variant, 0.0].round_trips), *cells)
+        for cost in costs.values():
+            base = cost[BASELINE].block_seconds
+            cells.append(milliseconds(statistics.median(cost[variant].seconds)))
+            cells.append(times(relative(cost[variant].block_seconds, base)))
+        table.add(variant.name, count(without_delay.round_trips), *cells)
     one = [cell for delay in DELAYS for cell in (milliseconds(statistics.median(trips[delay])), "")]
     table.add("`SELECT 1`", "1", *one)
     return table

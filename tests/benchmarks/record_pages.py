@@ -15,7 +15,7 @@ from typing import Any
 from django.db import connection
 
 from . import views
-from .instruments import preparing
+from .instruments import log_position, preparing
 from .report import Table, bytes_of
 
 FILLFACTORS = (100, 85, 70, 50)
@@ -26,17 +26,8 @@ TABLE = "benchmark_pages"
 
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
     operations *= 5  # or a page more or less, and what the log starts with, would show in the figures
-    table = Table(
-        "Fillfactor of the record's table",
-        (
-            "fillfactor",
-            "claims in flight",
-            "HOT updates",
-            "WAL, a record",
-            "heap, a record",
-            "indexes, a record",
-        ),
-    )
+    sizes = (f"{what}, a record" for what in ("WAL", "heap", "indexes"))
+    table = Table("Fillfactor of the record's table", ("fillfactor", "claims in flight", "HOT updates", *sizes))
     for fillfactor in FILLFACTORS:
         for in_flight in IN_FLIGHT:
             progress(f"pages, fillfactor {fillfactor}, {in_flight} in flight")
@@ -47,14 +38,8 @@ def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list
                     hot, heap, indexes = _pages(cursor)
                 finally:
                     cursor.execute(f"DROP TABLE {TABLE}")
-            table.add(
-                str(fillfactor),
-                str(in_flight),
-                f"{hot / operations:.0%}",
-                bytes_of(wal / operations),
-                bytes_of(heap / operations),
-                bytes_of(indexes / operations),
-            )
+            parts = (bytes_of(size / operations) for size in (wal, heap, indexes))
+            table.add(str(fillfactor), str(in_flight), f"{hot / operations:.0%}", *parts)
     return [table]
 
 
@@ -73,22 +58,17 @@ def _fill(operations: int, in_flight: int) -> int:
     claimed: deque[int] = deque()
     with preparing() as cursor:
         cursor.execute("SET synchronous_commit = off")
-        before = _log_position(cursor)
+        before = log_position(cursor)
         for _ in range(operations):
-            cursor.execute(insert, ("1", str(uuid.uuid4()), "0" * 64))
+            cursor.execute(insert, ("1", str(uuid.uuid4()), views.DIGEST))
             claimed.append(cursor.fetchone()[0])
             if len(claimed) == in_flight:
                 cursor.execute(complete, (BODY, claimed.popleft()))
         while claimed:
             cursor.execute(complete, (BODY, claimed.popleft()))
-        written = _log_position(cursor) - before
+        written = log_position(cursor) - before
         cursor.execute("RESET synchronous_commit")
     return written
-
-
-def _log_position(cursor: Any) -> int:
-    cursor.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')")
-    return int(cursor.fetchone()[0])
 
 
 def _pages(cursor: Any) -> tuple[int, int, int]:

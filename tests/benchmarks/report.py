@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.harness.world import markdown
+
 
 class Table:
     """A title, a row of headings and rows of cells. ``note`` says how to read it."""
@@ -16,19 +18,8 @@ class Table:
         self.rows.append(cells)
 
     def __str__(self) -> str:
-        lines = [self.headings, *self.rows]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
-
-        def written(cells: tuple[str, ...]) -> str:
-            first, *others = (cells[column] for column in range(len(widths)))
-            padded = [first.ljust(widths[0])] + [
-                cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)
-            ]
-            return "| " + " | ".join(padded) + " |"
-
-        rule = "| " + "-" * widths[0] + " | " + " | ".join("-" * (width - 1) + ":" for width in widths[1:]) + " |"
-        text = [f"### {self.title}", "", written(self.headings), rule, *(written(row) for row in self.rows)]
-        return "\n".join([*text, "", self.note] if self.note else text)
+        text = f"### {self.title}\n\n{markdown(self.headings, self.rows)}"
+        return f"{text}\n\n{self.note}" if self.note else text
 
 
 def milliseconds(seconds: float) -> str:

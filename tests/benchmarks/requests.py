@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import random
+import statistics
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db import connection
 from rest_framework.test import APIRequestFactory, force_authenticate
 
 from testproject.models import Transfer
 
 from . import views
-from .instruments import Cost, measure_block, relative, round_trips
+from .instruments import Cost, measure_block, p95, relative, round_trips
 from .report import Table, bytes_of, count, microseconds, milliseconds, times
 
 BODY = {"recipient": "acct_1", "amount": 1250, "label": "benchmark"}
@@ -32,51 +32,66 @@ class Variant:
 
 BASELINE = Variant("hand-written", views.HandwrittenView)
 PACKAGE = Variant("**this package**", views.PackageView)
+BARE_ATOMIC = Variant("bare view, own `atomic()`", views.BareAtomicView)
+PACKAGE_ATOMIC = Variant("this package, view has its own `atomic()`", views.PackageAtomicView)
+ATOMIC = Variant("hand-written, claim in `atomic()`", views.HandwrittenAtomicView)
+ONE_STATEMENT = Variant("hand-written, claim and read in one statement", views.HandwrittenOneStatementView)
 FIRST_EXECUTIONS = (
     Variant("bare view, autocommit", views.BareView),
-    Variant("bare view, own `atomic()`", views.BareAtomicView),
+    BARE_ATOMIC,
     BASELINE,
     Variant("hand-written, claim waits for the disk", views.HandwrittenDurableView),
-    Variant("hand-written, claim in `atomic()`", views.HandwrittenAtomicView),
-    Variant("hand-written, claim and read in one statement", views.HandwrittenOneStatementView),
+    ATOMIC,
+    ONE_STATEMENT,
     PACKAGE,
     Variant("this package, claim waits for the disk", views.PackageDurableView),
-    Variant("this package, view has its own `atomic()`", views.PackageAtomicView),
+    PACKAGE_ATOMIC,
 )
-REPLAYS = (
-    BASELINE,
-    Variant("hand-written, claim in `atomic()`", views.HandwrittenAtomicView),
-    Variant("hand-written, claim and read in one statement", views.HandwrittenOneStatementView),
-    PACKAGE,
-)
+REPLAYS = (BASELINE, ATOMIC, ONE_STATEMENT, PACKAGE)
 
 
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
     """Measure every variant ``operations`` times, in blocks in random order, so that noise hits all alike."""
-    lots = random.Random(seed)
-    with tables():
-        caller = Caller(account())
-        first = {variant: Cost() for variant in FIRST_EXECUTIONS}
-        replayed = {variant: Cost() for variant in REPLAYS}
-        rounds = max(1, operations // BLOCK)
-        for variant in FIRST_EXECUTIONS:  # imports, caches of the framework, and of the server for its statements
-            for _ in range(BLOCK):
-                caller.calling(variant)()
-            first[variant].round_trips = round_trips(caller.calling(variant))
-        keys = {variant: [caller.new_key() for _ in range(BLOCK + 1)] for variant in REPLAYS}
-        for variant in REPLAYS:
-            for key in keys[variant] * 2:  # the first execution, and one replay to warm up
-                caller.calling(variant, key)()
-            replayed[variant].round_trips = round_trips(caller.calling(variant, keys[variant][0]))
+    lots, rounds = random.Random(seed), max(1, operations // BLOCK)
+    with views.tables():
+        costs = Costs(FIRST_EXECUTIONS, REPLAYS)
+        costs.count_round_trips()
         for number in range(rounds):
             progress(f"requests, round {number + 1} of {rounds}")
-            for variant in lots.sample(FIRST_EXECUTIONS, len(FIRST_EXECUTIONS)):
-                with effects(BLOCK + 1):
-                    measure_block(first[variant], [caller.calling(variant) for _ in range(BLOCK + 1)])
-            for variant in lots.sample(REPLAYS, len(REPLAYS)):
-                with effects(0):
-                    measure_block(replayed[variant], [caller.calling(variant, key) for key in keys[variant]])
-    return [_table("First execution", first), _table("Replay", replayed)]
+            costs.measure(lots)
+    return [_table("First execution", costs.first), _table("Replay", costs.replayed)]
+
+
+class Costs:
+    """What first executions and replays of some variants cost."""
+
+    def __init__(self, first: Sequence[Variant], replayed: Sequence[Variant]) -> None:
+        self.first = {variant: Cost() for variant in first}
+        self.replayed = {variant: Cost() for variant in replayed}
+        self._caller = Caller(account())
+        self._keys = {variant: [Caller.new_key() for _ in range(BLOCK + 1)] for variant in replayed}
+        for variant in first:  # imports, caches of the framework, and of the server for its statements
+            for _ in range(BLOCK):
+                self._caller.calling(variant)()
+        for variant, keys in self._keys.items():
+            for key in keys * 2:  # the first execution, and one replay to warm up
+                self._caller.calling(variant, key)()
+
+    def count_round_trips(self) -> None:
+        for variant, cost in self.first.items():
+            cost.round_trips = round_trips(self._caller.calling(variant))
+        for variant, cost in self.replayed.items():
+            cost.round_trips = round_trips(self._caller.calling(variant, self._keys[variant][0]))
+
+    def measure(self, lots: random.Random) -> None:
+        """A block of each variant."""
+        for variant in lots.sample(list(self.first), len(self.first)):
+            with effects(BLOCK + 1):
+                measure_block(self.first[variant], [self._caller.calling(variant) for _ in range(BLOCK + 1)])
+        for variant in lots.sample(list(self.replayed), len(self.replayed)):
+            with effects(0):
+                calls = [self._caller.calling(variant, key) for key in self._keys[variant]]
+                measure_block(self.replayed[variant], calls)
 
 
 def account() -> User:
@@ -121,18 +136,6 @@ class Caller:
 
 
 @contextmanager
-def tables() -> Iterator[None]:
-    with connection.cursor() as cursor:
-        cursor.execute(views.DROP_TABLE)
-        cursor.execute(views.CREATE_TABLE)
-    try:
-        yield
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute(views.DROP_TABLE)
-
-
-@contextmanager
 def effects(expected: int) -> Iterator[None]:
     """Whatever is fast must be right as well."""
     before = Transfer.objects.count()
@@ -143,23 +146,25 @@ def effects(expected: int) -> Iterator[None]:
 
 def _table(title: str, costs: dict[Variant, Cost]) -> Table:
     base = costs[BASELINE]
+    base_wal = statistics.median(base.block_wal)
     table = Table(
         title,
         ("", "median", "p95", "wall", "CPU client", "CPU server", "CPU", "WAL", "WAL", "fsyncs", "round trips"),
         note="The columns with × are relative to the row `hand-written`; CPU × is of client and server together.",
     )
     for variant, cost in costs.items():
+        wal = statistics.median(cost.block_wal)
         table.add(
             variant.name,
-            milliseconds(cost.median),
-            milliseconds(cost.p95),
+            milliseconds(statistics.median(cost.seconds)),
+            milliseconds(p95(cost.seconds)),
             times(relative(cost.block_seconds, base.block_seconds)),
-            microseconds(cost.client),
-            microseconds(cost.server),
+            microseconds(statistics.median(cost.client_cpu)),
+            microseconds(statistics.median(cost.block_server_cpu) if cost.block_server_cpu else None),
             times(relative(cost.block_cpu, base.block_cpu)),
-            bytes_of(cost.wal),
-            times(cost.wal / base.wal if base.wal else None),
-            f"{cost.fsyncs_each:.2f}",
+            bytes_of(wal),
+            times(wal / base_wal if base_wal else None),
+            f"{cost.fsyncs / len(cost.seconds):.2f}",
             count(cost.round_trips),
         )
     return table

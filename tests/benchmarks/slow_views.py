@@ -8,16 +8,18 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from .instruments import p95, turns
 from .report import Table, milliseconds
 from .requests import Caller, account, effects
 from .service.serving import Client, cpu_seconds, serving, sessions
-from .storm import p95
 
 #: How many clients, and for how many seconds a view waits. The first load asks for more than one process can do, the
 #: second for less.
@@ -25,6 +27,7 @@ LOADS = ((200, 0.5), (100, 2.0))
 #: How many connections the server's pool may open: few, or one for each request.
 POOLS = (20, 200)
 LOOK_EVERY = 0.05  # seconds
+SEEN = ("threads", "connections", "in transaction")
 VARIANTS = {
     "bare view": "/slow/bare/",
     "bare view, queries before it waits": "/slow/bare/query-first/",
@@ -36,14 +39,12 @@ VARIANTS = {
 
 @dataclass
 class Load:
-    """What one variant needed with one size of the pool. Threads and what follows are the most that was seen."""
+    """What one variant needed with one size of the pool."""
 
     latencies: list[float] = field(default_factory=list)  # seconds
     rates: list[float] = field(default_factory=list)  # requests per second, one entry a round
     cpu: float = 0.0  # seconds of the server, for all of them
-    threads: int = 0
-    connections: int = 0
-    in_transaction: int = 0
+    most: Counter[str] = field(default_factory=Counter)  # that was seen at once
 
 
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
@@ -54,27 +55,22 @@ def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list
         loads = {(pool, path): Load() for pool in POOLS for path in VARIANTS.values()}
         for pool in POOLS:
             with serving("uvicorn", BENCHMARK_POOL=str(pool), BENCHMARK_SLOW_SECONDS=str(seconds)) as (place, process):
-                rounds = max(1, operations // 200)
-                for number in range(rounds):
-                    for path in lots.sample(list(VARIANTS.values()), len(VARIANTS)):
-                        progress(f"slow views, {clients} clients, {pool} connections, round {number + 1} of {rounds}")
-                        ask = partial(_ask, place, f"Account {user.pk}", path)
-                        ask()  # warms up
-                        with effects(clients):
-                            _measure(loads[pool, path], [ask] * clients, process)
+                what, rounds = f"slow views, {clients} clients, {pool} connections", max(1, operations // 200)
+                for path, _ in turns(what, VARIANTS.values(), rounds, lots, progress, warm_ups=0):
+                    ask = partial(_ask, place, f"Account {user.pk}", path)
+                    ask()  # warms up
+                    with effects(clients):
+                        _measure(loads[pool, path], [ask] * clients, process)
         tables.append(_table(f"{clients} clients of views that wait for {seconds:g} s", loads))
     return tables
 
 
 def _ask(place: Path, authorization: str, path: str) -> float:
     """The seconds that a request took."""
-    client = Client(place, authorization)
-    try:
+    with closing(Client(place, authorization)) as client:
         start = time.perf_counter()
         client.post(path, Caller.new_key(), "{}")
         return time.perf_counter() - start
-    finally:
-        client.close()
 
 
 def _measure(load: Load, requests: list[Callable[[], float]], process: int) -> None:
@@ -82,9 +78,9 @@ def _measure(load: Load, requests: list[Callable[[], float]], process: int) -> N
     with ThreadPoolExecutor(len(requests)) as pool:
         futures = [pool.submit(request) for request in requests]
         while wait(futures, LOOK_EVERY).not_done:
-            load.threads = max(load.threads, len(list(Path("/proc", str(process), "task").iterdir())))
-            load.connections = max(load.connections, sessions())
-            load.in_transaction = max(load.in_transaction, sessions("idle in transaction"))
+            threads = len(list(Path("/proc", str(process), "task").iterdir()))
+            # The union of two counters has the higher count of each.
+            load.most |= dict(zip(SEEN, (threads, sessions(), sessions("idle in transaction")), strict=True))
     load.latencies += [future.result() for future in futures]
     load.rates.append(len(futures) / (time.perf_counter() - start))
     load.cpu += cpu_seconds(process) - cpu
@@ -93,17 +89,7 @@ def _measure(load: Load, requests: list[Callable[[], float]], process: int) -> N
 def _table(title: str, loads: dict[tuple[int, str], Load]) -> Table:
     table = Table(
         title,
-        (
-            "",
-            "connections allowed",
-            "requests per second",
-            "p50",
-            "p95",
-            "CPU",
-            "threads",
-            "connections",
-            "in transaction",
-        ),
+        ("", "connections allowed", "requests per second", "p50", "p95", "CPU", *SEEN),
         note="Threads and connections are the most that were seen at once; in transaction: idle in one.",
     )
     names = {path: name for name, path in VARIANTS.items()}
@@ -115,8 +101,6 @@ def _table(title: str, loads: dict[tuple[int, str], Load]) -> Table:
             milliseconds(statistics.median(load.latencies)),
             milliseconds(p95(load.latencies)),
             milliseconds(load.cpu / len(load.latencies)),
-            str(load.threads),
-            str(load.connections),
-            str(load.in_transaction),
+            *(str(load.most[name]) for name in SEEN),
         )
     return table

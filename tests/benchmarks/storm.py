@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
+from tests.concurrency.racing import held
+
 from . import views
-from .crowd import GATE, Crowd, Gate, Gated, first_execution
-from .instruments import relative
+from .crowd import GATE, Crowd, Gate, Gated
+from .instruments import p95, relative, turns
 from .report import Table, milliseconds, times
-from .requests import Caller, Variant, account, effects, tables
+from .requests import Caller, Variant, account, effects
+from .views import tables
 
 DUPLICATES = 50
 
@@ -53,10 +56,6 @@ class Answers:
         self.p95s.append(p95(storm))
 
 
-def p95(seconds: list[float]) -> float:
-    return sorted(seconds)[int(len(seconds) * 0.95)]
-
-
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
     """Let ``operations`` duplicates of each variant run, in storms in random order."""
     lots = random.Random(seed)
@@ -66,21 +65,20 @@ def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list
     rounds = max(1, operations // duplicates)
     with tables(), Crowd(duplicates) as crowd:
         caller = Caller(account())
-        for number in range(-1, rounds):  # the first one warms up
-            progress(f"storm, round {number + 1} of {rounds}")
-            for variant in lots.sample(VARIANTS, len(VARIANTS)):
-                with effects(1):
-                    while_it_runs, afterwards = _storm(crowd, caller, variant)
-                if number >= 0:
-                    refused[variant].add(while_it_runs)
-                    replayed[variant].add(afterwards)
+        for variant, counts in turns("storm", VARIANTS, rounds, lots, progress):
+            with effects(1):
+                while_it_runs, afterwards = _storm(crowd, caller, variant)
+            if counts:
+                refused[variant].add(while_it_runs)
+                replayed[variant].add(afterwards)
     return [_table(f"{duplicates} duplicates at once", refused, replayed)]
 
 
 def _storm(crowd: Crowd, caller: Caller, variant: Variant) -> tuple[list[float], list[float]]:
     gate, key = Gate(), caller.new_key()
-    with first_execution(crowd, caller.asking(variant, key, **{GATE: gate}), gate):
+    with held(caller.asking(variant, key, **{GATE: gate}), gate) as first:
         refused = _answers(crowd, caller, variant, key, status=409)
+    assert first.result() == 201
     return refused, _answers(crowd, caller, variant, key, status=201)
 
 

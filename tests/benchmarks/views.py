@@ -7,6 +7,8 @@ body, one claim, one completing update, a release on failure; no policy, no leas
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from django.db import connection, transaction
@@ -58,6 +60,30 @@ SET status = 'completed', completed_at = now(), lease_expires_at = NULL, respons
 WHERE id = %s
 """
 RELEASE = "DELETE FROM handwritten_record WHERE id = %s"
+#: In place of a request's, where only statements are compared.
+DIGEST = "0" * 64
+
+
+@contextmanager
+def tables() -> Iterator[None]:
+    """The hand-written views' table, during the block."""
+    execute(DROP_TABLE)
+    execute(CREATE_TABLE)
+    try:
+        yield
+    finally:
+        execute(DROP_TABLE)
+
+
+def execute(statement: str, *parameters: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters or None)
+
+
+def read(scope: tuple[str, str]) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(READ, scope)
+        return cursor.fetchone()
 
 
 class TransferSerializer(serializers.ModelSerializer[Any]):
@@ -112,20 +138,15 @@ class HandwrittenView(BareView):
         with connection.cursor() as cursor:
             cursor.execute(self.insert, (*scope, digest))
             won = cursor.fetchone()
-            if won is not None:
-                return won[0], None
-            cursor.execute(READ, scope)
-            return None, cursor.fetchone()
+        return (None, read(scope)) if won is None else (won[0], None)
 
     def run(self, request: Request, claimed: int) -> HttpResponse:
         try:
             with transaction.atomic():
                 body = JSONRenderer().render(self.work(request))
-                with connection.cursor() as cursor:
-                    cursor.execute(self.complete, (body.decode(), claimed))
+                execute(self.complete, body.decode(), claimed)
         except Exception:  # raised on: whatever it was, a careful author frees the claim first
-            with connection.cursor() as cursor:
-                cursor.execute(RELEASE, (claimed,))
+            execute(RELEASE, claimed)
             raise
         return HttpResponse(body, status=201, content_type="application/json")
 
@@ -151,11 +172,7 @@ class HandwrittenAtomicView(HandwrittenView):
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(self.insert, (*scope, digest))
             won = cursor.fetchone()
-        if won is not None:
-            return won[0], None
-        with connection.cursor() as cursor:
-            cursor.execute(READ, scope)
-            return None, cursor.fetchone()
+        return (None, read(scope)) if won is None else (won[0], None)
 
 
 class HandwrittenOneStatementView(HandwrittenView):

@@ -18,13 +18,14 @@ from django.db import connection
 from idempotency.operation import Operation
 from idempotency.options.values import Wait
 from idempotency.protocol.execution import FIRST_POLL, SLOWEST_POLL
+from tests.concurrency.racing import PATIENCE, held
 
 from . import views
-from .crowd import GATE, PATIENCE, Crowd, Gate, Gated, first_execution
-from .instruments import NANOSECONDS, relative, round_trips, server_cpu
+from .crowd import GATE, Crowd, Gate, Gated
+from .instruments import NANOSECONDS, p95, relative, round_trips, server_cpu, turns
 from .report import Table, count, microseconds, milliseconds, times
-from .requests import Caller, Variant, account, effects, tables
-from .storm import p95
+from .requests import Caller, Variant, account, effects
+from .views import execute, read, tables
 
 DUPLICATES = 10
 #: How long the first execution takes. Each time it takes up to a third more or less, because polls have a rhythm.
@@ -32,7 +33,6 @@ HANDLER_SECONDS = (0.03, 0.1, 0.3, 1.0)
 
 WRITERS = 16
 WRITE_ROUNDS = 5
-DIGEST = "0" * 64
 
 
 class WaitingView(Gated, views.HandwrittenView):
@@ -48,7 +48,7 @@ class WaitingView(Gated, views.HandwrittenView):
         pause = FIRST_POLL
         while True:
             time.sleep(pause)  # the pause between two looks is what this view shows
-            yield _read(scope)
+            yield read(scope)
             pause = min(2 * pause, SLOWEST_POLL)
 
 
@@ -60,22 +60,22 @@ class LockingView(WaitingView):
 
     LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))"
     AWAIT = f"""
-    SELECT set_config('lock_timeout', '{PATIENCE:.0f}s', true), pg_advisory_xact_lock_shared(hashtextextended(%s, 0))
+    SELECT set_config('lock_timeout', '{PATIENCE}s', true), pg_advisory_xact_lock_shared(hashtextextended(%s, 0))
     """
 
     def work(self, request: Any) -> Any:
         key = request.META["HTTP_IDEMPOTENCY_KEY"]
         if connection.settings_dict["OPTIONS"].get("server_side_binding"):
-            _execute(self.LOCK, key)
+            execute(self.LOCK, key)
         else:
             connection.connection.autocommit = True  # or psycopg would send its own BEGIN before
-            _execute(f"BEGIN; {self.LOCK}", key)
+            execute(f"BEGIN; {self.LOCK}", key)
         return super().work(request)
 
     def looks(self, scope: tuple[str, str]) -> Iterator[Any]:
         while True:
-            _execute(self.AWAIT, scope[1])
-            yield _read(scope)
+            execute(self.AWAIT, scope[1])
+            yield read(scope)
             time.sleep(FIRST_POLL)  # nothing reports that the first execution, which has its claim, has its lock
 
 
@@ -85,13 +85,13 @@ class NotifyingView(WaitingView):
     complete = f"{views.COMPLETE} RETURNING pg_notify('k' || idempotency_key, '')"
 
     def looks(self, scope: tuple[str, str]) -> Iterator[Any]:
-        _execute(f'LISTEN "k{scope[1]}"')
+        execute(f'LISTEN "k{scope[1]}"')
         try:
             while True:
-                yield _read(scope)  # at first as well, because the notification may have come before LISTEN
+                yield read(scope)  # at first as well, because the notification may have come before LISTEN
                 list(connection.connection.notifies(timeout=1, stop_after=1))
         finally:
-            _execute(f'UNLISTEN "k{scope[1]}"')
+            execute(f'UNLISTEN "k{scope[1]}"')
 
 
 class PackageView(Gated, views.PackageView):
@@ -128,19 +128,18 @@ def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list
             caller.calling(variant)()
         trips = {variant: round_trips(caller.calling(variant)) for variant in VARIANTS}
         with Crowd(duplicates) as crowd:
-            for number in range(rounds):
-                progress(f"waits, round {number + 1} of {rounds}")
-                for variant, seconds in lots.sample(list(costs), len(costs)):
-                    with effects(1):
-                        _wait(crowd, caller, variant, seconds * lots.uniform(2 / 3, 4 / 3), costs[variant, seconds])
-        return [_waits(f"{duplicates} duplicates wait", costs, trips), _notifications(operations)]
+            for (variant, seconds), _ in turns("waits", costs, rounds, lots, progress, warm_ups=0):
+                with effects(1):
+                    _wait(crowd, caller, variant, seconds * lots.uniform(2 / 3, 4 / 3), costs[variant, seconds])
+        return [_waits(f"{duplicates} duplicates wait", costs, trips), _notifications(operations, lots, progress)]
 
 
 def _wait(crowd: Crowd, caller: Caller, variant: Variant, seconds: float, costs: Waits) -> None:
     gate, key = Gate(), caller.new_key()
-    with first_execution(crowd, caller.asking(variant, key, **{GATE: gate}), gate):
+    with held(caller.asking(variant, key, **{GATE: gate}), gate) as first:
         _, futures = crowd.rush([partial(_measured, caller.calling(variant, key), costs) for _ in range(crowd.size)])
         time.sleep(seconds)  # the handler takes this long: it ends with the block
+    assert first.result() == 201
     # One whose claim came after the COMMIT had nothing to wait for.
     costs.delays += [future.result(PATIENCE) - gate.opened_at for future in futures]
 
@@ -169,17 +168,6 @@ def _is_completed(found: Any) -> bool:
     return bool(found[1] == "completed")
 
 
-def _read(scope: tuple[str, str]) -> Any:
-    with connection.cursor() as cursor:
-        cursor.execute(views.READ, scope)
-        return cursor.fetchone()
-
-
-def _execute(statement: str, *parameters: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, parameters or None)
-
-
 def _waits(title: str, costs: dict[tuple[Variant, float], Waits], trips: dict[Variant, int | None]) -> Table:
     table = Table(
         title,
@@ -201,19 +189,17 @@ def _waits(title: str, costs: dict[tuple[Variant, float], Waits], trips: dict[Va
     return table
 
 
-def _notifications(operations: int) -> Table:
+def _notifications(operations: int, lots: random.Random, progress: Callable[[str], None]) -> Table:
     """What NOTIFY costs those who write at once, though nobody listens."""
     each = max(1, operations // WRITERS)
     ways = {"completing update": views.COMPLETE, "completing update and `NOTIFY`": NotifyingView.complete}
     rates: dict[str, list[float]] = {name: [] for name in ways}
     with Crowd(WRITERS) as crowd:
-        for number in range(-1, WRITE_ROUNDS):  # the first one warms up
-            for name, statement in ways.items():
-                writers = [partial(_write, statement, _claimed(each)) for _ in range(WRITERS)]
-                started, futures = crowd.rush(writers)
-                ended = max(future.result(PATIENCE) for future in futures)
-                if number >= 0:
-                    rates[name].append(WRITERS * each / (ended - started))
+        for name, counts in turns("notifications", ways, WRITE_ROUNDS, lots, progress):
+            started, futures = crowd.rush([partial(_write, ways[name], _claimed(each)) for _ in range(WRITERS)])
+            ended = max(future.result(PATIENCE) for future in futures)
+            if counts:
+                rates[name].append(WRITERS * each / (ended - started))
     table = Table(
         f"{WRITERS} writers at once",
         ("", "COMMITs per second", ""),
@@ -230,7 +216,7 @@ def _claimed(number: int) -> list[int]:
     claimed = []
     with connection.cursor() as cursor:
         for _ in range(number):
-            cursor.execute(views.INSERT_WITHOUT_DISK, ("1", Caller.new_key(), DIGEST))
+            cursor.execute(views.INSERT_WITHOUT_DISK, ("1", Caller.new_key(), views.DIGEST))
             claimed.append(cursor.fetchone()[0])
     return claimed
 

@@ -12,6 +12,7 @@ from functools import partial
 from tests.crash.arena import Arena
 from tests.crash.cells import Verdict, run_cell
 from tests.crash.points import DECLARATIONS, FAULTS, POINTS, Cell, excluded
+from tests.harness.world import markdown
 
 #: Cells wait for leases, locks and frozen processes more than they compute.
 AT_ONCE = 12
@@ -49,11 +50,11 @@ class Matrix:
             at = (verdict.cell.point, verdict.cell.fault, verdict.cell.declaration)
             if marks.get(at) != "✗":
                 marks[at] = "✓" if verdict.passed else "✗"
-        lines = [f"| place | {' | '.join(FAULTS)} |", f"|---|{'---|' * len(FAULTS)}"]
-        for point, words in POINTS.items():
-            row = [" ".join(marks.get((point, fault, name), " ") for name in DECLARATIONS) for fault in FAULTS]
-            lines.append(f"| {words} | {' | '.join(row)} |")
-        return "\n".join(lines)
+        rows = [
+            [words, *(" ".join(marks.get((point, fault, name), " ") for name in DECLARATIONS) for fault in FAULTS)]
+            for point, words in POINTS.items()
+        ]
+        return markdown(["place", *FAULTS], rows)
 
     def reasons(self) -> str:
         lines = []

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from tests.delivery.stage import Stage
+from tests.harness.world import markdown
 
 ROUNDS = 3
 #: Messages that nobody measures: workers connect, and pools fork.
@@ -62,16 +63,13 @@ def _measure_once(stage: Stage, messages: int, outbox: bool, rates: Rates) -> No
 
 def table(measured: dict[str, dict[bool, Rates]]) -> str:
     """By broker, in Markdown: the median of the rounds, and in brackets the slowest and the fastest."""
-    lines = [
-        "| messages a second | ordinary | outbox and inbox | ratio |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for broker, rates in measured.items():
         for name, of in (("published", "published"), ("from transaction to effect", "through")):
             ordinary, protected = getattr(rates[False], of), getattr(rates[True], of)
             ratio = median(protected) / median(ordinary)
-            lines.append(f"| {broker}, {name} | {_range(ordinary)} | {_range(protected)} | {ratio:.2f} |")
-    return "\n".join(lines)
+            rows.append([f"{broker}, {name}", _range(ordinary), _range(protected), f"{ratio:.2f}"])
+    return markdown(["messages a second", "ordinary", "outbox and inbox", "ratio"], rows)
 
 
 def _range(values: list[float]) -> str:

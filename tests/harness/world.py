@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +121,10 @@ def say(*words: object) -> None:
     sys.stdout.flush()
 
 
-def markdown(heads: list[str], rows: list[list[object]]) -> str:
-    """A table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+def markdown(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A table whose columns can be read as they stand: the first one's cells on the left, the others' on the right."""
+    lines = [[str(cell) for cell in line] for line in (heads, *rows)]
+    first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
+    rule = ["-" * first, *("-" * (width - 1) + ":" for width in others)]
+    padded = [[line[0].ljust(first), *map(str.rjust, line[1:], others)] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))
