@@ -6,13 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
-from urllib.parse import urlsplit
-
-import django
-from django.db import connection
-
-from testproject.embedded import embedded_postgres
-from tests.harness.world import migrate, own_database
 
 # A checkpoint makes the next change of every page write the whole page to the log, and an autovacuum takes a core.
 # Neither belongs to any one of the variants that are compared, so both are kept out of the minutes of a run.
@@ -36,13 +29,26 @@ def scratch_database(options: Mapping[str, Any]) -> Iterator[None]:
     ``options`` are added to the connection's ``OPTIONS``. The server is that of ``DATABASE_URL``, where the account
     must be allowed to create a database; without it, an embedded one.
     """
+    from testproject.embedded import embedded_postgres
+
     url = os.environ.get("DATABASE_URL")
-    if url and urlsplit(url).scheme == "sqlite":
-        raise SystemExit("The benchmarks compare statements of PostgreSQL; DATABASE_URL names another database.")
-    with nullcontext(url) if url else embedded_postgres(PARAMETERS) as server, own_database(server) as own:
-        migrate(own)
-        os.environ["DATABASE_URL"] = own
+    with nullcontext(url) if url else embedded_postgres(PARAMETERS) as server:
+        os.environ["DATABASE_URL"] = server
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+
+        import django
+
         django.setup()
+
+        from django.db import connection
+
+        if connection.vendor != "postgresql":
+            raise SystemExit("The benchmarks compare statements of PostgreSQL; DATABASE_URL names another database.")
+        original = connection.settings_dict["NAME"]
         connection.settings_dict["OPTIONS"].update(options)
-        yield
+        connection.creation.create_test_db(verbosity=0, autoclobber=True)
+        try:
+            yield
+        finally:
+            connection.creation.destroy_test_db(original, verbosity=0)
+            connection.close()

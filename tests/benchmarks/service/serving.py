@@ -10,22 +10,16 @@ from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import quote, urlsplit
 
 from django.db import connection
 
 from testproject.harness.processes import Daemon, answers, short_directory, wait_until
+from tests.database import processes
+from tests.harness.zygote import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = {
-    "gunicorn": (
-        "--config",
-        "python:tests.benchmarks.service.gunicorn_settings",
-        "testproject.wsgi",
-        "--bind",
-        "unix:{}",
-    ),
-    "uvicorn": ("--log-level", "warning", "testproject.asgi:application", "--uds", "{}"),
+    "gunicorn": "--config python:tests.benchmarks.service.gunicorn_settings testproject.wsgi --bind unix:{}",
+    "uvicorn": "--log-level warning testproject.asgi:application --uds {}",
 }
 QUESTION = b"GET /health/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 #: What libpq calls the server's connections.
@@ -44,9 +38,8 @@ def serving(server: str, **environment: str) -> Iterator[tuple[Path, int]]:
         raise SystemExit(f"This experiment needs {server}. Install it with\n    python -m pip install gunicorn uvicorn")
     with short_directory("serving-") as directory:
         place = directory / "http"
-        command = [argument.format(place) for argument in COMMANDS[server]]
         variables = {
-            "DATABASE_URL": _url(),
+            "DATABASE_URL": processes.environment()["DATABASE_URL"],
             "DJANGO_SETTINGS_MODULE": "tests.benchmarks.service.settings",
             "PGAPPNAME": APPLICATION_NAME,
             "PYTHONPATH": str(ROOT),
@@ -54,7 +47,7 @@ def serving(server: str, **environment: str) -> Iterator[tuple[Path, int]]:
         }
         daemon = Daemon(
             server,
-            [sys.executable, "-m", server, *command],
+            [sys.executable, "-m", server, *COMMANDS[server].format(place).split()],
             directory,
             environment=variables,
             is_ready=lambda: answers(place, QUESTION, b"HTTP/1.1 200"),
@@ -83,12 +76,6 @@ def cpu_seconds(process: int) -> float:
             if int(fields[3]) == process:  # the session, which the server leads
                 ticks += int(fields[11]) + int(fields[12])  # in user mode and in the kernel
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _url() -> str:
-    """The URL of the database that this process uses: a scratch database, or that of the tests."""
-    name = quote(str(connection.settings_dict["NAME"]), safe="")
-    return urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{name}").geturl()
 
 
 class Client:
