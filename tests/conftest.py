@@ -10,6 +10,8 @@ import pytest
 from django.db import connection, connections, transaction
 from django.test import TransactionTestCase
 
+from testproject.provider import Provider, running_providers
+
 # How long an example takes says more of the machine and its neighbours than of the code.
 hypothesis.settings.register_profile(
     "tests", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -82,6 +84,13 @@ def _tables(using: str, database: str) -> list[str]:
     """The quoted names of the tables that tests write to. Migrations make them, so they stay the same for a session."""
     present = connections[using].introspection.django_table_names(only_existing=True)
     return [connections[using].ops.quote_name(table) for table in sorted(set(present) - FILLED_BY_MIGRATE)]
+
+
+@pytest.fixture(scope="session")
+def providers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, Provider]]:
+    """One that deduplicates by key (True), and one that pays for each call. A test looks at its own keys or labels."""
+    with running_providers(tmp_path_factory.mktemp("providers")) as running:
+        yield running
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marks

@@ -35,63 +35,19 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 ORDER = {"amount": 1234, "label": "order-1"}
 
 
-class Buyer(Caller):
-    def order(self, path: str = "/orders/", key: str = "k", **changes: Any) -> Any:
-        return self.post(path, {**ORDER, **changes}, key=key)
-
-
-@pytest.fixture
-def buyer(transactional_db: None) -> Buyer:
-    return Buyer(UserFactory())
-
-
-def published() -> list[tuple[str, Any]]:
-    assert set(OutboxMessage.objects.values_list("status", flat=True)) <= {MessageStatus.PENDING}
-    messages = OutboxMessage.objects.order_by("pk").values_list("topic", "payload")
-    return [(topic.rpartition(".")[2], json.loads(payload)) for topic, payload in messages]
-
-
-def test_an_order_is_charged_and_leads_to_two_messages(buyer: Buyer) -> None:
-    answer = buyer.order()
-    charge = Charge.objects.get()
-    assert (answer.status_code, answer.json()) == (201, {"id": charge.pk, **ORDER})
-    assert published() == [("send_receipt", ORDER), ("pay_fee", {**ORDER, "amount": 12})]
-    trace = IdempotencyRecord.objects.get().scope.trace
-    assert {message.idempotency_key.partition(".")[0] for message in OutboxMessage.objects.all()} == {trace}
-
-
-def test_however_often_it_is_sent_there_is_one_of_each(buyer: Buyer) -> None:
-    answers = [*race([buyer.order] * 6), buyer.order()]
-    assert {answer.status_code for answer in answers} <= {201, 409}
-    assert answers[-1]["Idempotency-Replayed"] == "true"
-    assert (Charge.objects.count(), len(published())) == (1, 2)
-
-
-def test_a_declined_order_leaves_nothing_and_is_replayed_as_that(buyer: Buyer) -> None:
-    first, second = buyer.order(source="declined"), buyer.order(source="declined")
-    assert (first.status_code, second.status_code, second["Idempotency-Replayed"]) == (402, 402, "true")
-    assert first.content == second.content
-    assert (Charge.objects.count(), published()) == (0, [])
-
-
-def test_a_fee_is_never_nothing() -> None:
-    assert [fee_of({"amount": amount, "label": ""})["amount"] for amount in (1, 99, 100, 250)] == [1, 1, 1, 2]
-
-
-def test_without_a_broker_the_control_takes_no_orders(buyer: Buyer) -> None:
-    assert buyer.order("/unprotected/orders/").status_code == 500
-    assert UnprotectedCharge.objects.count() == 0
-
-
-# Exports: duplicates attach to the job, and only its owner sees it
-
-
 #: Nobody listens on it.
 NO_BROKER = "amqp://guest:guest@127.0.0.1:1//"
 
 
-class Exporter(Caller):
-    """An account that wants its charges exported."""
+class Customer(Caller):
+    """An account that orders, and wants its charges exported."""
+
+    def __init__(self, *amounts: int) -> None:
+        super().__init__(UserFactory())
+        self.charge(*amounts)
+
+    def order(self, path: str = "/orders/", key: str = "k", **changes: Any) -> Any:
+        return self.post(path, {**ORDER, **changes}, key=key)
 
     def charge(self, *amounts: int) -> None:
         Charge.objects.bulk_create(Charge(account=self.user, amount=amount, currency="usd") for amount in amounts)
@@ -108,17 +64,59 @@ def _no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def alice(transactional_db: None) -> Exporter:
-    exporter = Exporter(UserFactory())
-    exporter.charge(700, 42)
-    return exporter
+def buyer(transactional_db: None) -> Customer:
+    return Customer()
 
 
 @pytest.fixture
-def bob(transactional_db: None) -> Exporter:
-    exporter = Exporter(UserFactory())
-    exporter.charge(5)
-    return exporter
+def alice(transactional_db: None) -> Customer:
+    return Customer(700, 42)
+
+
+@pytest.fixture
+def bob(transactional_db: None) -> Customer:
+    return Customer(5)
+
+
+def published() -> list[tuple[str, Any]]:
+    assert set(OutboxMessage.objects.values_list("status", flat=True)) <= {MessageStatus.PENDING}
+    messages = OutboxMessage.objects.order_by("pk").values_list("topic", "payload")
+    return [(topic.rpartition(".")[2], json.loads(payload)) for topic, payload in messages]
+
+
+def test_an_order_is_charged_and_leads_to_two_messages(buyer: Customer) -> None:
+    answer = buyer.order()
+    charge = Charge.objects.get()
+    assert (answer.status_code, answer.json()) == (201, {"id": charge.pk, **ORDER})
+    assert published() == [("send_receipt", ORDER), ("pay_fee", {**ORDER, "amount": 12})]
+    trace = IdempotencyRecord.objects.get().scope.trace
+    assert {message.idempotency_key.partition(".")[0] for message in OutboxMessage.objects.all()} == {trace}
+
+
+def test_however_often_it_is_sent_there_is_one_of_each(buyer: Customer) -> None:
+    answers = [*race([buyer.order] * 6), buyer.order()]
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    assert answers[-1]["Idempotency-Replayed"] == "true"
+    assert (Charge.objects.count(), len(published())) == (1, 2)
+
+
+def test_a_declined_order_leaves_nothing_and_is_replayed_as_that(buyer: Customer) -> None:
+    first, second = buyer.order(source="declined"), buyer.order(source="declined")
+    assert (first.status_code, second.status_code, second["Idempotency-Replayed"]) == (402, 402, "true")
+    assert first.content == second.content
+    assert (Charge.objects.count(), published()) == (0, [])
+
+
+def test_a_fee_is_never_nothing() -> None:
+    assert [fee_of({"amount": amount, "label": ""})["amount"] for amount in (1, 99, 100, 250)] == [1, 1, 1, 2]
+
+
+def test_without_a_broker_the_control_takes_no_orders(buyer: Customer) -> None:
+    assert buyer.order("/unprotected/orders/").status_code == 500
+    assert UnprotectedCharge.objects.count() == 0
+
+
+# Exports: duplicates attach to the job, and only its owner sees it
 
 
 def run_job() -> dict[str, Any]:
@@ -135,7 +133,7 @@ def is_running(answer: Any) -> bool:
     return answer.status_code == 202 and "Idempotency-Replayed" not in answer and int(answer["Retry-After"]) >= 1
 
 
-def test_an_export_is_accepted_at_once_with_the_address_of_its_job_to_which_duplicates_attach(alice: Exporter) -> None:
+def test_an_export_is_accepted_at_once_with_the_address_of_its_job_to_which_duplicates_attach(alice: Customer) -> None:
     for _ in range(3):
         answer = alice.export()
         assert is_running(answer)
@@ -146,7 +144,7 @@ def test_an_export_is_accepted_at_once_with_the_address_of_its_job_to_which_dupl
     assert OutboxMessage.objects.count() == 1
 
 
-def test_when_the_job_has_ended_its_outcome_is_replayed(alice: Exporter, bob: Exporter) -> None:
+def test_when_the_job_has_ended_its_outcome_is_replayed(alice: Customer, bob: Customer) -> None:
     location = alice.export()["Location"]
     assert run_job() == {"charges": 2, "total": 742}
     outcome = {"id": location.split("/")[2], "label": "march", "state": "finished", "charges": 2, "total": 742}
@@ -159,18 +157,15 @@ def test_when_the_job_has_ended_its_outcome_is_replayed(alice: Exporter, bob: Ex
     assert OutboxMessage.objects.count() == 1
 
 
-def test_only_its_owner_can_look_at_an_export(alice: Exporter, bob: Exporter) -> None:
+def test_only_its_owner_can_look_at_an_export(alice: Customer, bob: Customer) -> None:
     location = alice.export()["Location"]
-    assert alice.get(location).status_code == 202
-    assert bob.get(location).status_code == 404
-    assert Client().get(location).status_code == 401
+    callers = (alice, bob, Client())
+    assert [caller.get(location).status_code for caller in callers] == [202, 404, 401]
     run_job()
-    assert alice.get(location).status_code == 200
-    assert bob.get(location).status_code == 404
-    assert Client().get(location).status_code == 401
+    assert [caller.get(location).status_code for caller in callers] == [200, 404, 401]
 
 
-def test_the_job_takes_effect_once_though_its_message_comes_twice(alice: Exporter) -> None:
+def test_the_job_takes_effect_once_though_its_message_comes_twice(alice: Customer) -> None:
     alice.export()
     first = run_job()
     alice.charge(1)  # would show in a second run
@@ -184,7 +179,7 @@ def test_the_job_takes_effect_once_though_its_message_comes_twice(alice: Exporte
 
 
 def test_without_a_broker_exports_are_accepted_and_their_messages_wait(
-    alice: Exporter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    alice: Customer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(send, "_quiet_until", float("-inf"))
     assert is_running(alice.export())
@@ -204,7 +199,7 @@ def redis() -> Iterator[Redis]:
 
 
 def test_a_worker_runs_the_export_and_its_duplicates_get_what_it_found(
-    alice: Exporter, bob: Exporter, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alice: Customer, bob: Customer, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Asked for while there is no broker: its message waits in the outbox.
     alice.export(key="early")
@@ -231,5 +226,5 @@ def test_a_worker_runs_the_export_and_its_duplicates_get_what_it_found(
     assert set(OutboxMessage.objects.values_list("status", flat=True)) == {MessageStatus.SENT}
 
 
-def all_ended(exporter: Exporter, keys: list[str]) -> bool:
-    return all(exporter.export(key=key).status_code == 200 for key in keys)
+def all_ended(customer: Customer, keys: list[str]) -> bool:
+    return all(customer.export(key=key).status_code == 200 for key in keys)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db.models import F
 
-from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from idempotency.upkeep.sweep import recover_once
 from testproject import payouts
 from testproject.models import Payout, UnprotectedPayout
-from testproject.provider import Effect, read_ledger, running_provider
+from testproject.provider import Effect, Provider
 from testproject.provider.client import pay
+from tests.concurrency.traces import end_lease, is_replay, record
 from tests.factories import UserFactory
 from tests.http.callers import Caller
 from tests.providers import IMPATIENCE, PAID, UNPAID, begin, end, eventually
@@ -32,20 +30,6 @@ class Killed(BaseException):
     """Stands for the end of the process: no handler of exceptions sees it."""
 
 
-@pytest.fixture(scope="module")
-def ledgers(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Of the provider that never deduplicates, and of the one that does."""
-    directory = tmp_path_factory.mktemp("providers")
-    return [directory / "plain.jsonl", directory / "deduplicating.jsonl"]
-
-
-@pytest.fixture(scope="module")
-def providers(ledgers: list[Path]) -> Iterator[tuple[str, str]]:
-    """Both of them. Tests share them, and look at the payouts of their own labels."""
-    with running_provider(ledgers[0]) as plain, running_provider(ledgers[1], deduplicate=True) as deduplicating:
-        yield plain, deduplicating
-
-
 Post = Callable[..., Any]
 RECONCILED, REEXECUTED, PARKED = "/payouts/", "/payouts/reexecute/", "/payouts/park/"
 
@@ -53,40 +37,34 @@ RECONCILED, REEXECUTED, PARKED = "/payouts/", "/payouts/reexecute/", "/payouts/p
 class Payouts(Caller):
     """Alice, who asks for one payout under one key, and what came of it."""
 
-    def __init__(self, ledgers: list[Path]) -> None:
+    def __init__(self, providers: dict[bool, Provider]) -> None:
         super().__init__(UserFactory())
         self.label = uuid4().hex
-        self.ledgers = ledgers
+        self.providers = providers
 
     def pay(self, path: str, fault: str = "") -> Any:
         return self.post(path, {"amount": 1000, "label": self.label, "fault": fault}, key=self.label)
 
     def effects(self) -> list[Effect]:
-        return [effect for path in self.ledgers for effect in read_ledger(path) if effect.label == self.label]
+        made = (effect for provider in self.providers.values() for effect in provider.effects())
+        return [effect for effect in made if effect.label == self.label]
 
     def counts(self) -> tuple[int, int]:
         """Payouts made, and rows of our own that say so."""
         return len(self.effects()), Payout.objects.filter(label=self.label).count()
 
-    def record(self) -> IdempotencyRecord:
-        return IdempotencyRecord.objects.get(idempotency_key=self.label)
-
     def end_lease(self) -> None:
-        moved = IdempotencyRecord.objects.filter(idempotency_key=self.label).update(
-            lease_expires_at=F("lease_expires_at") - timedelta(hours=1)
-        )
-        assert moved == 1
+        end_lease(self.label)
 
     def derived_key(self) -> str:
-        row = self.record()
-        return str(Scope(row.account_id, row.operation, row.idempotency_key).derive_key(payouts.CALL))
+        return str(record(self.label).derive_key(payouts.CALL))
 
 
 @pytest.fixture
-def asked(transactional_db: None, settings: Any, ledgers: list[Path], providers: tuple[str, str]) -> Payouts:
-    settings.PROVIDER_URL, settings.DEDUPLICATING_PROVIDER_URL = providers
+def asked(transactional_db: None, settings: Any, providers: dict[bool, Provider]) -> Payouts:
+    settings.PROVIDER_URL, settings.DEDUPLICATING_PROVIDER_URL = providers[False].url, providers[True].url
     settings.PROVIDER_TIMEOUT = IMPATIENCE
-    return Payouts(ledgers)
+    return Payouts(providers)
 
 
 @pytest.mark.parametrize("path", [RECONCILED, REEXECUTED, PARKED])
@@ -121,19 +99,17 @@ def test_without_protection_a_retry_pays_again(asked: Payouts) -> None:
 @pytest.fixture(params=["before our row", "before the outcome"])
 def killed_after_paying(request: pytest.FixtureRequest, asked: Payouts, monkeypatch: pytest.MonkeyPatch) -> Post:
     """Post, and lose the process when the provider has answered. The lease is over when this returns."""
+    name, rows = {"before our row": ("_keep", 0), "before the outcome": ("_created", 1)}[request.param]
 
     def killed(*args: Any) -> None:
         raise Killed
 
     def post(path: str) -> None:
         with monkeypatch.context() as patched:
-            if request.param == "before our row":
-                patched.setattr(payouts, "_keep", killed)
-            else:
-                patched.setattr(payouts, "_created", killed)
+            patched.setattr(payouts, name, killed)
             with pytest.raises(Killed):
                 asked.pay(path)
-        assert asked.counts() == (1, 0 if request.param == "before our row" else 1)
+        assert asked.counts() == (1, rows)
         asked.end_lease()
 
     return post
@@ -257,5 +233,5 @@ def test_an_attempt_that_was_taken_over_does_not_pay(asked: Payouts, monkeypatch
     monkeypatch.setattr(payouts, "current_claim", wake_up_late)
     late = asked.pay(RECONCILED)
     assert overtaken[0].status_code == 201
-    assert (late.status_code, late.content, late["Idempotency-Replayed"]) == (201, overtaken[0].content, "true")
+    assert is_replay(late, overtaken[0])
     assert asked.counts() == (1, 1)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -17,9 +15,10 @@ from uuid import uuid4
 import pytest
 
 from testproject.harness.processes import answers
-from testproject.provider import Effect, effects_by_key, read_ledger, running_provider
+from testproject.provider import Effect, Provider, read_ledger
 from testproject.provider.client import PayoutRefusedError, ProviderFailedError, find, pay
 from testproject.provider.ledger import Ledger
+from tests.concurrency.racing import race
 from tests.providers import IMPATIENCE, PAID, PATIENCE, UNPAID, eventually, raw
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,27 +32,14 @@ with running_provider(sys.argv[1]) as address:
 """
 
 
-@pytest.fixture(scope="module")
-def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("provider") / "ledger.jsonl"
+@pytest.fixture
+def provider(providers: dict[bool, Provider]) -> Provider:
+    """One that never deduplicates."""
+    return providers[False]
 
 
-@pytest.fixture(scope="module")
-def provider(ledger: Path) -> Iterator[str]:
-    """A provider that never deduplicates. Tests share it, and look at the effects of their own keys or labels."""
-    with running_provider(ledger) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def deduplicating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    path = tmp_path_factory.mktemp("deduplicating") / "ledger.jsonl"
-    with running_provider(path, deduplicate=True) as address:
-        yield address, path
-
-
-def paid(ledger: Path, key: str) -> int:
-    return len(effects_by_key(read_ledger(ledger)).get(key, []))
+def paid(provider: Provider, key: str) -> int:
+    return [effect.key for effect in provider.effects()].count(key)
 
 
 # The ledger
@@ -85,70 +71,61 @@ def test_a_line_that_a_crash_cut_off_is_no_effect_and_is_not_written_into(tmp_pa
 # The provider
 
 
-def test_each_request_pays_unless_it_deduplicates(provider: str, ledger: Path, deduplicating: tuple[str, Path]) -> None:
+def test_each_request_pays_unless_it_deduplicates(providers: dict[bool, Provider]) -> None:
     key = uuid4().hex
-    first, second = (pay(provider, key, label="l", amount=5, timeout=PATIENCE) for _ in range(2))
-    assert first.id != second.id
-    assert paid(ledger, key) == 2
-    address, path = deduplicating
-    assert len({pay(address, key, label="l", amount=5, timeout=PATIENCE) for _ in range(2)}) == 1
-    assert paid(path, key) == 1
+    for deduplicate, provider in providers.items():
+        effects = 1 if deduplicate else 2
+        assert len({pay(provider.url, key, label="l", amount=5, timeout=PATIENCE).id for _ in range(2)}) == effects
+        assert paid(provider, key) == effects
     with pytest.raises(ProviderFailedError, match="409"):
-        pay(address, key, label="l", amount=6, timeout=PATIENCE)
+        pay(providers[True].url, key, label="l", amount=6, timeout=PATIENCE)
 
 
-def test_simultaneous_requests_of_one_key_are_deduplicated(deduplicating: tuple[str, Path]) -> None:
-    address, path = deduplicating
+def test_simultaneous_requests_of_one_key_are_deduplicated(providers: dict[bool, Provider]) -> None:
     key = uuid4().hex
-    barrier = threading.Barrier(8)
-
-    def call(_: int) -> Effect:
-        barrier.wait(PATIENCE)
-        return pay(address, key, label="l", amount=5, timeout=PATIENCE)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(call, range(8)))) == 1
-    assert paid(path, key) == 1
+    call = partial(pay, providers[True].url, key, label="l", amount=5, timeout=PATIENCE)
+    assert len(set(race([call] * 8))) == 1
+    assert paid(providers[True], key) == 1
 
 
-def test_it_can_be_asked_for_a_payout(provider: str) -> None:
+def test_it_can_be_asked_for_a_payout(provider: Provider) -> None:
     key = f"a b/{uuid4()}"
-    assert find(provider, key, timeout=PATIENCE) is None
-    made = pay(provider, key, label="l", amount=5, timeout=PATIENCE)
-    assert find(provider, key, timeout=PATIENCE) == made
+    assert find(provider.url, key, timeout=PATIENCE) is None
+    made = pay(provider.url, key, label="l", amount=5, timeout=PATIENCE)
+    assert find(provider.url, key, timeout=PATIENCE) == made
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["labelled", "without a label"])
 @pytest.mark.parametrize("fault", [*PAID, *UNPAID])
-def test_a_fault_strikes_the_first_call_of_a_payout_only(provider: str, ledger: Path, fault: str, named: bool) -> None:
+def test_a_fault_strikes_the_first_call_of_a_payout_only(provider: Provider, fault: str, named: bool) -> None:
     key, label, effects = uuid4().hex, uuid4().hex if named else "", int(fault in PAID)
     with pytest.raises(ProviderFailedError):
-        pay(provider, key, label=label, amount=5, timeout=IMPATIENCE, fault=fault)
-    assert eventually(lambda: paid(ledger, key) == effects)
-    pay(provider, key, label=label, amount=5, timeout=PATIENCE, fault=fault)
-    assert paid(ledger, key) == effects + 1
+        pay(provider.url, key, label=label, amount=5, timeout=IMPATIENCE, fault=fault)
+    assert eventually(lambda: paid(provider, key) == effects)
+    pay(provider.url, key, label=label, amount=5, timeout=PATIENCE, fault=fault)
+    assert paid(provider, key) == effects + 1
 
 
-def test_a_refusal_is_final(provider: str, ledger: Path) -> None:
+def test_a_refusal_is_final(provider: Provider) -> None:
     key = uuid4().hex
     for _ in range(2):
         with pytest.raises(PayoutRefusedError):
-            pay(provider, key, label="l", amount=5, timeout=PATIENCE, fault="refuse")
-    assert paid(ledger, key) == 0
+            pay(provider.url, key, label="l", amount=5, timeout=PATIENCE, fault="refuse")
+    assert paid(provider, key) == 0
 
 
-def test_a_call_past_its_time_does_not_pay(provider: str, ledger: Path) -> None:
+def test_a_call_past_its_time_does_not_pay(provider: Provider) -> None:
     key = uuid4().hex
     with pytest.raises(ProviderFailedError, match="410"):
-        pay(provider, key, label="l", amount=5, timeout=PATIENCE, valid_until=time.time())
-    assert paid(ledger, key) == 0
+        pay(provider.url, key, label="l", amount=5, timeout=PATIENCE, valid_until=time.time())
+    assert paid(provider, key) == 0
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{}", b'{"amount": 0}', b'{"amount": 1, "fault": "fire"}', b'{"amount": 1, "label": 1}']
 )
-def test_what_it_does_not_understand_is_a_400(provider: str, body: bytes) -> None:
-    answer = raw(provider, body, "k")
+def test_what_it_does_not_understand_is_a_400(provider: Provider, body: bytes) -> None:
+    answer = raw(provider.url, body, "k")
     assert answer.startswith(b"HTTP/1.0 400 ")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
@@ -17,16 +17,8 @@ from django.http import HttpResponse
 from django.test import Client
 from rest_framework.authtoken.models import Token
 
-from testproject.models import (
-    Charge,
-    Effect,
-    Notification,
-    Payout,
-    Transfer,
-    UnprotectedCharge,
-    UnprotectedPayout,
-)
-from testproject.provider import running_provider
+from testproject.models import Charge, Effect, Notification, Payout, Transfer, UnprotectedCharge, UnprotectedPayout
+from testproject.provider import Provider
 
 # The sample adds its own validation, which no database has a say in.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -64,18 +56,8 @@ def each(endpoints: list[Endpoint]) -> pytest.MarkDecorator:
 
 #: Bodies that are not one JSON object, or not JSON.
 MALFORMED = [
-    b"",
-    b"{",
-    b"[]",
-    b"1",
-    b"null",
-    b'"text"',
-    b"\xff",
-    b'{"amount": NaN}',
-    b'{"amount": Infinity}',
-    b'{"\\ud800": 1}',
-    b'{"amount": ' + b"9" * 6000 + b"}",
-    b"[" * 100_000,
+    *[b"", b"{", b"[]", b"1", b"null", b'"text"', b"\xff", b'{"amount": NaN}', b'{"amount": Infinity}'],
+    *[b'{"\\ud800": 1}', b'{"amount": ' + b"9" * 6000 + b"}", b"[" * 100_000],
 ]
 
 #: Fields that a good payload becomes a bad one with, for the endpoints that have them.
@@ -91,15 +73,9 @@ WRONG: dict[str, list[Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_provider(tmp_path_factory.mktemp("provider") / "ledger.jsonl") as address:
-        yield address
-
-
 @pytest.fixture(autouse=True)
-def _provider(provider: str, settings: Any) -> None:
-    settings.PROVIDER_URL = settings.DEDUPLICATING_PROVIDER_URL = provider
+def _provider(providers: dict[bool, Provider], settings: Any) -> None:
+    settings.PROVIDER_URL = settings.DEDUPLICATING_PROVIDER_URL = providers[False].url
 
 
 Post = Callable[..., HttpResponse]
@@ -190,9 +166,7 @@ def test_a_reference_taken_after_it_was_validated_is_a_400(
 
 @each([*ENDPOINTS, *ORDERS])
 def test_a_malformed_body_is_a_400_without_an_effect(post: Post, endpoint: Endpoint) -> None:
-    assert [(ascii(body[:40]), post(endpoint.path, body).status_code) for body in MALFORMED] == [
-        (ascii(body[:40]), 400) for body in MALFORMED
-    ]
+    assert [body[:40] for body in MALFORMED if post(endpoint.path, body).status_code != 400] == []
     assert endpoint.effects.count() == 0
 
 
