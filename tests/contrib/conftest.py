@@ -10,17 +10,21 @@ from idempotency.contrib.celery import send
 from idempotency.protocol import faults
 from testproject.celery import app
 from testproject.harness.redis import Redis, running_redis
-from tests.contrib.deliveries import Inbox
+from tests.contrib.deliveries import Inbox, acts
+from tests.contrib.senders import SENDERS, Sender
 from tests.contrib.servers import Server, serving
 from tests.harness.redis import skip_without_redis
 from tests.operations import forgetting_operations
 
 
 @pytest.fixture(autouse=True)
-def _forget_operations() -> Iterator[None]:
-    """Forget what a test declares, so that another may use the name with another policy."""
+def _nothing_is_left_behind() -> Iterator[None]:
+    """A test begins with the sample project's Celery, and leaves no operation, no act and no fault."""
+    app.set_current()
     with forgetting_operations("tests."):
         yield
+    acts.clear()
+    faults.armed.clear()
 
 
 @pytest.fixture(scope="session")
@@ -45,16 +49,23 @@ def inbox(redis_server: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inbo
 
 
 @pytest.fixture
-def nothing_arranged() -> Iterator[None]:
-    """Nothing of what a test arranges for its tasks' runs is left to the next test."""
-    from tests.contrib.consumers import acts  # declares tasks and operations, which other tests are to be without
-
-    yield
-    acts.clear()
-    faults.armed.clear()
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks run where they are published."""
+    monkeypatch.setitem(app.conf, "task_always_eager", True)
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     with serving() as running:
         yield running
+
+
+@pytest.fixture(params=SENDERS)
+def sender(request: pytest.FixtureRequest) -> Sender:
+    return SENDERS[request.param]()
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    """What a client would have slept."""
+    return []

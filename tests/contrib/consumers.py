@@ -10,7 +10,7 @@ from typing import Any
 from celery import shared_task
 from celery.exceptions import Ignore, Reject
 
-from idempotency import PARK, REEXECUTE, current_claim
+from idempotency import PARK, REEXECUTE, require_claim
 from idempotency.contrib.celery import idempotent_task
 from idempotency.contrib.celery.policy import policy_of
 from idempotency.identity.fingerprint import Payload
@@ -18,11 +18,8 @@ from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol.claims import acquire
 from testproject.models import Receipt
-from tests.contrib.deliveries import DEAD, Killed
+from tests.contrib.deliveries import DEAD, Killed, acts
 from tests.records import HOUR, from_now
-
-#: What the next run of ``act`` is to do after its effect, by its first argument.
-acts: dict[str, Callable[[Any], Any]] = {}
 
 LATE = {"acks_late": True, "reject_on_worker_lost": True}
 
@@ -84,9 +81,7 @@ def hop(left: int) -> str:
     effect(f"hop {left}")
     if left:
         hop.delay(left - 1)
-    claim = current_claim()
-    assert claim is not None
-    return claim.trace
+    return require_claim().trace
 
 
 @shared_task(name="tests.plain")

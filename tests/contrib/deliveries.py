@@ -10,6 +10,7 @@ import ast
 import base64
 import json
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,9 @@ DEAD = "tests.dead"
 #: The headers of a message that say what it is.
 KEY = "idempotency_key"
 ACCOUNT = "idempotency_account"
+
+#: What the next run of a task is to do after its effect, by the task's first argument.
+acts: dict[str, Callable[[Any], Any]] = {}
 
 
 class Killed(BaseException):

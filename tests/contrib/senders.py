@@ -26,7 +26,12 @@ class Answer:
     status: int
     body: bytes
     headers: Any
-    key: str | None  # that the request was sent with
+    key: Any  # that the request was sent with
+
+    @classmethod
+    def of(cls, response: httpx.Response | requests.Response) -> Answer:
+        key = response.request.headers.get("Idempotency-Key")
+        return cls(response.status_code, response.content, response.headers, key)
 
 
 @dataclass
@@ -46,18 +51,7 @@ class Sender:
         self.waits.append(seconds)
         self.meanwhile()
 
-    def send(
-        self,
-        url: str,
-        content: Any = b"{}",
-        *,
-        method: str = "POST",
-        headers: dict[str, str] | None = None,
-        name: str | None = None,
-    ) -> Answer:
-        return self._send(method, url, content, headers or {}, name)
-
-    def _send(self, method: str, url: str, content: Any, headers: dict[str, str], name: str | None) -> Answer:
+    def send(self, url: str, content: Any = b"{}", *, method: str = "POST", name: str = "", **options: Any) -> Answer:
         raise NotImplementedError
 
 
@@ -66,17 +60,19 @@ class Httpx(Sender):
     transport_errors = httpx.TransportError
     undecodable = httpx.DecodingError
 
-    def _send(self, method: str, url: str, content: Any, headers: dict[str, str], name: str | None) -> Answer:
-        transport = with_httpx.IdempotentTransport(
-            httpx.HTTPTransport(verify=NO_TLS), policy=self.policy, sleep=self.sleep
-        )
+    def send(self, url: str, content: Any = b"{}", *, method: str = "POST", name: str = "", **options: Any) -> Answer:
+        options["extensions"] = {"idempotency_name": name} if name else {}
+        return self.request(method, url, content=content, **options)
+
+    def request(self, method: str, url: str, **options: Any) -> Answer:
+        inner = httpx.HTTPTransport(verify=NO_TLS)
+        transport = with_httpx.IdempotentTransport(inner, policy=self.policy, sleep=self.sleep)
         with httpx.Client(transport=transport, timeout=self.timeout) as client:
-            response = client.request(method, url, content=content, headers=headers, extensions=_extensions(name))
-        return _answer(response)
+            return Answer.of(client.request(method, url, **options))
 
 
 class AsyncHttpx(Httpx):
-    def _send(self, method: str, url: str, content: Any, headers: dict[str, str], name: str | None) -> Answer:
+    def request(self, method: str, url: str, **options: Any) -> Answer:
         async def sleep(seconds: float) -> None:
             self.sleep(seconds)
 
@@ -84,9 +80,7 @@ class AsyncHttpx(Httpx):
             inner = httpx.AsyncHTTPTransport(verify=NO_TLS)
             transport = with_httpx.AsyncIdempotentTransport(inner, policy=self.policy, sleep=sleep)
             async with httpx.AsyncClient(transport=transport, timeout=self.timeout) as client:
-                return _answer(
-                    await client.request(method, url, content=content, headers=headers, extensions=_extensions(name))
-                )
+                return Answer.of(await client.request(method, url, **options))
 
         return asyncio.run(send())
 
@@ -96,24 +90,13 @@ class Requests(Sender):
     transport_errors = requests.RequestException
     undecodable = requests.exceptions.ContentDecodingError
 
-    def _send(self, method: str, url: str, content: Any, headers: dict[str, str], name: str | None) -> Answer:
-        sent = {**headers, **({} if name is None else {with_requests.NAME_HEADER: name})}
+    def send(self, url: str, content: Any = b"{}", *, method: str = "POST", name: str = "", **options: Any) -> Answer:
+        named = {with_requests.NAME_HEADER: name} if name else {}
+        options["headers"] = options.get("headers", {}) | named
         with requests.Session() as session:
             session.trust_env = False
             session.mount("http://", with_requests.IdempotentAdapter(policy=self.policy, sleep=self.sleep))
-            response = session.request(method, url, data=content, headers=sent, timeout=self.timeout)
-            key = response.request.headers.get("Idempotency-Key")
-            assert not isinstance(key, bytes)
-            return Answer(response.status_code, response.content, response.headers, key)
-
-
-def _extensions(name: str | None) -> dict[str, Any]:
-    return {} if name is None else {"idempotency_name": name}
-
-
-def _answer(response: httpx.Response) -> Answer:
-    key = response.request.headers.get("Idempotency-Key")
-    return Answer(response.status_code, response.content, response.headers, key)
+            return Answer.of(session.request(method, url, data=content, timeout=self.timeout, **options))
 
 
 SENDERS: dict[str, type[Sender]] = {"httpx": Httpx, "async": AsyncHttpx, "requests": Requests}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from idempotency.contrib.celery import CelerySender, publishing
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox import CELERY, publish
-from idempotency.protocol import faults
 from testproject.celery import app
 from testproject.harness.processes import free_port
 from testproject.models import Receipt
@@ -34,12 +32,11 @@ SOON = 5.0
 
 
 @pytest.fixture(autouse=True)
-def fresh_sender(monkeypatch: pytest.MonkeyPatch) -> Iterator[CelerySender]:
+def fresh_sender(monkeypatch: pytest.MonkeyPatch) -> CelerySender:
     """One that has not been told of a broker that is gone."""
     sender = CelerySender()
     monkeypatch.setattr(contrib, "send", sender)
-    yield sender
-    faults.armed.clear()
+    return sender
 
 
 def message(payload: str = '{"label": "a"}', **fields: Any) -> OutboxMessage:
@@ -173,14 +170,6 @@ def test_a_message_goes_from_the_commit_through_the_relay_to_its_one_effect(inbo
     assert (sent.status, effects()) == (MessageStatus.SENT, {"a": 1})
     assert (consumed.account_id, consumed.idempotency_key) == ("7", sent.idempotency_key)
     assert consumed.scope.trace == run.result
-
-
-@pytest.fixture
-def eager() -> Iterator[None]:
-    app.set_current()
-    app.conf.task_always_eager = True
-    yield
-    app.conf.task_always_eager = False
 
 
 @pytest.mark.usefixtures("eager")

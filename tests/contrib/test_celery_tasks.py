@@ -12,20 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 from django.conf import settings
 
-from idempotency import Operation
+from idempotency import Operation, tasks
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, MessageStatus
 from tests.database import processes
 from tests.outbox import broker, make_messages
 from tests.records import HOUR, make_records
-
-pytest.importorskip("celery", reason="the tasks are Celery's, which this environment doesn't have")
-
-from celery import Celery
-
-from idempotency import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

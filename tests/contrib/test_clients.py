@@ -10,19 +10,9 @@ from uuid import UUID
 
 import pytest
 
-pytest.importorskip("tenacity", reason="the clients' retry library, which this environment doesn't have")
-pytest.importorskip("httpx", reason="the clients' library, which this environment doesn't have")
-pytest.importorskip("requests", reason="the clients' library, which this environment doesn't have")
-
 from idempotency.contrib.retrying import RetryPolicy
-from tests.contrib.senders import SENDERS, Sender
+from tests.contrib.senders import Sender
 from tests.contrib.servers import Fault, Server, answer, cut, cut_in_the_middle, hang, problem, serving
-
-
-@pytest.fixture(params=SENDERS)
-def sender(request: pytest.FixtureRequest) -> Sender:
-    return SENDERS[request.param]()
-
 
 # The key
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import httpx
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connections
@@ -18,13 +19,7 @@ from django.db.models import F
 from django.http import HttpResponse, JsonResponse
 from django.test import RequestFactory
 
-pytest.importorskip("tenacity", reason="the clients' retry library, which this environment doesn't have")
-pytest.importorskip("httpx", reason="the clients' library, which this environment doesn't have")
-pytest.importorskip("requests", reason="the clients' library, which this environment doesn't have")
-
-import httpx
-
-from idempotency import REEXECUTE, Operation, claim, current_claim, idempotent
+from idempotency import REEXECUTE, Operation, claim, idempotent, require_claim
 from idempotency.contrib.httpx import AsyncIdempotentTransport, IdempotentTransport, new_key
 from idempotency.contrib.retrying import RetryPolicy
 from idempotency.exceptions import LeaseLostError
@@ -33,17 +28,11 @@ from idempotency.models import IdempotencyRecord
 from idempotency.protocol.claims import retry_after
 from idempotency.sql import Row
 from testproject.models import Charge
-from tests.contrib.senders import SENDERS, Sender
+from tests.contrib.senders import Sender
 from tests.contrib.servers import Server, answer, cut, pass_on, problem
 from tests.factories import TokenFactory, UserFactory
-from tests.operations import forgetting_operations
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
-
-
-@pytest.fixture(params=SENDERS)
-def sender(request: pytest.FixtureRequest) -> Sender:
-    return SENDERS[request.param]()
 
 
 # From outside
@@ -100,12 +89,6 @@ def test_who_gave_up_resumes_with_the_saved_key_and_gets_the_same_outcome(
 OPERATION = {"account_id": "1", "transaction": False, "recovery": REEXECUTE}
 
 
-@pytest.fixture(autouse=True)
-def _forget_operations() -> Iterator[None]:
-    with forgetting_operations():
-        yield
-
-
 class CutOffError(Exception):
     """Ends an attempt, as a crash would."""
 
@@ -140,8 +123,7 @@ def test_every_attempt_at_an_operation_sends_the_same_keys(sender: Sender, serve
 
 def test_calls_within_steps_keep_their_keys_though_a_step_is_skipped(sender: Sender, server: Server) -> None:
     def work() -> None:
-        running = current_claim()
-        assert running is not None
+        running = require_claim()
         running.step("pay", lambda: sender.send(server.url).status)
         running.step("ship", lambda: sender.send(server.url).status)
         sender.send(server.url)
@@ -160,8 +142,7 @@ def test_a_key_of_the_callers_own_is_kept_within_an_operation(sender: Sender, se
 
 def take_over() -> Callable[[], None]:
     """Let another attempt own the record, and this one notice: what its heartbeat does, in a thread of its own."""
-    running = current_claim()
-    assert running is not None
+    running = require_claim()
 
     def notice() -> None:
         IdempotencyRecord.objects.update(attempt=F("attempt") + 1)
@@ -176,10 +157,8 @@ def take_over() -> Callable[[], None]:
     return in_a_thread
 
 
-@pytest.mark.parametrize("headers", [None, {"Idempotency-Key": "mine"}], ids=["derived key", "own key"])
-def test_a_lost_lease_stops_the_call_before_it_is_made(
-    sender: Sender, server: Server, headers: dict[str, str] | None
-) -> None:
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "mine"}], ids=["derived key", "own key"])
+def test_a_lost_lease_stops_the_call_before_it_is_made(sender: Sender, server: Server, headers: dict[str, str]) -> None:
     def work() -> None:
         take_over()()
         sender.send(server.url, headers=headers)

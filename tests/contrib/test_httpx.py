@@ -8,21 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("tenacity", reason="the client's retry library, which this environment doesn't have")
-pytest.importorskip("httpx", reason="the client's library, which this environment doesn't have")
-
 import httpx
+import pytest
 
 from idempotency.contrib.httpx import AsyncIdempotentTransport, IdempotentTransport, RetryPolicy, UnresolvedRequestError
 from tests.contrib.certificate import CERTIFICATE, PRIVATE_KEY
 from tests.contrib.servers import Server, answer, cut, cut_in_the_middle, serving
-
-
-@pytest.fixture
-def waits() -> list[float]:
-    return []
 
 
 @pytest.fixture

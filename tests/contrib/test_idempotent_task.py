@@ -15,7 +15,6 @@ from idempotency.contrib.celery import redrive
 from idempotency.contrib.celery.deliveries import PATIENCE, MessageRefused, patience
 from idempotency.contrib.celery.policy import policy_of
 from idempotency.models import IdempotencyRecord
-from idempotency.operation import registry
 from idempotency.protocol import faults
 from testproject.harness.processes import free_port
 from testproject.models import Receipt
@@ -38,7 +37,7 @@ from tests.contrib.consumers import (
 from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, Inbox
 from tests.records import HOUR
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("nothing_arranged")]
+pytestmark = [pytest.mark.django_db(transaction=True)]
 
 
 # One effect
@@ -124,7 +123,6 @@ def test_pauses_grow_and_are_bounded(inbox: Inbox, waited: Any, pause: int) -> N
 def test_a_message_waits_for_longer_than_any_claim_of_it_can_be_alive(inbox: Inbox) -> None:
     assert patience(policy_of(send).operation) == PATIENCE == HOUR
     long = Operation("tests.patience", lease=timedelta(hours=2), heartbeat=timedelta(hours=3))
-    registry.discard(long.name)
     assert patience(long) == timedelta(hours=10)
 
 

@@ -14,7 +14,6 @@ from idempotency.contrib.celery import idempotent_task
 from idempotency.contrib.celery.checks import check_tasks
 from idempotency.contrib.celery.deliveries import PATIENCE
 from idempotency.operation import registry
-from testproject.celery import app as sample
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 LATE = {"acks_late": True, "reject_on_worker_lost": True}
@@ -26,8 +25,6 @@ def app() -> Iterator[Celery]:
     app = Celery("checked", broker="redis://127.0.0.1/0")
     yield app
     app.close()
-    sample.set_current()
-    registry.discard("tests.checked")
 
 
 def function() -> None: ...

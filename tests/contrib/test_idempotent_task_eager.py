@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from idempotency.contrib.celery import idempotent_task
 from idempotency.contrib.celery.policy import TaskPolicy
 from idempotency.exceptions import InProgressError, KeyInvalidError, KeyReusedError
 from idempotency.models import IdempotencyRecord
-from idempotency.operation import registry
 from testproject.celery import app
 from testproject.models import Receipt
 from tests.contrib import consumers
@@ -26,13 +25,8 @@ from tests.records import HOUR, from_now
 
 
 @pytest.fixture(autouse=True)
-def eager() -> Iterator[None]:
-    app.set_current()
-    before = app.conf.task_always_eager, app.conf.task_eager_propagates
-    app.conf.task_always_eager = app.conf.task_eager_propagates = True
-    yield
-    app.conf.task_always_eager, app.conf.task_eager_propagates = before
-    acts.clear()
+def _failures_are_raised(eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(app.conf, "task_eager_propagates", True)
 
 
 def effects() -> list[str]:
@@ -108,10 +102,7 @@ def test_in_its_callers_transaction_an_eager_task_stands_or_falls_with_that() ->
 # Declarations
 
 
-@pytest.fixture
-def name() -> Iterator[str]:
-    yield "tests.declared"
-    registry.discard("tests.declared")
+NAME = "tests.declared"
 
 
 async def coroutine() -> None: ...
@@ -126,9 +117,9 @@ def look() -> None:
 
 
 @pytest.mark.parametrize("function", [coroutine, generator])
-def test_coroutine_functions_are_refused(name: str, function: Any) -> None:
+def test_coroutine_functions_are_refused(function: Any) -> None:
     with pytest.raises(ImproperlyConfigured, match="coroutine"):
-        idempotent_task(name)(function)
+        idempotent_task(NAME)(function)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +133,9 @@ def test_coroutine_functions_are_refused(name: str, function: Any) -> None:
         pytest.param(lambda: Proxy(look), id="a task that nobody has looked at yet"),
     ],
 )
-def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(name: str, decorated: Callable[[], Any]) -> None:
+def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(decorated: Callable[[], Any]) -> None:
     with pytest.raises(ImproperlyConfigured, match=r"@shared_task\(\.\.\.\)\n    @idempotent_task\('tests.declared'\)"):
-        idempotent_task(name)(decorated())
+        idempotent_task(NAME)(decorated())
     app.tasks.pop("tests.wrong", None)
 
 
@@ -164,23 +155,23 @@ def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(name: str, 
     ],
     ids=str,
 )
-def test_what_it_cannot_work_with_is_refused_when_it_is_applied(name: str, options: dict[str, Any]) -> None:
+def test_what_it_cannot_work_with_is_refused_when_it_is_applied(options: dict[str, Any]) -> None:
     [option] = options
     with pytest.raises(ImproperlyConfigured, match=f"'tests.declared'.*{option}"):
-        idempotent_task(name, **options)
+        idempotent_task(NAME, **options)
 
 
-def test_it_takes_an_operation_that_is_declared_elsewhere(name: str) -> None:
-    operation = Operation(name)
+def test_it_takes_an_operation_that_is_declared_elsewhere() -> None:
+    operation = Operation(NAME)
     idempotent_task(operation)(lambda: None)
     with pytest.raises(ImproperlyConfigured, match="own policy"):
         idempotent_task(operation, transaction=True)
 
 
-def test_a_function_of_nothing_but_any_arguments_gets_its_task_too(name: str) -> None:
+def test_a_function_of_nothing_but_any_arguments_gets_its_task_too() -> None:
     def anything(*args: Any) -> None: ...
 
-    policy = TaskPolicy(Operation(name), anything, None, None, 1)
+    policy = TaskPolicy(Operation(NAME), anything, None, None, 1)
     assert policy.arguments((act, 1), {}, bound=True) == policy.arguments((1,), {}, bound=False) == {"args": (1,)}
 
 

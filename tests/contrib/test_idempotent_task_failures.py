@@ -41,7 +41,7 @@ from tests.contrib.consumers import (
 from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, Inbox
 
 # What the inbox needs of the database is tested on each one in ``test_idempotent_task`` and in ``tests/concurrency``.
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("nothing_arranged"), pytest.mark.once]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 # Runs that are cut off

@@ -8,10 +8,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("celery", reason="one of the libraries, which this environment doesn't have")
-pytest.importorskip("httpx", reason="one of the libraries, which this environment doesn't have")
-pytest.importorskip("requests", reason="one of the libraries, which this environment doesn't have")
-
 import idempotency.contrib.celery
 import idempotency.contrib.httpx
 import idempotency.contrib.requests

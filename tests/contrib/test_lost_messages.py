@@ -42,11 +42,6 @@ def consumed(to: str) -> str:
     return to
 
 
-@pytest.fixture(autouse=True)
-def _the_sample_app() -> None:
-    app.set_current()
-
-
 @pytest.fixture
 def _short_retention() -> Iterator[None]:
     """A task that forgets a message sooner than the broker may deliver it again. System checks warn about it."""

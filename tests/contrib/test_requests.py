@@ -9,10 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-pytest.importorskip("tenacity", reason="the client's retry library, which this environment doesn't have")
-pytest.importorskip("requests", reason="the client's library, which this environment doesn't have")
-
 import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util import Timeout
@@ -21,11 +17,6 @@ from idempotency.contrib.requests import NAME_HEADER, IdempotentAdapter, RetryPo
 from tests.contrib.servers import Server, answer, cut, cut_in_the_middle, hang
 
 PATIENCE = 30
-
-
-@pytest.fixture
-def waits() -> list[float]:
-    return []
 
 
 @pytest.fixture

@@ -5,9 +5,6 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 import pytest
-
-pytest.importorskip("celery", reason="its signals are Celery's, which this environment doesn't have")
-
 from celery.signals import task_postrun, worker_process_shutdown
 
 import idempotency.contrib.celery  # noqa: F401 - connects its handlers
