@@ -1,0 +1,19 @@
+"""Claims as the functions of the protocol take them, with no handler around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from idempotency import Operation
+from idempotency.identity.fingerprint import Payload
+from idempotency.identity.scope import Scope
+from idempotency.outcome import Outcome
+from idempotency.protocol import claims
+
+PAYLOAD = Payload({"amount": 1})
+OUTCOME = Outcome(201, (), "{}")
+
+
+def acquire(operation: Operation, key: str = "k", payload: Payload = PAYLOAD) -> Any:
+    """The claim that account 1 is given for its key, or the recorded outcome."""
+    return claims.acquire(operation, Scope("1", operation.name, key), payload)

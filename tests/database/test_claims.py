@@ -1,0 +1,224 @@
+"""Claims and their records: who may change one, what a statement on one reads and leaves, for how long it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test import override_settings
+from django.utils.connection import ConnectionDoesNotExist
+
+from idempotency import PARK, Completed, Operation, Reconcile, claim, require_claim
+from idempotency.exceptions import InProgressError, LeaseLostError
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
+from idempotency.outbox.backlog import purge_sent_once
+from idempotency.outbox.relay import relay_once
+from idempotency.outcome import Outcome
+from idempotency.protocol import claims
+from idempotency.protocol.execution import acquire_or_wait
+from idempotency.protocol.ownership import Ownership
+from idempotency.protocol.renewal import renew
+from idempotency.protocol.transactions import own_transaction
+from idempotency.upkeep.counters import counters
+from idempotency.upkeep.resolutions import record_outcome
+from idempotency.upkeep.retention import purge_once
+from idempotency.upkeep.stats import stats
+from idempotency.upkeep.sweep import recover_once
+from tests.database.claiming import OUTCOME, PAYLOAD, acquire
+from tests.database.plans import fill, most_rows_read
+from tests.records import HOUR, MINUTE, database_now, from_now, make_records
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TTL = timedelta(days=2)
+
+plain = Operation("tests.claims.plain", ttl=TTL)
+parks = Operation("tests.claims.parks", ttl=TTL, transaction=False, recovery=PARK)
+asks = Operation(
+    "tests.claims.asks", ttl=TTL, transaction=False, recovery=Reconcile(lambda record: Completed({"found": True}))
+)
+
+
+# The fence of an attempt, and the writer's database
+
+
+@pytest.mark.failure_mode(7, 8)
+def test_an_attempt_whose_record_was_purged_and_made_anew_can_neither_end_nor_free_it() -> None:
+    """The attempts of both are number 1: the row's id is what tells them apart."""
+
+    def row() -> tuple[int, str, int]:
+        return IdempotencyRecord.objects.values_list("pk", "status", "attempt").get()
+
+    late = acquire(plain)
+    IdempotencyRecord.objects.all().delete()
+    owner = acquire(plain)
+    assert (late.attempt, owner.attempt) == (1, 1)
+    with pytest.raises(LeaseLostError):
+        claims.record(late, OUTCOME)
+    assert [change(late) for change in (claims.release, claims.park, renew)] == [False] * 3
+    assert row() == (owner.record_id, Status.IN_PROGRESS, 1)
+    claims.record(owner, OUTCOME)
+    assert not claims.release(late)
+    assert row() == (owner.record_id, Status.COMPLETED, 1)
+
+
+@pytest.mark.failure_mode(14)
+def test_a_claim_that_loses_leaves_the_connection_as_it_was() -> None:
+    acquire(plain)
+    with pytest.raises(InProgressError):
+        acquire(plain)
+    with transaction.atomic():
+        assert IdempotencyRecord.objects.count() == 1
+
+
+class LaggingReplica:
+    """Reads go to a replica, which here is none: whoever asks it finds out."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return "replica"
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "default"
+
+
+@pytest.mark.failure_mode(28)
+def test_nothing_about_a_record_is_read_from_a_replica() -> None:
+    with override_settings(DATABASE_ROUTERS=[LaggingReplica()]):
+        with pytest.raises(ConnectionDoesNotExist):
+            IdempotencyRecord.objects.count()
+        owned = acquire(plain)
+        with pytest.raises(InProgressError):
+            acquire(plain)
+        renew(owned)
+        claims.record(owned, OUTCOME)
+        assert acquire(plain).status == 201
+        assert (recover_once().touched, purge_once().deleted) == (0, 0)
+        assert stats().records.value == 1
+
+
+# What a statement reads, and what it leaves behind in a transaction that is not its own
+
+
+def take_over(owned: Ownership) -> object:
+    IdempotencyRecord.objects.filter(pk=owned.record_id).update(lease_expires_at=from_now(-HOUR))
+    return claims.take_over_abandoned(parks, IdempotencyRecord.objects.get(pk=owned.record_id), "default")
+
+
+@pytest.mark.postgres
+@pytest.mark.failure_mode(67)
+@pytest.mark.parametrize(
+    "change",
+    [lambda owned: claims.record(owned, OUTCOME), claims.release, claims.park, renew, take_over],
+    ids=["complete", "release", "park", "renew", "take over"],
+)
+def test_a_fenced_change_reads_its_own_record_and_no_other_claim(change: Callable[[Ownership], object]) -> None:
+    """Not even where the planner believes that nothing is in progress, and its index of that empty."""
+    fill(2000)
+    owned = acquire(parks)
+    make_records(500, Status.IN_PROGRESS, expires=HOUR, lease=HOUR)
+    assert most_rows_read(lambda: change(owned)) == 1
+
+
+@pytest.mark.postgres
+def test_a_claim_that_is_interrupted_leaves_a_connection_that_works() -> None:
+    def interrupted() -> None:
+        with own_transaction("default", "A claim", one_statement=True):
+            connection.connection.pgconn.send_query(b"SELECT 1")  # its answer is never read
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert isinstance(acquire(parks), Ownership)
+    assert connection.get_autocommit()
+
+
+@pytest.mark.postgres
+def test_an_error_in_a_transaction_is_not_taken_for_an_open_one() -> None:
+    with pytest.raises(RuntimeError, match="on purpose"), own_transaction("default", "A claim"):
+        raise RuntimeError("on purpose")
+
+
+def bounds() -> list[str]:
+    names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout", "synchronous_commit")
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {', '.join(f'current_setting({name!r})' for name in names)}")
+        return list(cursor.fetchone())
+
+
+@pytest.mark.postgres
+@pytest.mark.failure_mode(59)
+@pytest.mark.django_db
+def test_nothing_is_left_in_force_in_the_transaction_of_a_test() -> None:
+    """It goes on for as long as the test does, and a pause of some seconds would end its connection."""
+    before = bounds()
+    for replayed in (False, True):
+        with claim(plain, account_id="1", key="k") as run:
+            assert run.replayed is replayed
+            run.result = 1
+    with claim(parks, account_id="1", key="k"):
+        require_claim().step("a", lambda: 1)
+        require_claim().renew()
+    take_over(acquire(parks, "taken"))
+    claims.release(acquire(parks, "released"))
+    claims.park(acquire(parks, "parked"))
+    for work in (purge_once, purge_sent_once, recover_once, relay_once, counters.flush):
+        work()
+    assert bounds() == before
+
+
+# Retention is counted from the latest change of a record's owner or outcome
+
+
+def is_kept_for_the_whole_retention() -> bool:
+    return timedelta(0) <= TTL - (IdempotencyRecord.objects.get().expires_at - database_now()) < MINUTE
+
+
+def reconcile(owned: Ownership) -> None:
+    assert isinstance(acquire_or_wait(asks, owned.scope, PAYLOAD), Outcome)
+
+
+def park_and_record(owned: Ownership) -> None:
+    claims.park(owned)
+    record_outcome(IdempotencyRecord.objects.get(), {"found": True}, by="ops")
+
+
+@pytest.mark.failure_mode(69)
+@pytest.mark.parametrize(
+    ("operation", "lease", "change"),
+    [
+        pytest.param(asks, HOUR, renew, id="a renewed lease"),
+        pytest.param(asks, HOUR, lambda owned: claims.postpone(owned, HOUR), id="a postponed lease"),
+        pytest.param(plain, -HOUR, lambda owned: acquire(plain), id="a take-over"),
+        pytest.param(asks, -HOUR, reconcile, id="an outcome that a reconciler finds"),
+        pytest.param(parks, HOUR, park_and_record, id="an outcome that an operator records"),
+    ],
+)
+def test_retention_begins_anew_with(operation: Operation, lease: timedelta, change: Callable[[Any], object]) -> None:
+    owned = acquire(operation)
+    IdempotencyRecord.objects.update(expires_at=from_now(MINUTE), lease_expires_at=from_now(lease))
+    change(owned)
+    assert is_kept_for_the_whole_retention()
+
+
+@pytest.mark.failure_mode(69)
+def test_a_late_outcome_is_kept_for_the_whole_retention_and_no_longer_because_somebody_looked() -> None:
+    owned = acquire(plain)
+    IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
+    claims.record(owned, OUTCOME)
+    assert is_kept_for_the_whole_retention()
+    assert purge_once().deleted == 0
+    IdempotencyRecord.objects.update(expires_at=from_now(MINUTE))
+    assert acquire(plain) == OUTCOME
+    assert not is_kept_for_the_whole_retention()
+
+
+@pytest.mark.failure_mode(69)
+def test_a_retention_that_ends_later_by_an_earlier_policy_stays() -> None:
+    owned = acquire(plain)
+    IdempotencyRecord.objects.update(expires_at=from_now(10 * TTL))
+    claims.record(owned, OUTCOME)
+    assert IdempotencyRecord.objects.get().expires_at - database_now() > 9 * TTL
