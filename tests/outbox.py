@@ -13,12 +13,17 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
+from idempotency.exceptions import BrokerUnavailableError
 from idempotency.models import MessageStatus, OutboxMessage
 from tests.records import database_now, from_now
 
 SENDER = "tests.outbox.broker"
 OTHER_SENDER = "tests.outbox.other_broker"
 PLAIN_SENDER = "tests.outbox.send_plainly"
+
+BROKEN = ConnectionError("no route")
+UNREACHABLE = BrokerUnavailableError("no route")
+
 _numbers = itertools.count()
 
 

@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from idempotency.contrib.httpx import AsyncIdempotentTransport, IdempotentTransport, RetryPolicy, UnresolvedRequestError
-from tests.contrib.certificate import CERTIFICATE, PRIVATE_KEY
 from tests.contrib.servers import Server, answer, cut, cut_in_the_middle, serving
 
 
@@ -175,11 +174,9 @@ def test_one_transport_within_another_gives_up_once(waits: list[float]) -> None:
     assert len(inner.requests) == 3
 
 
-def test_a_certificate_that_is_not_trusted_is_no_reason_to_try_again(waits: list[float], tmp_path: Path) -> None:
-    for name, text in {"certificate": CERTIFICATE, "key": PRIVATE_KEY}.items():
-        (tmp_path / name).write_text(text)
+def test_a_certificate_that_is_not_trusted_is_no_reason_to_try_again(waits: list[float]) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "certificate", tmp_path / "key")
+    context.load_cert_chain(Path(__file__).with_name("certificate.pem"))  # with its key: it protects nothing
     with serving(tls=context) as server:
         transport = IdempotentTransport(sleep=waits.append)
         with httpx.Client(transport=transport, timeout=30) as client, pytest.raises(httpx.ConnectError) as raised:

@@ -1,27 +1,24 @@
-"""Tasks that run where they are published, as tests and small projects have it; and declarations that are refused."""
+"""Tasks that run where they are published, as tests and small projects have it; and what a protected one costs."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
+from uuid import uuid4
 
 import pytest
-from celery import Task
-from celery.local import Proxy
-from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
-from idempotency import Operation, claim
-from idempotency.contrib.celery import idempotent_task
-from idempotency.contrib.celery.policy import TaskPolicy
+from idempotency import claim
 from idempotency.exceptions import InProgressError, KeyInvalidError, KeyReusedError
 from idempotency.models import IdempotencyRecord
 from testproject.celery import app
-from testproject.models import Receipt
+from testproject.models import Receipt, UnprotectedReceipt
+from testproject.tasks import send_receipt, send_receipt_unprotected
 from tests.contrib import consumers
-from tests.contrib.consumers import FailureError, act, acting, acts, auto, effect, hold, send, succeed
+from tests.contrib.consumers import FailureError, act, acting, acts, auto, hold, send, succeed
+from tests.http.test_cost import CLAIM, COMPLETE, LOST_CLAIM, statements
 from tests.records import HOUR, from_now
+
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +30,6 @@ def effects() -> list[str]:
     return list(Receipt.objects.order_by("pk").values_list("label", flat=True))
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_eager_task_has_one_effect_for_one_id() -> None:
     results = [send.apply_async(["a"], task_id="one").get() for _ in range(2)]
     assert results[0] == results[1] == {"receipt": Receipt.objects.get().pk, "pair": [1, 2]}
@@ -46,7 +42,6 @@ def test_an_eager_task_works_inside_of_a_test_case() -> None:
     assert IdempotencyRecord.objects.get().status == "completed"
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_eager_task_raises_where_a_message_would_wait_or_be_dead_lettered() -> None:
     hold(send, "held", label="a")
     with pytest.raises(InProgressError):
@@ -59,7 +54,6 @@ def test_an_eager_task_raises_where_a_message_would_wait_or_be_dead_lettered() -
     assert effects() == ["a"]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_eager_task_is_never_taken_for_poison() -> None:
     acts["a"] = succeed
     hold(act, "held", label="a")
@@ -67,7 +61,6 @@ def test_an_eager_task_is_never_taken_for_poison() -> None:
     assert act.apply_async(["a"], task_id="held").get() == "done"
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_eager_task_that_fails_is_not_dead_lettered_anywhere() -> None:
     acts["a"] = consumers.fail
     with pytest.raises(FailureError):
@@ -77,7 +70,6 @@ def test_an_eager_task_that_fails_is_not_dead_lettered_anywhere() -> None:
     assert effects() == []
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_eager_task_is_retried_where_it_was_published() -> None:
     app.conf.task_eager_propagates = False
     acting("a", consumers.fail, succeed)
@@ -87,7 +79,6 @@ def test_an_eager_task_is_retried_where_it_was_published() -> None:
     assert effects() == ["a", "b"]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_in_its_callers_transaction_an_eager_task_stands_or_falls_with_that() -> None:
     with claim("tests.outer", account_id="7", key="key") as run:
         send.delay("kept")
@@ -99,84 +90,15 @@ def test_in_its_callers_transaction_an_eager_task_stands_or_falls_with_that() ->
     assert IdempotencyRecord.objects.get().operation == "tests.outer"
 
 
-# Declarations
-
-
-NAME = "tests.declared"
-
-
-async def coroutine() -> None: ...
-
-
-async def generator() -> Any:
-    yield
-
-
-def look() -> None:
-    raise AssertionError("the app would be set up before its time")
-
-
-@pytest.mark.parametrize("function", [coroutine, generator])
-def test_coroutine_functions_are_refused(function: Any) -> None:
-    with pytest.raises(ImproperlyConfigured, match="coroutine"):
-        idempotent_task(NAME)(function)
-
-
-@pytest.mark.parametrize(
-    "decorated",
-    [
-        pytest.param(lambda: send, id="a task"),
-        pytest.param(lambda: app.task(name="tests.wrong", lazy=False, shared=False)(effect), id="a task of an app's"),
-        pytest.param(lambda: Task, id="a class"),
-        pytest.param(lambda: functools.partial(print), id="a partial"),
-        pytest.param(lambda: print, id="a builtin"),
-        pytest.param(lambda: Proxy(look), id="a task that nobody has looked at yet"),
-    ],
-)
-def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(decorated: Callable[[], Any]) -> None:
-    with pytest.raises(ImproperlyConfigured, match=r"@shared_task\(\.\.\.\)\n    @idempotent_task\('tests.declared'\)"):
-        idempotent_task(NAME)(decorated())
-    app.tasks.pop("tests.wrong", None)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"consumer": ""},
-        {"consumer": "two\nlines"},
-        {"consumer": 7},
-        {"dead_letter": ""},
-        {"dead_letter": 7},
-        {"max_attempts": 0},
-        {"max_attempts": True},
-        {"max_attempts": 1.5},
-        {"transaction": False},
-        {"lease": 5},
-    ],
-    ids=str,
-)
-def test_what_it_cannot_work_with_is_refused_when_it_is_applied(options: dict[str, Any]) -> None:
-    [option] = options
-    with pytest.raises(ImproperlyConfigured, match=f"'tests.declared'.*{option}"):
-        idempotent_task(NAME, **options)
-
-
-def test_it_takes_an_operation_that_is_declared_elsewhere() -> None:
-    operation = Operation(NAME)
-    idempotent_task(operation)(lambda: None)
-    with pytest.raises(ImproperlyConfigured, match="own policy"):
-        idempotent_task(operation, transaction=True)
-
-
-def test_a_function_of_nothing_but_any_arguments_gets_its_task_too() -> None:
-    def anything(*args: Any) -> None: ...
-
-    policy = TaskPolicy(Operation(NAME), anything, None, None, 1)
-    assert policy.arguments((act, 1), {}, bound=True) == policy.arguments((1,), {}, bound=False) == {"args": (1,)}
-
-
-def test_celery_still_checks_the_arguments_of_a_call() -> None:
-    with pytest.raises(TypeError):
-        send.delay()
-    with pytest.raises(TypeError):
-        act.delay("a", "b", "c")
+def test_a_protected_task_adds_a_claim_and_an_update_and_a_second_delivery_costs_a_look() -> None:
+    task_id = str(uuid4())
+    with statements() as bare:
+        send_receipt_unprotected.apply(kwargs={"label": "bare", "amount": 1}, task_id=task_id).get()
+    with statements() as made:
+        send_receipt.apply(kwargs={"label": "kept", "amount": 1}, task_id=task_id).get()
+    with statements() as again:
+        send_receipt.apply(kwargs={"label": "kept", "amount": 1}, task_id=task_id).get()
+    assert bare == ["INSERT testproject_unprotectedreceipt"]
+    assert made == [*CLAIM, "BEGIN", "INSERT testproject_receipt", *COMPLETE]
+    assert again == LOST_CLAIM
+    assert (Receipt.objects.count(), UnprotectedReceipt.objects.count()) == (1, 1)

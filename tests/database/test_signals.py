@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,11 +12,12 @@ import pytest
 from django.db import connection
 from django.dispatch import Signal
 
-from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown, signals
+from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown, claim, signals
 from idempotency.exceptions import InProgressError, KeyReusedError, LeaseLostError, OutcomeUnknownError
 from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
+from idempotency.log import ClaimFilter
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import registry
 from idempotency.options.values import PARK
@@ -228,3 +230,23 @@ def test_a_purged_batch_is_counted(receiver: Receiver) -> None:
 
 def test_every_signal_is_documented() -> None:
     assert set(re.findall(r"^``(\w+)``  ", signals.__doc__ or "", re.MULTILINE)) == set(SIGNALS)
+
+
+# The logging filter: each line says which operation it belongs to
+
+
+def named() -> tuple[object, ...]:
+    record = logging.makeLogRecord({})
+    assert ClaimFilter().filter(record) is True
+    fields = vars(record)
+    return fields["idempotency_operation"], fields["idempotency_trace"], fields["idempotency_attempt"]
+
+
+def test_a_line_bears_the_operation_trace_and_attempt_that_it_was_logged_under() -> None:
+    with claim("tests.log", account_id="7", key=f"{'0' * 32}.{'1' * 36}") as run:
+        run.result = named()
+    assert run.result == ("tests.log", "0" * 32, 1)
+
+
+def test_outside_of_an_operation_they_are_empty() -> None:
+    assert named() == ("", "", "")

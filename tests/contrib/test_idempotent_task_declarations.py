@@ -1,19 +1,26 @@
-"""System checks of idempotent tasks: what Celery is told and what an operation declares, held together."""
+"""Declarations of idempotent tasks: what is refused, and what a system check says of what Celery is told beside it."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
+from celery.local import Proxy
+from django.core.exceptions import ImproperlyConfigured
 
+from idempotency import Operation
 from idempotency.contrib.celery import idempotent_task
 from idempotency.contrib.celery.checks import check_tasks
 from idempotency.contrib.celery.deliveries import PATIENCE
+from idempotency.contrib.celery.policy import TaskPolicy
 from idempotency.operation import registry
+from testproject.celery import app as sample
+from tests.contrib.consumers import act, effect, send
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 LATE = {"acks_late": True, "reject_on_worker_lost": True}
@@ -151,3 +158,86 @@ def test_the_policy_of_a_task_is_typed_keywords() -> None:
     parameter = inspect.signature(idempotent_task).parameters["policy"]
     assert parameter.kind is inspect.Parameter.VAR_KEYWORD
     assert parameter.annotation == "Unpack[OperationPolicy]"
+
+
+# What is refused
+
+
+NAME = "tests.declared"
+
+
+async def coroutine() -> None: ...
+
+
+async def generator() -> Any:
+    yield
+
+
+def look() -> None:
+    raise AssertionError("the app would be set up before its time")
+
+
+@pytest.mark.parametrize("function", [coroutine, generator])
+def test_coroutine_functions_are_refused(function: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match="coroutine"):
+        idempotent_task(NAME)(function)
+
+
+@pytest.mark.parametrize(
+    "decorated",
+    [
+        pytest.param(lambda: send, id="a task"),
+        pytest.param(lambda: sample.task(name="tests.wrong", lazy=False, shared=False)(effect), id="an app's task"),
+        pytest.param(lambda: Task, id="a class"),
+        pytest.param(lambda: functools.partial(print), id="a partial"),
+        pytest.param(lambda: print, id="a builtin"),
+        pytest.param(lambda: Proxy(look), id="a task that nobody has looked at yet"),
+    ],
+)
+def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(decorated: Callable[[], Any]) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"@shared_task\(\.\.\.\)\n    @idempotent_task\('tests.declared'\)"):
+        idempotent_task(NAME)(decorated())
+    sample.tasks.pop("tests.wrong", None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"consumer": ""},
+        {"consumer": "two\nlines"},
+        {"consumer": 7},
+        {"dead_letter": ""},
+        {"dead_letter": 7},
+        {"max_attempts": 0},
+        {"max_attempts": True},
+        {"max_attempts": 1.5},
+        {"transaction": False},
+        {"lease": 5},
+    ],
+    ids=str,
+)
+def test_what_it_cannot_work_with_is_refused_when_it_is_applied(options: dict[str, Any]) -> None:
+    [option] = options
+    with pytest.raises(ImproperlyConfigured, match=f"'tests.declared'.*{option}"):
+        idempotent_task(NAME, **options)
+
+
+def test_it_takes_an_operation_that_is_declared_elsewhere() -> None:
+    operation = Operation(NAME)
+    idempotent_task(operation)(lambda: None)
+    with pytest.raises(ImproperlyConfigured, match="own policy"):
+        idempotent_task(operation, transaction=True)
+
+
+def test_a_function_of_nothing_but_any_arguments_gets_its_task_too() -> None:
+    def anything(*args: Any) -> None: ...
+
+    policy = TaskPolicy(Operation(NAME), anything, None, None, 1)
+    assert policy.arguments((act, 1), {}, bound=True) == policy.arguments((1,), {}, bound=False) == {"args": (1,)}
+
+
+def test_celery_still_checks_the_arguments_of_a_call() -> None:
+    with pytest.raises(TypeError):
+        send.delay()
+    with pytest.raises(TypeError):
+        act.delay("a", "b", "c")

@@ -1,4 +1,4 @@
-"""Requests have their counts written now and then, when their responses were sent, and none waits for that."""
+"""When counts are written: now and then after a response or a task, which none waits for, and when a worker ends."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from asgiref.sync import async_to_sync
 from asgiref.testing import ApplicationCommunicator
+from celery.signals import task_postrun, worker_process_shutdown
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.core.signals import request_finished
@@ -20,11 +22,12 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
+import idempotency.contrib.celery  # noqa: F401 - connects its handlers
 from idempotency import idempotent
 from idempotency.upkeep import counters as counters_module
 from idempotency.upkeep.counters import counters
 from idempotency.upkeep.stats import stats
-from tests.database.counters.counting import refusing, unreachable, written
+from tests.database.counters.counting import CLAIMED, count, refusing, unreachable, written
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -196,3 +199,25 @@ def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(
     assert threads[0] != threading.get_ident()
     assert left_open == [False]
     assert caplog.records == []
+
+
+# Workers
+
+
+@pytest.mark.parametrize(
+    ("due", "is_eager", "writes"),
+    [(False, False, False), (True, False, True), (True, True, False)],
+    ids=["not due yet", "due", "eager, and so left to its request"],
+)
+def test_a_worker_writes_its_counts_after_a_task_when_they_are_due(due: bool, is_eager: bool, writes: bool) -> None:
+    count()
+    if due:
+        counters._due = 0.0
+    task_postrun.send(sender=Mock(**{"request.is_eager": is_eager}))
+    assert written() == ({CLAIMED: 1} if writes else {})
+
+
+def test_a_child_that_ends_writes_what_is_left() -> None:
+    count()
+    worker_process_shutdown.send(sender=None)
+    assert written() == {CLAIMED: 1}

@@ -18,11 +18,14 @@ from idempotency.outbox import relay
 from idempotency.outbox.backlog import requeue
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
 from tests.commands import run_command
-from tests.database.relay.trouble import BROKEN, UNREACHABLE, message
-from tests.outbox import OTHER_SENDER, broker, make_due, make_messages, other_broker, statuses
+from tests.outbox import BROKEN, OTHER_SENDER, UNREACHABLE, broker, make_due, make_messages, other_broker, statuses
 from tests.records import HOUR, MINUTE
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def message(pk: int) -> OutboxMessage:
+    return OutboxMessage.objects.get(pk=pk)
 
 
 def seconds_until_next_try(pk: int) -> float:
