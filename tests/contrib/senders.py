@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import pytest
 import requests
 
 from idempotency.contrib import httpx as with_httpx
@@ -43,7 +44,7 @@ class Sender:
     waits: list[float] = field(default_factory=list)
     #: Called with each wait, for what is to happen meanwhile.
     meanwhile: Callable[[], object] = lambda: None
-    unresolved: type[Exception] = field(init=False)
+    unresolved: Any = field(init=False)
     transport_errors: type[Exception] = field(init=False)
     undecodable: type[Exception] = field(init=False)
 
@@ -53,6 +54,12 @@ class Sender:
 
     def send(self, url: str, content: Any = b"{}", *, method: str = "POST", name: str = "", **options: Any) -> Answer:
         raise NotImplementedError
+
+    def give_up(self, url: str, **options: Any) -> Any:
+        """Send in vain, and return what is raised at last."""
+        with pytest.raises(self.unresolved) as raised:
+            self.send(url, **options)
+        return raised.value
 
 
 class Httpx(Sender):
@@ -69,6 +76,9 @@ class Httpx(Sender):
         transport = with_httpx.IdempotentTransport(inner, policy=self.policy, sleep=self.sleep)
         with httpx.Client(transport=transport, timeout=self.timeout) as client:
             return Answer.of(client.request(method, url, **options))
+
+
+async def no_sleep(seconds: float) -> None: ...
 
 
 class AsyncHttpx(Httpx):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import httpx
 import pytest
 
 from idempotency.contrib.httpx import AsyncIdempotentTransport, IdempotentTransport, RetryPolicy, UnresolvedRequestError
+from tests.contrib.senders import no_sleep
 from tests.contrib.servers import Server, answer, cut, cut_in_the_middle, serving
 
 
@@ -35,12 +38,7 @@ def test_an_answer_can_be_streamed_though_it_was_read_within_the_attempt(client:
 
 
 def test_an_answer_that_is_to_be_streamed_is_handed_over_unread(client: Any, server: Server) -> None:
-    server.script = [
-        answer(503),
-        answer(409, b'{"code": "idempotency_in_progress"}'),
-        cut,
-        cut_in_the_middle,
-    ]
+    server.script = [answer(503), answer(409, b'{"code": "idempotency_in_progress"}'), cut, cut_in_the_middle]
     with client.stream("POST", server.url, extensions={"idempotency_stream": True}) as response:
         assert response.status_code == 201
         parts = response.iter_raw()
@@ -52,11 +50,8 @@ def test_an_answer_that_is_to_be_streamed_is_handed_over_unread(client: Any, ser
 
 def test_an_answer_is_handed_over_unread_to_a_coroutine_too(server: Server) -> None:
     async def run() -> None:
-        async def sleep(seconds: float) -> None:
-            """Don't."""
-
         async with (
-            httpx.AsyncClient(transport=AsyncIdempotentTransport(sleep=sleep), timeout=30) as client,
+            httpx.AsyncClient(transport=AsyncIdempotentTransport(sleep=no_sleep), timeout=30) as client,
             client.stream("POST", server.url, extensions={"idempotency_stream": True}) as response,
         ):
             parts = response.aiter_raw()
@@ -98,41 +93,25 @@ def test_the_timeouts_of_the_caller_are_left_as_they_were(client: Any, server: S
     assert response.request.extensions["timeout"] == {"connect": 1000, "read": None, "write": 1000, "pool": 1000}
 
 
-class Inner(httpx.BaseTransport):
-    """Does what it is told with each request, and notes it."""
-
-    def __init__(self, *script: Callable[[], Any]) -> None:
-        self.script = list(script)
-        self.requests: list[Any] = []
-        self.closed = False
-
-    def handle_request(self, request: Any) -> Any:
-        self.requests.append(request)
-        return self.script.pop(0)()
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def failing(error: Exception) -> Callable[[], Any]:
-    def fail() -> Any:
-        raise error
-
-    return fail
+def transport_of(*answers: httpx.Response | Exception) -> Mock:
+    """Another transport, which gives these answers one after the other."""
+    transport = MagicMock(spec=httpx.BaseTransport)
+    transport.handle_request.side_effect = answers
+    return transport
 
 
 def test_it_wraps_any_transport_and_closes_it(waits: list[float]) -> None:
     """Also one that has read the answer, as a transport does that logs it."""
     busy = httpx.Response(503, content=b"busy")
-    inner = Inner(failing(httpx.ReadTimeout("late")), lambda: httpx.Response(200, json={"id": 1}), lambda: busy)
+    inner = transport_of(httpx.ReadTimeout("late"), httpx.Response(200, json={"id": 1}), busy)
     with httpx.Client(transport=IdempotentTransport(inner, sleep=waits.append), timeout=1000) as client:
         assert client.post("https://provider.test/", content=b"{}").json() == {"id": 1}
         once = IdempotentTransport(inner, policy=RetryPolicy(attempts=1))
         with pytest.raises(UnresolvedRequestError) as raised:
             once.handle_request(httpx.Request("POST", "https://provider.test/"))
     assert raised.value.response is busy
-    assert inner.closed
-    first, retry, _ = inner.requests
+    inner.close.assert_called_once()
+    first, retry, _ = [call.args[0] for call in inner.handle_request.call_args_list]
     assert first is not retry
     assert (retry.content, retry.headers) == (b"{}", first.headers)
     assert all(100 < seconds <= 120 for seconds in first.extensions["timeout"].values())
@@ -148,7 +127,7 @@ HOPELESS = {
 
 @pytest.mark.parametrize("error", HOPELESS.values(), ids=HOPELESS)
 def test_what_no_retry_can_cure_is_raised_as_it_is(waits: list[float], error: Exception) -> None:
-    transport = IdempotentTransport(Inner(failing(error)), sleep=waits.append)
+    transport = IdempotentTransport(transport_of(error), sleep=waits.append)
     with httpx.Client(transport=transport) as client, pytest.raises(type(error)) as raised:
         client.post("https://provider.test/")
     assert raised.value is error
@@ -157,21 +136,21 @@ def test_what_no_retry_can_cure_is_raised_as_it_is(waits: list[float], error: Ex
 
 def test_what_no_retry_can_cure_leaves_the_outcome_of_the_attempt_before_unknown(waits: list[float]) -> None:
     error = httpx.ProxyError("407")
-    transport = IdempotentTransport(Inner(failing(httpx.ReadError("cut")), failing(error)), sleep=waits.append)
+    transport = IdempotentTransport(transport_of(httpx.ReadError("cut"), error), sleep=waits.append)
     with httpx.Client(transport=transport) as client, pytest.raises(UnresolvedRequestError) as raised:
         client.post("https://provider.test/")
     assert (raised.value.__cause__, raised.value.attempts, len(waits)) == (error, 2, 1)
 
 
 def test_one_transport_within_another_gives_up_once(waits: list[float]) -> None:
-    inner = Inner(*[failing(httpx.ReadError("cut"))] * 3)
+    inner = transport_of(*[httpx.ReadError("cut")] * 3)
     transport = IdempotentTransport(inner, policy=RetryPolicy(attempts=3), sleep=waits.append)
     with (
         httpx.Client(transport=IdempotentTransport(transport, sleep=waits.append)) as client,
         pytest.raises(UnresolvedRequestError, match="3 attempt"),
     ):
         client.post("https://provider.test/")
-    assert len(inner.requests) == 3
+    assert inner.handle_request.call_count == 3
 
 
 def test_a_certificate_that_is_not_trusted_is_no_reason_to_try_again(waits: list[float]) -> None:
@@ -219,21 +198,16 @@ def test_requests_that_run_at_once_do_not_disturb_each_other(server: Server) -> 
     """They share a transport, each with a policy's state of its own."""
 
     async def run() -> list[Any]:
-        async def sleep(seconds: float) -> None:
-            await asyncio.sleep(0)
-
-        transport = AsyncIdempotentTransport(sleep=sleep, policy=RetryPolicy(attempts=30, total=10_000))
+        policy = RetryPolicy(attempts=30, total=10_000)
+        transport = AsyncIdempotentTransport(policy=policy, sleep=lambda seconds: asyncio.sleep(0))
         async with httpx.AsyncClient(transport=transport, timeout=30) as client:
             return list(await asyncio.gather(*[client.post(server.url, content=str(n)) for n in range(10)]))
 
     server.script = [cut, answer(503)] * 10
     assert {response.status_code for response in asyncio.run(run())} == {201}
-    by_body: dict[bytes, set[str | None]] = {}
-    for request in server.requests:
-        by_body.setdefault(request.body, set()).add(request.key)
-    assert [len(keys) for keys in by_body.values()] == [1] * 10
-    assert len({key for keys in by_body.values() for key in keys}) == 10
-    assert len(server.requests) == 30
+    sent = Counter((request.body, request.key) for request in server.requests)
+    assert len(sent) == len({body for body, _ in sent}) == len({key for _, key in sent}) == 10
+    assert sent.total() == 30
 
 
 def test_the_default_waits_are_those_of_the_running_event_loop(server: Server) -> None:

@@ -7,6 +7,7 @@ import pickle
 import ssl
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import requests
@@ -124,14 +125,11 @@ def test_every_form_of_a_timeout_is_bounded(waits: list[float], server: Server, 
     assert isinstance(raised.value.__cause__, requests.ReadTimeout)
 
 
-class Failing(IdempotentAdapter):
-    """Finds the network in a state that no test server can bring about."""
-
-    errors: tuple[Exception, ...] = ()
-
-    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
-        error, *self.errors = self.errors  # type: ignore[assignment]
-        raise error
+def failing(waits: list[float], *errors: Exception) -> Any:
+    """A session that finds the network in states that no test server can bring about, one after the other."""
+    adapter = IdempotentAdapter(sleep=waits.append)
+    adapter.get_connection_with_tls_context = Mock(side_effect=errors)  # type: ignore[method-assign]
+    return session_with(adapter)
 
 
 HOPELESS = {
@@ -142,23 +140,19 @@ HOPELESS = {
 }
 
 
-@pytest.mark.parametrize("name", HOPELESS)
-def test_what_no_retry_can_cure_is_raised_as_it_is(waits: list[float], name: str) -> None:
-    error = HOPELESS[name]
-    if name == "certificate":
+@pytest.mark.parametrize("error", HOPELESS.values(), ids=HOPELESS)
+def test_what_no_retry_can_cure_is_raised_as_it_is(waits: list[float], error: Exception) -> None:
+    if isinstance(error, requests.exceptions.SSLError):
         error.__context__ = ssl.SSLCertVerificationError("hostname mismatch")
-    adapter = Failing(sleep=waits.append)
-    adapter.errors = (error,)
-    with session_with(adapter) as session, pytest.raises(type(error)) as raised:
+    with failing(waits, error) as session, pytest.raises(type(error)) as raised:
         session.post("http://provider.test/")
     assert raised.value is error
     assert waits == []
 
 
 def test_what_no_retry_can_cure_leaves_the_outcome_of_the_attempt_before_unknown(waits: list[float]) -> None:
-    adapter = Failing(sleep=waits.append)
-    adapter.errors = (requests.ConnectionError("cut"), requests.exceptions.InvalidURL("no host"))
-    with session_with(adapter) as session, pytest.raises(UnresolvedRequestError) as raised:
+    errors = requests.ConnectionError("cut"), requests.exceptions.InvalidURL("no host")
+    with failing(waits, *errors) as session, pytest.raises(UnresolvedRequestError) as raised:
         session.post("http://provider.test/")
     assert (type(raised.value.__cause__), raised.value.attempts) == (requests.exceptions.InvalidURL, 2)
 
