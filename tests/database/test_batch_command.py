@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +19,7 @@ from idempotency.management.commands import purge_idempotency, recover_idempoten
 from idempotency.management.running import BatchCommand, Work
 from idempotency.upkeep.batches import BatchResult, in_batches
 from tests.commands import Terminal, run_command
+from tests.concurrency.racing import elsewhere
 
 # What the commands do to the database is tested on each one in the files of their own.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -110,16 +109,6 @@ def test_it_takes_batches_until_nothing_is_due_and_reports_once(eat: Eat) -> Non
     assert run(eat) == (0, ["Eaten 0."], [])
 
 
-class EatUncomplaining(Eat):
-    complaints = BatchCommand.complaints
-
-
-def test_a_command_that_complains_of_nothing_ends_well() -> None:
-    command = EatUncomplaining()
-    command.worms = ["Wilma"]
-    assert run(command, 3) == (0, ["Eaten 3."], [])
-
-
 def test_a_dry_run_counts(eat: Eat) -> None:
     assert run(eat, 5, dry_run=True) == (0, ["5 apples."], [])
     assert eat.batches == 0
@@ -135,20 +124,14 @@ def test_a_verbose_run_and_a_long_one_report_their_batches(eat: Eat, monkeypatch
 
 
 def test_a_terminal_sees_a_bar(eat: Eat) -> None:
-    pytest.importorskip("rich", reason="the bar is drawn by rich, which this environment doesn't have")
-    terminal = Terminal()
-    assert run(eat, 3, stderr=terminal)[1] == ["Eaten 3."]
-    assert "Eating" in terminal.getvalue()
+    goes, stays = Terminal(), Terminal()
+    assert run(eat, 3, stderr=goes)[1] == ["Eaten 3."]
+    assert "Eating" in goes.getvalue()
     eat.leaves_bar = True  # type: ignore[misc]
-    stays = Terminal()
     run(eat, 3, stderr=stays)
-    assert "3/3" in stays.getvalue()
     # A bar is drawn anew whenever a moment has passed. What tells the two apart is how they end.
-    erased = "\x1b[2K"
-    assert (
-        terminal.getvalue().rpartition("3/3")[2].count(erased)
-        == stays.getvalue().rpartition("3/3")[2].count(erased) + 1
-    )
+    erased, kept = (terminal.getvalue().rpartition("3/3")[2].count("\x1b[2K") for terminal in (goes, stays))
+    assert erased == kept + 1
     quiet = Terminal()
     assert run(eat, stderr=quiet, verbosity=0) == (0, [], [])
     assert quiet.getvalue() == ""
@@ -317,16 +300,7 @@ def test_a_handler_from_outside_of_python_is_put_back_as_the_default(monkeypatch
 
 
 def test_it_runs_in_a_thread_where_no_signal_can_be_handled(eat: Eat) -> None:
-    def in_thread() -> int:
-        assert threading.current_thread() is not threading.main_thread()
-        try:
-            return run(eat, 3)[0]
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(in_thread).result() == 0
-    assert eat.apples == 0
+    assert elsewhere(lambda: run(eat, 3)) == (0, ["Eaten 3."], [])
 
 
 # Again and again
