@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -18,8 +19,6 @@ from django.template.response import SimpleTemplateResponse
 
 from idempotency import Operation, Reconcile
 from idempotency.exceptions import LeaseLostError, OutcomeUnknownError, UnrecordableResponseError
-from idempotency.identity.fingerprint import Payload
-from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.options.values import PARK, REEXECUTE, Unknown
@@ -29,7 +28,8 @@ from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
 from idempotency.upkeep import resolutions
 from idempotency.upkeep.resolutions import ResolutionRefusedError, mark_not_executed, record_outcome, release
-from tests.concurrency.racing import race
+from tests.concurrency.racing import elsewhere, race
+from tests.database.claiming import OUTCOME, PAYLOAD, acquire
 from tests.records import HOUR, from_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,14 +39,8 @@ parks = Operation("tests.resolutions.park", transaction=False, recovery=PARK)
 asks = Operation("tests.resolutions.reconcile", transaction=False, recovery=Reconcile(lambda record: Unknown()))
 again = Operation("tests.resolutions.reexecute", transaction=False, recovery=REEXECUTE)
 
-PAYLOAD = Payload({"amount": 1})
-
 #: Headers that no operation here records.
 UNRECORDED = {"X-Secret": "s", "Set-Cookie": "session=s"}
-
-
-def acquire(operation: Operation = parks, key: str = "k") -> Any:
-    return claims.acquire(operation, Scope("1", operation.name, key), PAYLOAD)
 
 
 def record(operation: Operation | str = parks, status: Status = Status.PARKED, **fields: Any) -> IdempotencyRecord:
@@ -69,10 +63,10 @@ def state(seen: IdempotencyRecord) -> tuple[str, int]:
 def test_what_did_not_happen_runs_at_the_next_retry() -> None:
     seen = record()
     with pytest.raises(OutcomeUnknownError):
-        acquire()
+        acquire(parks)
     mark_not_executed(seen, by="ops")
     assert state(seen) == ("recoverable", 1)
-    claim = acquire()
+    claim = acquire(parks)
     assert isinstance(claim, Ownership)
     assert claim.attempt == 2
 
@@ -92,7 +86,7 @@ def test_what_did_happen_is_replayed(found: Any, status: int, content_type: str,
     record_outcome(seen, found, by="ops")
     assert state(seen) == ("completed", 1)
     assert IdempotencyRecord.objects.get().completed_at is not None
-    outcome = acquire()
+    outcome = acquire(parks)
     assert isinstance(outcome, Outcome)
     response = response_of(outcome)
     assert (response.status_code, response.content) == (status, content)
@@ -107,7 +101,7 @@ def test_a_template_response_is_rendered() -> None:
 
     seen = record()
     record_outcome(seen, Rendered("none"), by="ops")
-    assert response_of(acquire()).content == b"rendered"
+    assert response_of(acquire(parks)).content == b"rendered"
     other = record(idempotency_key="other")
     record_outcome(other, Rendered("none").render(), by="ops")
     assert state(other) == ("completed", 1)
@@ -156,10 +150,8 @@ def test_a_claim_is_released_under_the_next_attempt_once_it_is_abandoned(operati
 
 def assert_powerless(owner: Ownership) -> None:
     with pytest.raises(LeaseLostError), transaction.atomic():
-        claims.complete(owner, Outcome(201, (), "{}"))
-    assert not claims.release(owner)
-    assert not claims.park(owner)
-    assert not renew(owner)
+        claims.complete(owner, OUTCOME)
+    assert [change(owner) for change in (claims.release, claims.park, renew)] == [False] * 3
 
 
 @pytest.mark.parametrize("operation", [in_transaction, again])
@@ -175,7 +167,7 @@ def test_a_live_claim_is_released_by_force_where_running_again_is_safe(operation
     assert_powerless(owner)
     winner = acquire(operation)
     assert_powerless(owner)
-    claims.record(winner, Outcome(200, (), "{}"))
+    claims.record(winner, OUTCOME)
     assert state(seen) == ("completed", 3)
 
 
@@ -184,15 +176,13 @@ def test_an_owner_that_is_about_to_commit_is_left_to_commit() -> None:
     owner = acquire(in_transaction)
     seen = IdempotencyRecord.objects.get()
 
-    def try_to_release() -> str:
-        with pytest.raises(ResolutionRefusedError) as refused:
+    def try_to_release() -> None:
+        with pytest.raises(ResolutionRefusedError, match="being settled by another process"):
             release(seen, by="ops", force=True)
-        return str(refused.value)
 
     with transaction.atomic():
-        claims.complete(owner, Outcome(201, (), "{}"))
-        (message,) = race([try_to_release])
-    assert "being settled by another process" in message
+        claims.complete(owner, OUTCOME)
+        elsewhere(try_to_release)
     assert state(seen) == ("completed", 1)
 
 
@@ -284,10 +274,8 @@ def _audit_is_captured(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_decision_leaves_an_audit_entry(decision: str, caplog: pytest.LogCaptureFixture) -> None:
     user = User.objects.create(username="olga")
     seen = record(idempotency_key="a-rather-long-key", account_id="42")
-    function = getattr(resolutions, decision)
     arguments = [{"secret": "s"}] if decision == "record_outcome" else []
-    function(seen, *arguments, by=user, reason="asked the bank\nforged line")
-
+    getattr(resolutions, decision)(seen, *arguments, by=user, reason="asked the bank\nforged line")
     entry = LogEntry.objects.get()
     assert (entry.user, entry.get_edited_object()) == (user, seen)
     assert entry.get_change_message().endswith(": asked the bank\nforged line")
@@ -333,10 +321,7 @@ def test_without_the_admin_there_is_the_log_alone(settings: Any, caplog: pytest.
 
 
 def test_a_decision_without_its_audit_entry_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("no room")
-
-    monkeypatch.setattr(LogEntry.objects, "create", refuse)
+    monkeypatch.setattr(LogEntry.objects, "create", Mock(side_effect=RuntimeError("no room")))
     seen = record()
     with pytest.raises(RuntimeError, match="no room"):
         mark_not_executed(seen, by=User.objects.create(username="olga"))

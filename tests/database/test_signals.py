@@ -29,6 +29,7 @@ from idempotency.upkeep import resolutions
 from idempotency.upkeep.retention import purge_once
 from idempotency.upkeep.sweep import recover_once
 from tests.concurrency.traces import end_lease
+from tests.database.claiming import OUTCOME, PAYLOAD
 from tests.records import HOUR, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,8 +42,6 @@ FINDING: list[Any] = []
 asks = Operation(
     "tests.signals.reconcile", transaction=False, recovery=Reconcile(lambda record: FINDING[0], max_attempts=2)
 )
-
-PAYLOAD = Payload({"amount": 1})
 
 
 @dataclass
@@ -77,17 +76,13 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
     assert receiver.inside == []
 
 
-def scope(operation: Operation) -> Scope:
-    return Scope("1", operation.name, "k")
-
-
 def acquire(operation: Operation = plain, payload: Payload = PAYLOAD) -> Any:
-    return acquire_or_wait(operation, scope(operation), payload)
+    return acquire_or_wait(operation, Scope("1", operation.name, "k"), payload)
 
 
 def complete(held: Ownership) -> None:
     with running(Claim(held)) as slot:
-        slot.outcome = Outcome(201, (), "{}")
+        slot.outcome = OUTCOME
 
 
 def status() -> str:
@@ -98,6 +93,9 @@ def sent(
     name: str, operation: Operation | None = plain, attempt: int = 1, **more: Any
 ) -> tuple[str, Any, dict[str, Any]]:
     return name, operation, {"account_id": "1", "idempotency_key": "k", "attempt": attempt, **more}
+
+
+asked = sent("taken_over", asks, 2)
 
 
 def test_a_run_is_claimed_and_completed_and_its_retry_replayed(receiver: Receiver) -> None:
@@ -163,37 +161,24 @@ def test_what_nobody_may_run_again_is_parked_by_the_retry(receiver: Receiver) ->
 
 
 @pytest.mark.parametrize(
-    ("operation", "expected"),
+    ("operation", "finding", "expected"),
     [
-        (plain, [sent("recovered", plain, status="recoverable")]),
-        (parks, [sent("parked", parks), sent("recovered", parks, status="parked")]),
+        (plain, None, [sent("recovered", plain, status="recoverable")]),
+        (parks, None, [sent("parked", parks), sent("recovered", parks, status="parked")]),
+        (asks, Completed({}), [asked, sent("recovered", asks, 2, status="completed")]),
+        (asks, NotExecuted(), [asked, sent("recovered", asks, 2, status="recoverable")]),
+        (asks, Unknown(), [asked, sent("parked", asks, 2), sent("recovered", asks, 2, status="parked")]),
     ],
-    ids=["reexecute", "park"],
+    ids=["reexecute", "park", "completed", "not executed", "unknown"],
 )
 def test_the_sweep_tells_what_became_of_each_claim(
-    receiver: Receiver, operation: Operation, expected: list[Any]
+    receiver: Receiver, operation: Operation, finding: Any, expected: list[Any]
 ) -> None:
+    FINDING[:] = [finding]
     acquire(operation)
     end_lease()
     recover_once()
     assert receiver.sent[1:] == expected
-
-
-@pytest.mark.parametrize(
-    ("finding", "expected"),
-    [
-        (Completed({}), [sent("recovered", asks, 2, status="completed")]),
-        (NotExecuted(), [sent("recovered", asks, 2, status="recoverable")]),
-        (Unknown(), [sent("parked", asks, 2), sent("recovered", asks, 2, status="parked")]),
-    ],
-    ids=["completed", "not executed", "unknown"],
-)
-def test_the_sweep_tells_what_a_reconciler_found(receiver: Receiver, finding: Any, expected: list[Any]) -> None:
-    FINDING[:] = [finding]
-    acquire(asks)
-    end_lease()
-    recover_once()
-    assert receiver.sent[1:] == [sent("taken_over", asks, 2), *expected]
     assert status() == expected[-1][2]["status"]
 
 
@@ -202,7 +187,7 @@ def test_a_retry_that_finds_the_outcome_tells_the_same(receiver: Receiver) -> No
     acquire(asks)
     end_lease()
     assert isinstance(acquire(asks), Outcome)
-    assert receiver.sent[1:] == [sent("taken_over", asks, 2), sent("recovered", asks, 2, status="completed")]
+    assert receiver.sent[1:] == [asked, sent("recovered", asks, 2, status="completed")]
 
 
 def test_an_operator_settles_a_record(receiver: Receiver) -> None:
