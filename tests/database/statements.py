@@ -1,12 +1,46 @@
-"""What happens around a statement: something just before it, or its plan."""
+"""What happens just before a statement, its plan, and how much of a table it reads, as PostgreSQL itself says."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import connection
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+COMPLETED = """
+INSERT INTO idempotency_record (account_id, operation, idempotency_key, request_hash, status, attempt, response_status,
+    response_headers, response_body, expires_at, completed_at)
+SELECT (number %% 100)::text, 'tests.plans.bulk', 'bulk-' || number, 'v1:' || repeat('0', 64), 'completed', 1, 201,
+    '[]', '{"id": 1234567}', statement_timestamp() + interval '3 days', statement_timestamp()
+FROM generate_series(1, %s) AS number
+"""
+
+SENT = """
+INSERT INTO idempotency_outbox (message_id, account_id, idempotency_key, topic, payload, headers, ordering_key, sender,
+    created_at, status, attempts, next_try_at, sent_at, error)
+SELECT gen_random_uuid(), '', 'bulk-' || number, 'orders.placed', '1', '{}', %s, 'tests.outbox.broker',
+    statement_timestamp(), 'sent', 1, statement_timestamp(), statement_timestamp() - interval '1 hour', ''
+FROM generate_series(1, %s) AS number
+"""
+
+
+def execute(statement: str, *parameters: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+
+
+def fill(count: int) -> None:
+    """Add completed records, and let the planner know."""
+    execute(COMPLETED, count)
+    execute("ANALYZE idempotency_record")
+
+
+def fill_outbox(count: int, ordering_key: str = "") -> None:
+    """Add messages that were sent an hour ago."""
+    execute(SENT, ordering_key, count)
 
 
 @contextmanager
@@ -24,7 +58,7 @@ def before_statement(containing: str, call: Callable[[], object]) -> Iterator[No
 
 @contextmanager
 def explaining(containing: str) -> Iterator[list[str]]:
-    """The plans of those statements of the block that contain ``containing``, as PostgreSQL explains them."""
+    """The plans of those statements of the block that contain ``containing``. The planner is told of all rows first."""
     plans: list[str] = []
 
     def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -34,5 +68,42 @@ def explaining(containing: str) -> Iterator[list[str]]:
                 plans.append("\n".join(line for (line,) in cursor.fetchall()))
         return execute(sql, params, many, context)
 
+    execute("ANALYZE idempotency_record, idempotency_outbox")
     with connection.execute_wrapper(wrapper):
         yield plans
+
+
+def most_rows_read(call: Callable[[], Any]) -> int:
+    """The most rows that any one step of any statement of ``call`` on records looked at.
+
+    Without PostgreSQL's catalogs: how many rows they have is up to the database, and not to the records.
+    """
+    with CaptureQueriesContext(connection) as captured:
+        call()
+    statements = [
+        one["sql"]
+        for one in captured
+        if one["sql"].lstrip().startswith(("SELECT", "UPDATE")) and "idempotency_record" in one["sql"]
+    ]
+    assert statements
+    nodes = [node for statement in statements for node in _plan(statement)]
+    return max(_rows(node) for node in nodes if not node.get("Relation Name", "").startswith("pg_"))
+
+
+def _plan(statement: str) -> Iterator[dict[str, Any]]:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
+        (found,) = cursor.fetchone()
+        transaction.set_rollback(True)
+    yield from _walk((json.loads(found) if isinstance(found, str) else found)[0]["Plan"])
+
+
+def _walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from _walk(child)
+
+
+def _rows(node: dict[str, Any]) -> int:
+    removed = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
+    return round((node["Actual Rows"] + removed) * node["Actual Loops"])

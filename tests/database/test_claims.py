@@ -29,7 +29,7 @@ from idempotency.upkeep.retention import purge_once
 from idempotency.upkeep.stats import stats
 from idempotency.upkeep.sweep import recover_once
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire
-from tests.database.plans import fill, most_rows_read
+from tests.database.statements import fill, most_rows_read
 from tests.records import HOUR, MINUTE, database_now, from_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from idempotency import current_claim
+from idempotency import claim, require_claim
 from idempotency.exceptions import LeaseLostError, MessageReusedError, NoTransactionError
 from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox import publish
@@ -66,9 +67,7 @@ def be_overtaken() -> None:
 
 
 def notice_a_lost_lease() -> None:
-    held = current_claim()
-    assert held is not None
-    held.ownership.lost = True
+    require_claim().ownership.lost = True
 
 
 @pytest.mark.failure_mode(54)
@@ -119,9 +118,7 @@ def test_a_delayed_message_is_kept_back() -> None:
 
 # What it refuses
 
-TOO_DEEP: list[Any] = []
-for _ in range(100_000):
-    TOO_DEEP = [TOO_DEEP]
+TOO_DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(100_000), [])
 
 
 @pytest.mark.parametrize(
@@ -160,25 +157,17 @@ def test_what_can_not_be_sent_is_refused_before_anything_is_written(
 
 
 def test_under_a_claim_its_identity_is_derived_from_it() -> None:
-    seen: list[Any] = []
-
-    def block() -> None:
-        seen.append(current_claim())
-        publish("orders.placed", sender=SENDER)
-
-    run(inside, block)
-    message = OutboxMessage.objects.get()
-    scope = seen[0].scope
-    assert message.account_id == "alice"
-    assert message.message_id.version == 8
+    with claim(inside, account_id="alice", key="k"):
+        message = publish("orders.placed", sender=SENDER)
+        scope = require_claim().scope
+    assert (message.account_id, message.message_id.version) == ("alice", 8)
     assert message.idempotency_key == scope.key_for(message.message_id) == f"{scope.trace}.{message.message_id}"
 
 
 def test_an_operation_that_runs_again_publishes_the_same_messages_once() -> None:
     def block() -> None:
-        send(payload={"a": 1, "b": 2})
-        send(payload={"a": 1, "b": 2})
-        send("orders.packed")
+        for topic in ("orders.placed", "orders.placed", "orders.packed"):
+            send(topic, {"a": 1, "b": 2})
 
     run(outside, block, cut_off=True)
     first = ids()
@@ -211,13 +200,10 @@ def test_messages_with_names_may_come_in_another_order() -> None:
 
 def test_no_topic_and_no_name_are_taken_for_others() -> None:
     def block() -> None:
-        send("a")
-        send("a")
-        send("a#2")
-        send("a", name="b")
-        send("a:b")
-        send("a", name="b#2")
-        send("1:a")
+        for topic in ("a", "a", "a#2", "a:b", "1:a"):
+            send(topic)
+        for name in ("b", "b#2"):
+            send("a", name=name)
 
     run(outside, block)
     assert len({*ids()}) == 7
@@ -232,9 +218,7 @@ def test_another_operation_or_account_publishes_messages_of_its_own() -> None:
 
 def test_a_step_that_is_skipped_does_not_shift_what_comes_after_it() -> None:
     def block() -> None:
-        held = current_claim()
-        assert held is not None
-        held.step("pack", lambda: send(payload="in the step") and None)
+        require_claim().step("pack", lambda: send(payload="in the step") and None)
         send(payload="after it")
 
     run(outside, block, cut_off=True)
@@ -243,22 +227,12 @@ def test_a_step_that_is_skipped_does_not_shift_what_comes_after_it() -> None:
     assert broker.payloads == ["in the step", "after it"]
 
 
-@pytest.mark.parametrize(
-    "again",
-    [
-        lambda: publish("orders.placed", {"id": 2}, sender=SENDER),
-        lambda: publish("orders.placed", {"id": 1.0}, sender=SENDER),
-        lambda: publish("orders.placed", {"id": True}, sender=SENDER),
-        lambda: publish("orders.placed", sender=SENDER),
-    ],
-)
-def test_another_message_in_the_place_of_one_is_refused_and_the_transaction_lives(
-    again: Callable[[], OutboxMessage],
-) -> None:
+@pytest.mark.parametrize("payload", [{"id": 2}, {"id": 1.0}, {"id": True}, None])
+def test_another_message_in_the_place_of_one_is_refused_and_the_transaction_lives(payload: object) -> None:
     def other() -> None:
         with transaction.atomic():
             with pytest.raises(MessageReusedError, match="name="):
-                again()
+                publish("orders.placed", payload, sender=SENDER)
             publish("orders.placed", "next", sender=SENDER)
 
     run(outside, lambda: send(payload={"id": 1}), cut_off=True)

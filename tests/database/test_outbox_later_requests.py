@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.db import transaction
 
-from idempotency import claim, current_claim, sql
+from idempotency import Operation, claim, require_claim, sql
 from idempotency.exceptions import MessageReusedError
 from idempotency.models import IdempotencyRecord, OutboxMessage
 from idempotency.outbox import publish
@@ -36,15 +36,15 @@ def consume(message: OutboxMessage) -> bool:
 
 @pytest.mark.parametrize("operation", [inside, outside], ids=lambda operation: operation.name)
 @pytest.mark.parametrize("purged", [False, True], ids=["the record is there", "the record was purged"])
-def test_a_consumer_that_remembers_the_first_request_runs_for_the_second(operation: object, purged: bool) -> None:
-    run(operation, lambda: send(payload="same"))  # type: ignore[arg-type]
+def test_a_consumer_that_remembers_the_first_request_runs_for_the_second(operation: Operation, purged: bool) -> None:
+    run(operation, lambda: send(payload="same"))
     relay_once()
     assert consume(OutboxMessage.objects.get())
     end_retention()
     if purged:
-        IdempotencyRecord.objects.filter(operation=operation.name).delete()  # type: ignore[attr-defined]
+        IdempotencyRecord.objects.filter(operation=operation.name).delete()
     IdempotencyRecord.objects.filter(operation="tests.outbox.consumer").update(expires_at=from_now(HOUR))
-    run(operation, lambda: send(payload="same"))  # type: ignore[arg-type]
+    run(operation, lambda: send(payload="same"))
     assert relay_once().sent == 1
     assert broker.payloads == ["same", "same"]
     assert consume(OutboxMessage.objects.latest("pk"))
@@ -106,8 +106,7 @@ def test_a_record_in_another_database_decides_nothing_about_messages(attempts: i
     """A crash of that database may lose the record, and the message stays."""
 
     def elsewhere() -> None:
-        held = current_claim()
-        assert held is not None
+        held = require_claim()
         here, held.ownership.using = held.using, "elsewhere"
         send(using=here)
         held.ownership.using = here

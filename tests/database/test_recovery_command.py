@@ -6,6 +6,7 @@ import signal
 import threading
 from collections import Counter
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,8 +24,8 @@ from idempotency.upkeep.sweep import abandoned, recover_batches, recover_once
 from tests.commands import run_command
 from tests.concurrency.racing import PATIENCE, Gate, held
 from tests.database import processes
-from tests.database.plans import fill, most_rows_read
-from tests.records import HOUR, make_records
+from tests.database.statements import fill, most_rows_read
+from tests.records import HOUR, MINUTE, from_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -47,8 +48,7 @@ def states() -> Counter[str]:
     return Counter(IdempotencyRecord.objects.values_list("status", flat=True))
 
 
-def recover(**options: Any) -> tuple[int, list[str], list[str]]:
-    return run_command("recover_idempotency", **options)
+recover = partial(run_command, "recover_idempotency")
 
 
 # What it does
@@ -61,31 +61,24 @@ def test_it_settles_what_is_abandoned_and_says_so(monkeypatch: pytest.MonkeyPatc
     abandon(1, asks)
     abandon(1, asks, idempotency_key="unknown")
     make_records(1, Status.IN_PROGRESS, lease=HOUR)
-    assert recover() == (
-        0,
-        ["Settled 7 claims: 3 recoverable, 1 completed, 2 parked, 1 to be asked for again."],
-        [],
-    )
+    settled = "Settled 7 claims: 3 recoverable, 1 completed, 2 parked, 1 to be asked for again."
+    assert recover() == (0, [settled], [])
     assert states() == {"recoverable": 3, "parked": 2, "completed": 1, "in_progress": 2}
     assert recover() == (0, ["Settled 0 claims: 0 recoverable, 0 completed, 0 parked."], [])
 
 
 def test_batches_are_taken_until_nothing_is_due() -> None:
     abandon(6)
-    assert recover(batch_size=3, verbosity=2)[1] == [
-        "Settled 3 claims: 3 recoverable, 0 completed, 0 parked so far.",
-        "Settled 6 claims: 6 recoverable, 0 completed, 0 parked so far.",
-        "Settled 6 claims: 6 recoverable, 0 completed, 0 parked so far.",
-        "Settled 6 claims: 6 recoverable, 0 completed, 0 parked.",
-    ]
+    settled = [f"Settled {count} claims: {count} recoverable, 0 completed, 0 parked" for count in (3, 6, 6, 6)]
+    so_far = [f"{line} so far." for line in settled[:3]]
+    assert recover(batch_size=3, verbosity=2)[1] == [*so_far, f"{settled[3]}."]
 
 
 def test_the_longest_abandoned_comes_first() -> None:
-    (late,) = abandon(lease=-timedelta(minutes=1))
-    (early,) = abandon(lease=-timedelta(days=9))
+    (late,) = abandon(lease=-MINUTE)
+    abandon(lease=-9 * HOUR)
     assert recover_once(batch_size=1).recoverable == 1
-    assert list(abandoned().values_list("pk", flat=True)) == [late]
-    assert early != late
+    assert abandoned().get().pk == late
 
 
 def test_one_batch_holds_claims_of_every_declaration() -> None:
@@ -97,9 +90,7 @@ def test_one_batch_holds_claims_of_every_declaration() -> None:
     assert (recover_once(batch_size=5).touched, recover_once(batch_size=5).exhausted) == (1, True)
 
 
-@pytest.mark.parametrize(
-    "finding", [NotExecuted(), Unknown(), Completed({})], ids=lambda finding: type(finding).__name__
-)
+@pytest.mark.parametrize("finding", [NotExecuted(), Unknown(), Completed({})], ids=lambda found: type(found).__name__)
 def test_what_a_reconciler_finds_that_was_taken_over_meanwhile_is_not_counted(
     monkeypatch: pytest.MonkeyPatch, finding: Any
 ) -> None:
@@ -147,13 +138,8 @@ def test_a_dry_run_counts_and_settles_nothing(monkeypatch: pytest.MonkeyPatch) -
 def test_a_sweep_reads_what_is_abandoned_and_nothing_else() -> None:
     """Whatever the size of the table, and however old the records: the index holds unfinished ones only."""
     fill(20_000)
-    with connection.cursor() as cursor:  # old ones, taken over not long ago
-        cursor.execute(
-            "UPDATE idempotency_record SET status = 'in_progress', operation = %s, attempt = 2,"
-            " lease_expires_at = statement_timestamp() - interval '1 minute'"
-            " WHERE idempotency_key IN ('bulk-1', 'bulk-10000', 'bulk-19999')",
-            [again.name],
-        )
+    old = IdempotencyRecord.objects.filter(idempotency_key__in=["bulk-1", "bulk-10000", "bulk-19999"])
+    old.update(status=Status.IN_PROGRESS, operation=again.name, attempt=2, lease_expires_at=from_now(-MINUTE))
     abandon(10)
     make_records(30, Status.IN_PROGRESS, lease=HOUR)
     make_records(30, Status.PARKED)

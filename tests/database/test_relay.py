@@ -18,8 +18,7 @@ from idempotency.outbox import relay
 from idempotency.outbox.backlog import requeue
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
 from idempotency.protocol import faults
-from tests.database.plans import fill_outbox
-from tests.database.statements import explaining
+from tests.database.statements import explaining, fill_outbox
 from tests.outbox import BROKEN, OTHER_SENDER, UNREACHABLE, broker, make_due, make_messages, other_broker, statuses
 from tests.records import HOUR, MINUTE, from_now
 
@@ -86,8 +85,6 @@ def test_a_batch_is_found_through_the_indexes_of_what_is_not_sent() -> None:
     fill_outbox(3_000, ordering_key="a")
     make_messages(20, ordering_key="a")
     make_messages(20)
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE idempotency_outbox")
     with explaining("FOR UPDATE") as plans:
         assert relay_once().sent == 40
     heads, followers = plans

@@ -6,7 +6,9 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection
@@ -18,7 +20,17 @@ from idempotency.outbox import relay
 from idempotency.outbox.backlog import requeue
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
 from tests.commands import run_command
-from tests.outbox import BROKEN, OTHER_SENDER, UNREACHABLE, broker, make_due, make_messages, other_broker, statuses
+from tests.outbox import (
+    BROKEN,
+    OTHER_SENDER,
+    SENDER,
+    UNREACHABLE,
+    broker,
+    make_due,
+    make_messages,
+    other_broker,
+    statuses,
+)
 from tests.records import HOUR, MINUTE
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,8 +41,7 @@ def message(pk: int) -> OutboxMessage:
 
 
 def seconds_until_next_try(pk: int) -> float:
-    left = message(pk).next_try_at - timezone.now()
-    return left.total_seconds()
+    return (message(pk).next_try_at - timezone.now()).total_seconds()
 
 
 def test_a_message_that_is_refused_is_tried_again_later_and_later() -> None:
@@ -84,9 +95,7 @@ def test_a_broker_that_can_not_be_reached_is_nobodys_fault() -> None:
     broker.refuse(0, 1, error=UNREACHABLE)
     for _ in range(MAX_ATTEMPTS + 1):
         result = relay_once()
-        assert result == RelayResult(
-            put_back=2, unavailable={"tests.outbox.broker": "BrokerUnavailableError: no route"}
-        )
+        assert result == RelayResult(put_back=2, unavailable={SENDER: "BrokerUnavailableError: no route"})
         assert statuses() == [("pending", 0)] * 2
         assert all(3 < seconds_until_next_try(pk) <= 6 for pk in (first, second))
         make_due()
@@ -97,22 +106,16 @@ def test_a_broker_that_can_not_be_reached_is_nobodys_fault() -> None:
 
 
 def test_a_broker_that_can_not_be_reached_is_asked_once_a_run_and_holds_up_no_other() -> None:
-    asked: list[str] = []
-
-    def answer(message: OutboxMessage) -> None:
-        asked.append(message.payload)
-        raise UNREACHABLE
-
-    broker.answer = answer
+    broker.answer = asked = Mock(side_effect=UNREACHABLE)
     make_messages(3, due=-HOUR)
     make_messages(3, due=-HOUR, sender=OTHER_SENDER)
     make_messages(3, due=-HOUR)
     results = list(relay_batches(batch_size=2))
-    assert asked == ["0"]
+    assert [call.args[0].payload for call in asked.call_args_list] == ["0"]
     assert other_broker.payloads == [0, 1, 2]
     total = sum(results, RelayResult())
     assert (total.sent, total.put_back, total.exhausted) == (3, 2, True)
-    assert total.unavailable.keys() == {"tests.outbox.broker"}
+    assert total.unavailable.keys() == {SENDER}
 
 
 # What a relay tells of its work: signals, log lines
@@ -149,10 +152,8 @@ def test_a_signal_tells_of_a_dead_message(lease: timedelta | None, caplog: pytes
         assert relay_once().dead == 1
     dead = message(pk)
     (told,) = received
-    assert told["sender"] is OutboxMessage
-    assert told["message_id"] == dead.message_id
-    assert (told["account_id"], told["idempotency_key"]) == ("alice", dead.idempotency_key)
-    assert (told["topic"], told["attempt"]) == ("orders.placed", MAX_ATTEMPTS)
+    of_it = {"message_id": dead.message_id, "account_id": "alice", "idempotency_key": dead.idempotency_key}
+    assert told == {**told, "sender": OutboxMessage, **of_it, "topic": "orders.placed", "attempt": MAX_ATTEMPTS}
     assert f"Message {dead.message_id} on orders.placed is dead" in caplog.text
     assert "secret" not in caplog.text
 
@@ -160,8 +161,7 @@ def test_a_signal_tells_of_a_dead_message(lease: timedelta | None, caplog: pytes
 # The command's report, and its exit codes
 
 
-def run(**options: Any) -> tuple[int, list[str], list[str]]:
-    return run_command("relay_outbox", **options)
+run = partial(run_command, "relay_outbox")
 
 
 def test_it_sends_what_is_due_and_says_so() -> None:
@@ -196,8 +196,6 @@ def test_a_dry_run_counts_and_sends_nothing() -> None:
     make_messages(2, due=-HOUR, ordering_key="a")
     make_messages(1, MessageStatus.DEAD)
     code, (pending, due, dead), errors = run(dry_run=True)
-    assert (code, errors) == (0, [])
-    assert pending == "7 messages pending, of which 3 can be sent now."
-    assert due.startswith("Due for 3,6")
-    assert dead == "1 message dead."
+    assert (code, pending, errors) == (0, "7 messages pending, of which 3 can be sent now.", [])
+    assert (due[:11], dead) == ("Due for 3,6", "1 message dead.")
     assert broker.deliveries == []

@@ -19,7 +19,7 @@ from idempotency.management.commands import idempotency_stats
 from idempotency.upkeep import stats
 from idempotency.upkeep.counters import Counters, counters
 from idempotency.upkeep.stats import Number, Precision
-from tests.database.plans import fill, most_rows_read
+from tests.database.statements import fill, most_rows_read
 from tests.records import HOUR, from_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
