@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,6 +13,7 @@ import pytest
 
 from testproject import embedded
 from testproject.embedded import EmbeddedPostgresError, embedded_postgres
+from tests.providers import eventually
 
 # The server is the same whatever database the other tests run on.
 pytestmark = pytest.mark.postgres
@@ -53,14 +53,6 @@ def start(action: str) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().strip()
 
 
-def is_gone(directory: Path) -> bool:
-    """Wait for the guard, which is nobody's child any more when its owner was killed."""
-    deadline = time.monotonic() + 30
-    while directory.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not directory.exists()
-
-
 def test_a_server_listens_on_its_own_socket_only_and_is_deleted_with_its_data() -> None:
     with embedded_postgres({"max_connections": "17", "application_name": "it's"}) as url:
         directory = directory_of(url)
@@ -94,7 +86,8 @@ def test_a_killed_owner_takes_its_server_along() -> None:
     process, url = start("input()")
     with process:
         process.kill()
-    assert is_gone(directory_of(url))
+    # Its guard, which is nobody's child any more, takes a moment.
+    assert eventually(lambda: not directory_of(url).exists())
 
 
 def test_a_server_that_does_not_start_says_why_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,13 +119,19 @@ class Surroundings:
     stop: threading.Event
 
 
-class Client:
-    """A client of one charge. Several of them for one charge are its simultaneous duplicates."""
+class Client(httpx.BaseTransport):
+    """A client of one charge. Several of them for one charge are its simultaneous duplicates.
+
+    It is the network between its retries and the server, too: gets requests into trouble, and counts what comes.
+    """
 
     def __init__(self, charge: Charge, endpoint: Endpoint, around: Surroundings, role: str) -> None:
         self.charge = charge
         self.endpoint = endpoint
         self.around = around
+        self.trouble = Trouble.CALM  # of the next request
+        self.conflict: Answer | None = None  # the first answer that said that the charge is in progress
+        self._name = f"{endpoint.side.name}.{charge.number}"
         # The side is left out of it: all endpoints meet the same client.
         self.chance = random.Random(f"{around.plan.seed}:{charge.number}:{role}")
 
@@ -138,11 +144,11 @@ class Client:
         """
         if self.around.stop.is_set():
             return None
-        network = BadNetwork(self, trouble)
+        self.trouble = trouble
         policy = RetryPolicy(
             attempts=MANY, total=self.around.plan.patience, first_wait=BACK_OFF, longest_wait=BACK_OFF, statuses=PASSING
         )
-        transport = IdempotentTransport(network, policy=policy, sleep=self._sleep)
+        transport = IdempotentTransport(self, policy=policy, sleep=self._sleep)
         headers = {
             "Authorization": f"Token {self.endpoint.tokens[self.charge.account]}",
             "Content-Type": "application/json",
@@ -154,21 +160,11 @@ class Client:
             payload = self.charge.payload(changed=changed)
             answer = answer_of(http.post(self.endpoint.url, content=payload, headers=headers))
         # It was retried, as it should be. But nothing is in progress any more once there is an outcome.
-        return network.conflict if settled and network.conflict else answer
+        return self.conflict if settled and self.conflict else answer
 
     def _sleep(self, seconds: float) -> None:
         if self.around.stop.wait(seconds):
             raise StoppedError
-
-
-class BadNetwork(httpx.BaseTransport):
-    """What lies between a client's retries and the server: gets the requests into trouble, and counts what comes."""
-
-    def __init__(self, client: Client, trouble: Trouble) -> None:
-        self.client = client
-        self.trouble = trouble  # of the next request
-        self.conflict: Answer | None = None  # the first answer that said that the charge is in progress
-        self._name = f"{client.endpoint.side.name}.{client.charge.number}"
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """One request. Raises what httpx does where the client never sees an answer."""
@@ -179,7 +175,7 @@ class BadNetwork(httpx.BaseTransport):
         try:
             if trouble is Trouble.CUT:
                 self._send_and_cut(request)
-            response = self.client.around.wire.handle_request(request)
+            response = self.around.wire.handle_request(request)
             response.read()
         except httpx.TransportError as error:
             self._count_failure(error, trouble)
@@ -192,10 +188,10 @@ class BadNetwork(httpx.BaseTransport):
         # worker that a neighbour's trouble killed before it could stand still.
         if trouble is not Trouble.STALL or answer.code != IN_PROGRESS or self._was_troubled():
             self.trouble = Trouble.CALM
-        late = trouble is Trouble.STALL and time.monotonic() - started > self.client.around.plan.lease
+        late = trouble is Trouble.STALL and time.monotonic() - started > self.around.plan.lease
         if late and (answer.replayed or answer.code == IN_PROGRESS):
             self._saw("outlived")  # told what the winner did, or that it is at it
-        if self.client.charge.trouble is Trouble.STALL:
+        if self.charge.trouble is Trouble.STALL:
             # The twin of a stalled request asks again and again, so that it takes over as soon as it may.
             response.headers.pop("Retry-After", None)
         return response
@@ -204,13 +200,13 @@ class BadNetwork(httpx.BaseTransport):
         """What the server is asked to do, as its side of the trouble."""
         if trouble in SERVERS_TROUBLES:
             return f"{trouble.value}={self._name}"
-        return f"pause={self.client.chance.randint(*LONG_WORK if trouble is Trouble.TIMEOUT else SHORT_WORK)}"
+        return f"pause={self.chance.randint(*LONG_WORK if trouble is Trouble.TIMEOUT else SHORT_WORK)}"
 
     def _timeout(self, trouble: Trouble) -> float:
         """Seconds that the client waits for an answer."""
         if trouble is Trouble.TIMEOUT:
-            return self.client.chance.uniform(*SHORT_TIMEOUT)
-        if trouble is Trouble.CALM and self.client.charge.trouble is Trouble.STALL:
+            return self.chance.uniform(*SHORT_TIMEOUT)
+        if trouble is Trouble.CALM and self.charge.trouble is Trouble.STALL:
             return TIMEOUT_OF_A_TWIN
         return HONEST_TIMEOUT
 
@@ -218,10 +214,10 @@ class BadNetwork(httpx.BaseTransport):
         lines = [f"POST {request.url.path} HTTP/1.1".encode("ascii")]
         lines += [name + b": " + value for name, value in request.headers.raw]
         try:
-            address = ("127.0.0.1", self.client.endpoint.port)
+            address = ("127.0.0.1", self.endpoint.port)
             with socket.create_connection(address, timeout=HONEST_TIMEOUT) as connection:
                 connection.sendall(b"\r\n".join([*lines, b"", b""]) + request.content)
-                self.client.around.stop.wait(self.client.chance.uniform(*CUT_AFTER))
+                self.around.stop.wait(self.chance.uniform(*CUT_AFTER))
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         except OSError as error:
             raise httpx.ConnectError(str(error)) from error
@@ -249,10 +245,10 @@ class BadNetwork(httpx.BaseTransport):
 
     def _was_troubled(self) -> bool:
         """Whether the trouble came about that this charge asked for. A neighbour's may have ended its worker before."""
-        return self.client.around.tally.marks.exists(f"met.{self._name}")
+        return self.around.tally.marks.exists(f"met.{self._name}")
 
     def _saw(self, seen: str) -> None:
-        self.client.around.tally.add(self.client.endpoint.side.name, seen)
+        self.around.tally.add(self.endpoint.side.name, seen)
 
 
 def answer_of(response: httpx.Response) -> Answer:

@@ -20,58 +20,41 @@ from tests.providers import eventually
 
 
 @pytest.fixture
-def daemons(tmp_path: Path) -> Iterator[dict[str, Daemon]]:
-    started = {name: Daemon(name, ["sh", "-c", "echo its log; sleep 1000"], tmp_path) for name in ("relay", "worker")}
-    yield started
-    for daemon in started.values():
+def hop(tmp_path: Path) -> Iterator[Hop]:
+    skip_without_redis()
+    daemons = [Daemon(name, ["sh", "-c", "echo its log; sleep 1000"], tmp_path) for name in ("relay", "worker")]
+    hop = Hop(Redis(tmp_path, "no"), Marks(tmp_path), daemons, Books("run", {}))
+    yield hop
+    hop.stop()
+    for daemon in daemons:
         daemon.kill()
 
 
-@pytest.fixture
-def hop(daemons: dict[str, Daemon], tmp_path: Path) -> Iterator[Hop]:
-    skip_without_redis()
-    (tmp_path / "marks").mkdir()
-    hop = Hop(Redis(tmp_path, "no"), Marks(tmp_path / "marks"), list(daemons.values()), Books("run", {}))
-    yield hop
-    hop.stop()
-
-
-def end(hop: Hop, daemon: Daemon) -> None:
-    """As a fault of its own ends it, and wait until it is there again."""
-    restarts = hop.keepers[daemon].restarts
-    os.kill(daemon.pid, signal.SIGKILL)
-    assert eventually(lambda: hop.keepers[daemon].restarts > restarts)
-
-
-@pytest.mark.parametrize("name", ["relay", "worker"])
-def test_one_that_ends_with_the_broker_is_started_again_and_counted(
-    hop: Hop, daemons: dict[str, Daemon], tmp_path: Path, name: str
+@pytest.mark.parametrize(
+    ("name", "mark", "ends", "counted", "excused"),
+    [
+        ("relay", "go.receipt.a-1", 1, 1, True),  # the broker was killed
+        ("worker", "go.receipt.a-1", 1, 1, True),
+        ("worker", "go.receipt.a-1", 2, 2, False),
+        ("worker", "other", 1, 1, False),
+        ("relay", "child.relay.published.1", 1, 0, True),  # it was killed itself
+        ("worker", "group.fee.a-1.1", 1, 0, True),
+    ],
+)
+def test_one_that_has_ended_is_started_again_and_fails_the_run_unless_it_or_the_broker_was_killed(
+    hop: Hop, tmp_path: Path, name: str, mark: str, ends: int, counted: int, excused: bool
 ) -> None:
-    Marks(tmp_path / "marks").leave("go.receipt.a-1")
-    end(hop, daemons[name])
-    assert (hop.ended, hop.what_stopped()) == (1, [])
-
-
-@pytest.mark.parametrize(("outages", "ends"), [(0, 1), (1, 2)])
-def test_one_that_ends_without_an_outage_or_keeps_ending_fails_the_run_with_its_log(
-    hop: Hop, daemons: dict[str, Daemon], tmp_path: Path, outages: int, ends: int
-) -> None:
-    for number in range(outages):
-        Marks(tmp_path / "marks").leave(f"go.receipt.a-{number}")
-    for _ in range(ends):
-        end(hop, daemons["worker"])
-    (complaint,) = hop.what_stopped()
-    assert complaint.startswith(f"The worker ended by itself {ends} times")
-    assert "its log" in complaint
-
-
-@pytest.mark.parametrize(("name", "mark"), [("relay", "child.relay.published.1"), ("worker", "group.fee.a-1.1")])
-def test_one_that_was_killed_on_purpose_is_not_counted(
-    hop: Hop, daemons: dict[str, Daemon], tmp_path: Path, name: str, mark: str
-) -> None:
-    Marks(tmp_path / "marks").leave(mark)
-    end(hop, daemons[name])
-    assert (hop.ended, hop.what_stopped()) == (0, [])
+    Marks(tmp_path).leave(mark)
+    ((daemon, keeper),) = [(daemon, keeper) for daemon, keeper in hop.keepers.items() if daemon.name == name]
+    for restarts in range(1, ends + 1):
+        os.kill(daemon.pid, signal.SIGKILL)
+        assert eventually(lambda restarts=restarts: keeper.restarts == restarts)
+    assert hop.ended == counted
+    complaints = hop.what_stopped()
+    assert len(complaints) == (0 if excused else 1)
+    for complaint in complaints:
+        assert complaint.startswith(f"The {name} ended by itself {ends} times")
+        assert "its log" in complaint
 
 
 def test_it_is_not_over_while_a_message_that_is_not_lost_has_had_no_effect(

@@ -22,7 +22,7 @@ from testproject.models import Charge, Notification, Transfer
 from tests.contrib.deliveries import Inbox
 from tests.docs.conftest import RunPage, post
 from tests.docs.pages import code, section, table, text_of
-from tests.factories import UserFactory
+from tests.factories import ChargeFactory, UserFactory
 from tests.outbox import broker, make_messages
 
 PUBLISHING = "how-to/publish-a-message.md"
@@ -152,13 +152,8 @@ def consuming(run_page: RunPage) -> Any:
     return SimpleNamespace(**run_page(CONSUMING))
 
 
-def charge() -> Charge:
-    made: Charge = Charge.objects.create(account=UserFactory(), amount=5, currency="usd")
-    return made
-
-
 def test_the_receipt_is_sent_once(inbox: Inbox, consuming: Any) -> None:
-    inbox.publish(consuming.send_receipt, charge().pk)
+    inbox.publish(consuming.send_receipt, ChargeFactory().pk)
     inbox.twice()
     first, second = inbox.drain()
     assert first == second
@@ -166,7 +161,7 @@ def test_the_receipt_is_sent_once(inbox: Inbox, consuming: Any) -> None:
 
 
 def test_a_receipt_of_nothing_is_dead_lettered_and_redriven(inbox: Inbox, consuming: Any) -> None:
-    one = charge()
+    one = ChargeFactory()
     number = one.pk
     one.delete()
     inbox.publish(consuming.send_receipt, number)
@@ -174,7 +169,7 @@ def test_a_receipt_of_nothing_is_dead_lettered_and_redriven(inbox: Inbox, consum
     [dead] = inbox.messages("receipts.dead")
     assert dead[REASON_HEADER] == "failed: DoesNotExist"
     assert f"`{REASON_HEADER}`" in text_of(CONSUMING)
-    Charge(pk=number, account=UserFactory(), amount=5, currency="usd").save()
+    ChargeFactory(pk=number)
     assert consuming.redrive_receipts() == 1
     inbox.drain()
     assert Notification.objects.count() == 1

@@ -6,17 +6,15 @@ back-dating it instead of by sleeping.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from testproject.harness.processes import Daemon, answers, free_port
 from tests.docs.pages import FENCED, ROOT, text_of
 
 PAGE = "tutorial/index.md"
@@ -30,13 +28,6 @@ with sqlite3.connect('db.sqlite3') as database:
 " """
 
 pytestmark = pytest.mark.sqlite
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Reader:
@@ -60,7 +51,7 @@ class Reader:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self.server: subprocess.Popen[bytes] | None = None
+        self.server: Daemon | None = None
 
     def run(self, command: str) -> list[str]:
         """Type a command, and read the lines that it prints."""
@@ -82,26 +73,19 @@ class Reader:
 
     def start_server(self, command: str) -> None:
         self.stop_server()
-        crashes = {"CRASH": "1"} if command.startswith("CRASH=1 ") else {}
-        self.server = subprocess.Popen(
-            [sys.executable, *SERVER.split(), f"127.0.0.1:{self.port}"],
-            cwd=self.directory,
-            env=self.environment | crashes,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+        start = f"env -u DJANGO_SETTINGS_MODULE -u COVERAGE_PROCESS_START {sys.executable} {self.directory}/{SERVER}"
+        self.server = Daemon(
+            "server",
+            [*start.split(), f"127.0.0.1:{self.port}"],
+            self.directory,
+            environment=self.environment | ({"CRASH": "1"} if command.startswith("CRASH=1 ") else {}),
+            is_ready=lambda: answers(("127.0.0.1", self.port)),
         )
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return
-            assert self.server.poll() is None, "the server did not start"
-            time.sleep(0.05)  # between two tries to connect; a server that is not up yet has no event to wait for
-        raise AssertionError("the server did not come up")
+        self.server.start()
 
     def stop_server(self) -> None:
         if self.server is not None:
-            self.server.terminate()
-            self.server.wait()
+            self.server.stop()
 
     def leave(self) -> None:
         self.stop_server()
