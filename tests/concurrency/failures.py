@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
+
+from tests.concurrency.racing import elsewhere
 
 
 def fail(request: Any = None) -> None:
@@ -18,12 +20,38 @@ def unreachable(*args: Any, **kwargs: Any) -> Any:
     raise OperationalError("server closed the connection unexpectedly")
 
 
+def cut_connection(request: Any = None) -> None:
+    """End this thread's session from another one, as an idle timeout, a proxy or a fail-over does."""
+    connection.ensure_connection()
+    pid = connection.connection.info.backend_pid
+
+    def end() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+
+    elsewhere(end)
+
+
 @contextmanager
 def failing_database(owner: Any, *names: str) -> Iterator[None]:
     """In the block these functions find the database out of reach."""
     with pytest.MonkeyPatch.context() as patched:
         for name in names:
             patched.setattr(owner, name, unreachable)
+        yield
+
+
+@contextmanager
+def just_before(owner: Any, name: str, happens: Callable[..., object]) -> Iterator[None]:
+    """In the block something happens at each call of this function, with its arguments, and then the call is made."""
+    function = getattr(owner, name)
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        happens(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(owner, name, late)
         yield
 
 

@@ -206,11 +206,6 @@ def session_is_gone(pid: int) -> bool:
         return bool(cursor.fetchone()[0] == 0)
 
 
-@pytest.mark.sqlite
-def test_an_idle_timeout_is_accepted_where_the_database_has_none(post: Post) -> None:
-    assert post("/bounded/").status_code == 201
-
-
 @pytest.mark.failure_mode(22)
 @pytest.mark.postgres
 def test_settings_end_with_their_transaction(post: Post) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -14,8 +13,9 @@ from django.db import connection
 
 from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
+from idempotency.protocol.claim import Claim
 from tests.concurrency.conftest import Post
-from tests.concurrency.failures import IN_PROGRESS, fail, problem
+from tests.concurrency.failures import IN_PROGRESS, fail, just_before, problem
 from tests.concurrency.racing import PATIENCE, Gate, held, race
 from tests.concurrency.traces import abandon, effects, end_lease, end_retention, is_replay, record
 from tests.concurrency.urls import handler
@@ -73,39 +73,26 @@ def test_of_many_that_find_a_claimable_record_one_wins(post: Post, before: str) 
     assert record().attempt == 2
 
 
-def stall_the_first_before_its_transaction(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = exchange.run
-
-    def stall(claim: Any, attempt: Any) -> Any:
-        if claim.attempt == 1:
-            gate.pass_through()
-        return run(claim, attempt)
-
-    monkeypatch.setattr(exchange, "run", stall)
-
-
-def stall_the_first_inside(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    handler.after = lambda request: gate.pass_through() if handler.attempts == [1] else None
-
-
 @pytest.mark.parametrize(
-    ("stall", "attempts"),
+    ("stalls", "attempts"),
     [
-        pytest.param(
-            stall_the_first_inside,
-            [1, 2],
-            # A handler that stalls inside its transaction holds SQLite's only write lock.
-            marks=[pytest.mark.scenario(23), pytest.mark.postgres],
-        ),
-        pytest.param(stall_the_first_before_its_transaction, [2, 1], marks=pytest.mark.failure_mode(1)),
+        # A handler that stalls inside its transaction holds SQLite's only write lock.
+        pytest.param("inside its transaction", [1, 2], marks=[pytest.mark.scenario(23), pytest.mark.postgres]),
+        pytest.param("before its transaction", [2, 1], marks=pytest.mark.failure_mode(1)),
     ],
 )
 def test_a_worker_that_outlived_its_lease_leaves_nothing_and_answers_as_the_winner(
-    post: Post, stall: Callable[..., None], attempts: list[int], monkeypatch: pytest.MonkeyPatch
+    post: Post, stalls: str, attempts: list[int]
 ) -> None:
     gate = Gate()
-    stall(gate, monkeypatch)
-    with held(post, gate) as stalled:
+
+    def stall_before(claim: Claim, attempt: object) -> None:
+        if claim.attempt == 1 and stalls == "before its transaction":
+            gate.pass_through()
+
+    if stalls == "inside its transaction":
+        handler.after = lambda request: gate.pass_through() if handler.attempts == [1] else None
+    with just_before(exchange, "run", stall_before), held(post, gate) as stalled:
         end_lease()
         winner = post()
 
@@ -143,16 +130,10 @@ def test_a_stale_owner_that_fails_does_not_free_the_live_claim(post: Post) -> No
 
 
 @pytest.mark.scenario(12)
-def test_a_lost_lease_without_an_outcome_yet_is_in_progress(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_lease_without_an_outcome_yet_is_in_progress(post: Post) -> None:
     """The stalled worker finds its record claimed by another that has not finished."""
-    run = exchange.run
-
-    def taken_over_meanwhile(claim: Any, attempt: Any) -> Any:
-        IdempotencyRecord.objects.update(attempt=2)
-        return run(claim, attempt)
-
-    monkeypatch.setattr(exchange, "run", taken_over_meanwhile)
-    late = post()
+    with just_before(exchange, "run", lambda claim, attempt: IdempotencyRecord.objects.update(attempt=2)):
+        late = post()
     assert (problem(late), late["Retry-After"], effects()) == (IN_PROGRESS, "1", [])
 
 

@@ -18,7 +18,7 @@ from idempotency.options.values import MAX_WAIT
 from idempotency.protocol import claims
 from idempotency.upkeep.sweep import recover_once
 from tests.concurrency.conftest import Post
-from tests.concurrency.failures import IN_PROGRESS, UNKNOWN, failing_database, problem
+from tests.concurrency.failures import IN_PROGRESS, UNKNOWN, failing_database, just_before, problem
 from tests.concurrency.racing import PATIENCE, Gate, held, race
 from tests.concurrency.traces import abandon, effects, end_lease, is_replay, record, state
 from tests.concurrency.urls import handler
@@ -135,18 +135,10 @@ def test_what_a_reconciler_found_while_another_took_over_is_not_recorded_and_let
     assert is_replay(post("/reconciled/"), winner[0])
 
 
-def test_a_sweep_that_lost_its_claim_before_the_release_counts_nothing(
-    post: Post, abandoned_one: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_that_lost_its_claim_before_the_release_counts_nothing(post: Post, abandoned_one: None) -> None:
     handler.find_out = ANSWERS["not-executed"]
-    release = claims.release
-
-    def overtaken(held: Any) -> bool:
-        IdempotencyRecord.objects.update(attempt=9)
-        return release(held)
-
-    monkeypatch.setattr(claims, "release", overtaken)
-    assert recover_once().touched == 0
+    with just_before(claims, "release", lambda held: IdempotencyRecord.objects.update(attempt=9)):
+        assert recover_once().touched == 0
     assert (record().attempt, record().status) == (9, "in_progress")
 
 
@@ -167,7 +159,6 @@ def test_a_finding_that_can_not_be_recorded_is_asked_for_again(
 
 
 def test_a_reconciler_that_lost_its_record_while_asking_settles_nothing(post: Post, abandoned_one: None) -> None:
-
     def purged(row: IdempotencyRecord) -> Unknown:
         IdempotencyRecord.objects.all().delete()
         return Unknown()
@@ -200,17 +191,12 @@ def test_many_sweeps_at_once_settle_each_claim_once(post: Post) -> None:
     assert sorted(asked) == sorted(f"k{number}" for number in range(1, 12, 2))
 
 
-def test_a_claim_that_was_renewed_since_the_sweep_saw_it_is_left_alone(
-    post: Post, abandoned_one: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take_over = claims.take_over_abandoned
-
-    def renewed_meanwhile(*args: Any) -> Any:
+def test_a_claim_that_was_renewed_since_the_sweep_saw_it_is_left_alone(abandoned_one: None) -> None:
+    def renew(*args: Any) -> None:
         IdempotencyRecord.objects.update(lease_expires_at="2100-01-01T00:00Z")
-        return take_over(*args)
 
-    monkeypatch.setattr(claims, "take_over_abandoned", renewed_meanwhile)
-    assert recover_once().touched == 0
+    with just_before(claims, "take_over_abandoned", renew):
+        assert recover_once().touched == 0
     assert record().attempt == 1
 
 
@@ -232,11 +218,7 @@ def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(post: Post, monke
     monkeypatch.setattr(registry.get("race.inside"), "in_progress", Wait(MAX_WAIT.total_seconds()))
     gate, looked = Gate(), Gate()
     looked.open()
-    run, acquire = exchange.run, claims.acquire
-
-    def stall(claim: Any, attempt: Any) -> Any:
-        gate.pass_through()
-        return run(claim, attempt)
+    acquire = claims.acquire
 
     def look(*args: Any, **options: Any) -> Any:
         try:
@@ -245,9 +227,12 @@ def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(post: Post, monke
             looked.pass_through()
             raise
 
-    monkeypatch.setattr(exchange, "run", stall)
     monkeypatch.setattr(claims, "acquire", look)
-    with held(post, gate) as first, held(post, looked) as second:
+    with (
+        just_before(exchange, "run", lambda claim, attempt: gate.pass_through()),
+        held(post, gate) as first,
+        held(post, looked) as second,
+    ):
         gate.open()
         answers = [first.result(PATIENCE), second.result(PATIENCE)]
     assert answers[0].status_code == 201

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from django.db.models import F
 
-from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
+from tests.http.callers import claim_anew
 from tests.records import HOUR, from_now
 
 
@@ -33,10 +32,8 @@ def effects() -> list[str]:
 
 def end_lease(key: str = "k") -> None:
     """Move the database's clock past the lease, by back-dating the record."""
-    moved = IdempotencyRecord.objects.filter(idempotency_key=key).update(
-        lease_expires_at=F("lease_expires_at") - timedelta(hours=1)
-    )
-    assert moved == 1
+    claims = IdempotencyRecord.objects.filter(idempotency_key=key)
+    assert claims.update(lease_expires_at=F("lease_expires_at") - HOUR) == 1
 
 
 def end_retention() -> None:
@@ -46,11 +43,4 @@ def end_retention() -> None:
 def abandon() -> None:
     """Leave the record and the effects as a kill between the claim's commit and the business commit does."""
     Transfer.objects.all().delete()
-    IdempotencyRecord.objects.update(
-        status=Status.IN_PROGRESS,
-        lease_expires_at=from_now(HOUR),
-        completed_at=None,
-        response_status=None,
-        response_headers=None,
-        response_body=None,
-    )
+    claim_anew(lease=HOUR)

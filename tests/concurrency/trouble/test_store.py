@@ -15,7 +15,16 @@ from idempotency.models import IdempotencyRecord
 from idempotency.protocol import claims, transactions
 from idempotency.sql.postgresql import claims as statements
 from tests.concurrency.conftest import Post
-from tests.concurrency.failures import UNAVAILABLE, UNKNOWN, fail, failing_database, problem, unreachable
+from tests.concurrency.failures import (
+    UNAVAILABLE,
+    UNKNOWN,
+    cut_connection,
+    fail,
+    failing_database,
+    just_before,
+    problem,
+    unreachable,
+)
 from tests.concurrency.traces import effects, end_lease, record
 from tests.concurrency.urls import handler
 
@@ -28,7 +37,7 @@ from tests.concurrency.urls import handler
 def test_a_connection_that_dies_in_the_handler_leaves_nothing(post: Post, moment: str) -> None:
     def die(request: Any) -> None:
         if handler.attempts == [1]:
-            _end_this_session()
+            cut_connection()
 
     setattr(handler, moment, die)
     answer = post()
@@ -37,16 +46,6 @@ def test_a_connection_that_dies_in_the_handler_leaves_nothing(post: Post, moment
     assert effects() == []
     assert post().status_code == 201
     assert (effects(), handler.attempts) == (["one"], [1, 2])
-
-
-def _end_this_session() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        pid = cursor.fetchone()[0]
-    other = connection.copy("other")
-    with other.cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
-    other.close()
 
 
 def test_a_claim_that_can_not_be_released_is_left_to_its_lease(post: Post, caplog: pytest.LogCaptureFixture) -> None:
@@ -218,17 +217,8 @@ def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post: Post, monkeypatc
     assert effects() == []
 
 
-def test_a_record_purged_between_the_lost_insert_and_the_read_is_claimed_anew(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_purged_between_the_lost_insert_and_the_read_is_claimed_anew(post: Post) -> None:
     post()
-    store = claims.sql.store("default")
-    read = store.read
-
-    def purged_meanwhile(scope: Any) -> Any:
-        IdempotencyRecord.objects.all().delete()
-        return read(scope)
-
-    monkeypatch.setattr(store, "read", purged_meanwhile)
-    assert post().status_code == 201
+    with just_before(claims.sql.store("default"), "read", lambda scope: IdempotencyRecord.objects.all().delete()):
+        assert post().status_code == 201
     assert handler.attempts == [1, 1]

@@ -16,8 +16,8 @@ from idempotency import Completed, require_claim
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.protocol import changes, claims
 from tests.concurrency.conftest import Post
-from tests.concurrency.failures import UNAVAILABLE, fail, failing_database, problem, unreachable
-from tests.concurrency.racing import Gate, elsewhere, held
+from tests.concurrency.failures import UNAVAILABLE, cut_connection, fail, failing_database, problem, unreachable
+from tests.concurrency.racing import Gate, held
 from tests.concurrency.traces import effects, end_lease, is_replay, record, state
 from tests.concurrency.urls import handler
 
@@ -59,7 +59,7 @@ def test_outside_of_a_transaction_a_lost_recording_leaves_the_claim_to_recovery(
 def test_an_outcome_survives_a_connection_that_died_while_the_handler_talked_to_the_outside(
     post: Post, path: str
 ) -> None:
-    handler.after = lambda request: cut_connection()
+    handler.after = cut_connection
     first = post(path)
     assert first.status_code == 201
     handler.after = lambda request: None
@@ -225,14 +225,3 @@ def test_a_server_that_does_not_come_back_leaves_the_claim_to_recovery_after_bou
     assert problem(post("/park/")) == UNAVAILABLE
     assert len(tries) == changes.MAX_TRIES
     assert state() == ("in_progress", ["one"])
-
-
-def cut_connection() -> None:
-    """End this thread's session from another one, as an idle timeout, a proxy or a fail-over does."""
-    pid = connection.connection.info.backend_pid
-
-    def end() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
-
-    elsewhere(end)
