@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 #: Places in the order in which an operation meets them. Those that ``idempotency.protocol.faults`` doesn't name are the
 #: harness's own: in its handler, in its call to the provider, in its reconciler, and around COMMIT.
@@ -77,10 +78,9 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Exclusion:
-    """Cells that make no sense. An empty tuple stands for all."""
+class Where:
+    """Cells of these places, faults, declarations and databases. An empty tuple stands for all."""
 
-    reason: str
     points: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     declarations: tuple[str, ...] = ()
@@ -91,72 +91,44 @@ class Exclusion:
         return all(not names or name in names for names, name in (*asked, (self.databases, database)))
 
 
-EXCLUSIONS = (
-    Exclusion(
-        "SQLite is a library in the process: there is no session that somebody else could terminate",
-        faults=("drop",),
-        databases=("sqlite",),
-    ),
-    Exclusion(
-        "SQLite is a library in the process: there is no moment between a statement and its answer",
-        points=("claim.unanswered",),
-        databases=("sqlite",),
-    ),
-    Exclusion(
-        "PostgreSQL commits an outcome outside of the handler's transaction with its statement, so no attempt can win",
-        points=("complete.sent",),
-        faults=("stop-live",),
-        declarations=("again", "ask"),
-        databases=("postgres",),
-    ),
-    Exclusion(
-        "PostgreSQL commits a claim with its statement, so a parked operation isn't run by another attempt",
-        points=("claim.sent",),
-        faults=("stop-live",),
-        declarations=("park",),
-        databases=("postgres",),
-    ),
-    Exclusion(
-        "there is no heartbeat: while the one writer has its transaction open nobody else could take over",
-        points=("heartbeat.before",),
-        declarations=("inside",),
-        databases=("sqlite",),
-    ),
-    Exclusion(
-        "a step can't outlive a crash of the one transaction, and is refused there",
-        points=("step.started", "step.stored"),
-        declarations=("inside",),
-    ),
-    Exclusion(
-        "only Reconcile declares a reconciler",
-        points=OF_RECONCILING,
-        declarations=("inside", "again", "park"),
-    ),
-    Exclusion("PARK never gives a claim up for a retry to run", points=OF_RELEASING, declarations=("park",)),
-    Exclusion("PARK is never taken over", points=("takeover.sent",), declarations=("park",)),
-    Exclusion(
-        "the outcome is recorded, or nothing is owned: no attempt can win that would still be running",
-        points=WITHOUT_RIVAL,
-        faults=("stop-live",),
-    ),
-    Exclusion(
-        "COMMIT was sent before the process froze, so the outcome is recorded and no attempt can win",
-        points=("commit.sent",),
-        faults=("stop-live",),
-    ),
-    Exclusion(
-        "on_commit follows the one COMMIT, so the outcome is recorded and no attempt can win",
-        points=("on_commit",),
-        faults=("stop-live",),
-        declarations=("inside",),
-    ),
-    Exclusion(
-        "a parked operation isn't run by another attempt, so none can still be running",
-        faults=("stop-live",),
-        declarations=("park",),
-        points=tuple(point for point in POINTS if point not in {"claim.before", "claim.sent"}),
-    ),
-)
+LIVE = ("stop-live",)
+POSTGRES, SQLITE = (("postgres",), ("sqlite",))
+#: The cells that make no sense, and why.
+EXCLUSIONS = {
+    Where(
+        faults=("drop",), databases=SQLITE
+    ): "SQLite is a library in the process: there is no session that somebody else could terminate",
+    Where(
+        ("claim.unanswered",), databases=SQLITE
+    ): "SQLite is a library in the process: there is no moment between a statement and its answer",
+    Where(
+        ("complete.sent",), LIVE, ("again", "ask"), POSTGRES
+    ): "PostgreSQL commits an outcome outside of the handler's transaction with its statement, so no attempt can win",
+    Where(
+        ("claim.sent",), LIVE, ("park",), POSTGRES
+    ): "PostgreSQL commits a claim with its statement, so a parked operation isn't run by another attempt",
+    Where(
+        ("heartbeat.before",), declarations=("inside",), databases=SQLITE
+    ): "there is no heartbeat: while the one writer has its transaction open nobody else could take over",
+    Where(
+        ("step.started", "step.stored"), declarations=("inside",)
+    ): "a step can't outlive a crash of the one transaction, and is refused there",
+    Where(OF_RECONCILING, declarations=("inside", "again", "park")): "only Reconcile declares a reconciler",
+    Where(OF_RELEASING, declarations=("park",)): "PARK never gives a claim up for a retry to run",
+    Where(("takeover.sent",), declarations=("park",)): "PARK is never taken over",
+    Where(
+        WITHOUT_RIVAL, LIVE
+    ): "the outcome is recorded, or nothing is owned: no attempt can win that would still be running",
+    Where(
+        ("commit.sent",), LIVE
+    ): "COMMIT was sent before the process froze, so the outcome is recorded and no attempt can win",
+    Where(
+        ("on_commit",), LIVE, ("inside",)
+    ): "on_commit follows the one COMMIT, so the outcome is recorded and no attempt can win",
+    Where(
+        tuple(point for point in POINTS if point not in {"claim.before", "claim.sent"}), LIVE, ("park",)
+    ): "a parked operation isn't run by another attempt, so none can still be running",
+}
 
 #: On SQLite a frozen process that has a transaction open holds the file's one write lock, so nobody can win before it
 #: wakes. The cell is run all the same: everybody else must be refused, nothing may take effect, and all must be well
@@ -174,12 +146,9 @@ def blocks_everybody(cell: Cell, database: str) -> bool:
 
 def excluded(cell: Cell, database: str) -> str | None:
     """Why the cell makes no sense, or None."""
-    return next((exclusion.reason for exclusion in EXCLUSIONS if exclusion.covers(cell, database)), None)
+    return next((reason for where, reason in EXCLUSIONS.items() if where.covers(cell, database)), None)
 
 
 def cells(seeds: int = 1, first: int = 0) -> Iterator[Cell]:
-    for seed in range(first, first + seeds):
-        for point in POINTS:
-            for fault in FAULTS:
-                for declaration in DECLARATIONS:
-                    yield Cell(point, fault, declaration, seed)
+    for seed, point, fault, declaration in product(range(first, first + seeds), POINTS, FAULTS, DECLARATIONS):
+        yield Cell(point, fault, declaration, seed)

@@ -122,16 +122,14 @@ class Storm:
     def settle(self, url: str) -> Tally:
         """Compare what was told with what there is."""
         with closing(Database(url)) as database:
-            rows = database.query(
-                "SELECT label, count(*) FROM testproject_transfer WHERE label LIKE %s GROUP BY label", f"{self.name}-%"
-            )
+            rows = database.transfers(self.name)
             self.tally.stale_writes = database.count(
                 "SELECT count(*) FROM testproject_transfer AS effect JOIN idempotency_record AS record "
                 "ON record.idempotency_key = effect.label "
                 "WHERE effect.label LIKE %s AND effect.recipient <> 'attempt ' || (record.response_body ->> 'attempt')",
                 f"{self.name}-%",
             )
-        judged = judge_effects(dict(rows), self.tally.known)
+        judged = judge_effects(rows, self.tally.known)
         self.tally.lost, self.tally.doubled = len(judged.lost), len(judged.doubled)
         return self.tally
 

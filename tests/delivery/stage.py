@@ -41,6 +41,7 @@ class Stage:
         self.log = shared.log
         self.query = database.query
         self.count = database.count
+        self.transfers = database.transfers
         self._providers = shared.providers
 
     @contextmanager
@@ -221,11 +222,7 @@ class Scene:
 
     def rows(self, kind: str) -> Counter[str]:
         """How many rows there are of each message that has any."""
-        found = self.stage.query(
-            "SELECT label, count(*) FROM testproject_transfer WHERE label LIKE %s GROUP BY label",
-            f"{self.name}-{kind}-%",
-        )
-        return Counter(dict(found))
+        return self.stage.transfers(f"{self.name}-{kind}")
 
     def payouts(self, kind: str) -> Counter[str]:
         """How often the provider has paid for each message that it has paid for."""

@@ -31,20 +31,24 @@ def hop(tmp_path: Path) -> Iterator[Hop]:
 
 
 @pytest.mark.parametrize(
-    ("name", "mark", "ends", "counted", "excused"),
+    ("name", "marks", "ends", "counted", "excused"),
     [
         ("relay", "go.receipt.a-1", 1, 1, True),  # the broker was killed
         ("worker", "go.receipt.a-1", 1, 1, True),
         ("worker", "go.receipt.a-1", 2, 2, False),
-        ("worker", "other", 1, 1, False),
+        ("worker", "go.receipt.a-1 go.receipt.a-2", 2, 2, True),
+        ("worker", "", 1, 1, False),
         ("relay", "child.relay.published.1", 1, 0, True),  # it was killed itself
         ("worker", "group.fee.a-1.1", 1, 0, True),
+        ("worker", "group.fee.a-1.1", 2, 1, False),
+        ("worker", "group.fee.a-1.1 go.receipt.a-1", 2, 1, True),
     ],
 )
 def test_one_that_has_ended_is_started_again_and_fails_the_run_unless_it_or_the_broker_was_killed(
-    hop: Hop, tmp_path: Path, name: str, mark: str, ends: int, counted: int, excused: bool
+    hop: Hop, tmp_path: Path, name: str, marks: str, ends: int, counted: int, excused: bool
 ) -> None:
-    Marks(tmp_path).leave(mark)
+    for mark in marks.split():
+        Marks(tmp_path).leave(mark)
     ((daemon, keeper),) = [(daemon, keeper) for daemon, keeper in hop.keepers.items() if daemon.name == name]
     for restarts in range(1, ends + 1):
         os.kill(daemon.pid, signal.SIGKILL)
@@ -53,7 +57,7 @@ def test_one_that_has_ended_is_started_again_and_fails_the_run_unless_it_or_the_
     complaints = hop.what_stopped()
     assert len(complaints) == (0 if excused else 1)
     for complaint in complaints:
-        assert complaint.startswith(f"The {name} ended by itself {ends} times")
+        assert complaint.startswith(f"The {name} ended by itself {counted} times")
         assert "its log" in complaint
 
 

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,39 +65,12 @@ def test_a_daemon_that_does_not_start_is_reported_with_its_log(tmp_path: Path, i
         pass
 
 
-@pytest.fixture
-def sleeper(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon("worker", ["sleep", "1000"], tmp_path)
-    yield daemon
-    daemon.kill()
+# What is started again, and what excuses an end, is tested in ``tests/demo/test_hop.py``.
 
 
-def test_what_ends_by_itself_is_started_again(sleeper: Daemon) -> None:
-    keeper = Keeper(partial(start_again, sleeper))
-    os.kill(sleeper.pid, signal.SIGKILL)
-    assert eventually(lambda: len(keeper.started) == 2)
-    keeper.stop()
-    assert (keeper.restarts, keeper.error) == (1, None)
+def test_what_does_not_start_again_is_reported(tmp_path: Path) -> None:
+    sleeper = Daemon("worker", ["sleep", "1000"], tmp_path)
 
-
-@pytest.mark.parametrize(
-    ("killed", "outages", "complaint"),
-    [(2, 0, ""), (1, 1, ""), (0, 2, ""), (0, 0, "2 times, 0 times"), (1, 0, "1 times, 0"), (0, 1, "2 times, 1 times")],
-)
-def test_an_end_is_excused_by_a_killing_or_by_an_outage(
-    sleeper: Daemon, killed: int, outages: int, complaint: str
-) -> None:
-    keeper = Keeper(partial(start_again, sleeper), killed=lambda: killed, outages=lambda: outages)
-    for restarts in (1, 2):
-        os.kill(sleeper.pid, signal.SIGKILL)
-        assert eventually(lambda restarts=restarts: keeper.restarts == restarts)
-    keeper.stop()
-    assert keeper.ended == 2 - killed
-    assert complaint in keeper.complaint()
-    assert bool(keeper.complaint()) == bool(complaint)
-
-
-def test_what_does_not_start_again_is_reported(sleeper: Daemon) -> None:
     def start() -> Daemon:
         if sleeper.log.exists():
             raise ProcessError("no luck")

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,11 @@ class Database:
     def query(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         cursor = self.connection.execute(statement.replace("%s", "?") if self.is_sqlite else statement, parameters)
         return [] if cursor.description is None else list(cursor.fetchall())
+
+    def transfers(self, prefix: str) -> Counter[str]:
+        """How many rows there are of each label with this prefix, as an effect in the database is one."""
+        statement = "SELECT label, count(*) FROM testproject_transfer WHERE label LIKE %s GROUP BY label"
+        return Counter(dict(self.query(statement, f"{prefix}-%")))
 
     def count(self, statement: str, *parameters: Any) -> int:
         return int(self.query(statement, *parameters)[0][0])
