@@ -13,6 +13,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 from idempotency.identity.scope import Scope
 from testproject.provider import Effect, Provider
 from tests.harness.world import LONG_AGO, Database, World, world
@@ -26,6 +28,7 @@ class Observer(Database):
         super().__init__(url)
         #: The cell's own file, on SQLite.
         self.path = path
+        self.query("PRAGMA busy_timeout = 500" if self.is_sqlite else "SET lock_timeout = '500ms'")
 
     def record(self, operation: str, key: str = "%") -> dict[str, Any] | None:
         names = ("id", "status", "attempt", "response_status", "response_body", "lease_expires_at")
@@ -56,22 +59,13 @@ class Observer(Database):
 
     def _patiently(self, statement: str, *parameters: Any) -> None:
         """Not for longer than a worker waits, should a frozen one hold the row: its lease is over then anyway."""
-        if self.is_sqlite:
-            self.query("PRAGMA busy_timeout = 500")
-            try:
-                self.query(statement, *parameters)
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error):
-                    raise
-            return
-        import psycopg
-
         try:
-            with self.connection.transaction():
-                self.query("SET LOCAL lock_timeout = '500ms'")
-                self.query(statement, *parameters)
+            self.query(statement, *parameters)
         except psycopg.errors.LockNotAvailable:
             pass
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
 
     def lease_is_over(self, operation: str) -> bool:
         now = "strftime('%Y-%m-%d %H:%M:%f', 'now')" if self.is_sqlite else "statement_timestamp()"

@@ -144,3 +144,11 @@ def post(view: Any, payload: object, *, key: str = "k", user: Any = None) -> Htt
     request.user = UserFactory() if user is None else user
     response: HttpResponse = view(request)
     return response
+
+
+def twice(view: Any, payload: object) -> list[Any]:
+    """The answers to a request and to its retry, which is a replay."""
+    user = UserFactory()
+    answers = [post(view, payload, user=user) for _ in range(2)]
+    assert ["Idempotency-Replayed" in answer for answer in answers] == [False, True]
+    return answers

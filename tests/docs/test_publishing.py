@@ -20,7 +20,7 @@ from idempotency.outbox import publish, relay
 from idempotency.outbox.relay import relay_once
 from testproject.models import Charge, Notification, Transfer
 from tests.contrib.deliveries import Inbox
-from tests.docs.conftest import RunPage, post
+from tests.docs.conftest import RunPage, twice
 from tests.docs.pages import code, section, table, text_of
 from tests.factories import ChargeFactory, UserFactory
 from tests.outbox import broker, make_messages
@@ -42,8 +42,7 @@ def deliveries() -> list[tuple[str, Any]]:
 
 
 def test_the_view_publishes_once_however_often_it_is_asked(publishing: Any) -> None:
-    user = UserFactory()
-    assert [post(publishing.place_order, {}, user=user).status_code for _ in range(2)] == [201, 201]
+    assert [answer.status_code for answer in twice(publishing.place_order, {})] == [201, 201]
     assert relay_once().sent == 1
     assert deliveries() == [("shop.tasks.ship", {"order_id": Charge.objects.get().pk})]
 

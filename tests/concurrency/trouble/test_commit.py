@@ -237,19 +237,33 @@ def commit_and_fail(request: Any) -> None:
     fail()
 
 
+def fail_and_chain(request: Any) -> None:
+    with pytest.raises(ProgrammingError):
+        execute("SELECT no_such_column")(request)
+    execute("ROLLBACK AND CHAIN")(request)
+
+
+#: What puts another transaction in place of the handler's, on PostgreSQL, and what may be left of its effects.
+REPLACING: list[tuple[str, list[str]]] = [
+    *((sql, ["one"]) for sql in ("COMMIT AND CHAIN", "COMMIT; BEGIN", "SELECT 1; END; BEGIN")),
+    *((sql, []) for sql in ("ROLLBACK AND CHAIN", "ROLLBACK; BEGIN", "abort and chain")),
+]
+
+
 @pytest.mark.failure_mode(64)
 @pytest.mark.parametrize(
     ("ends", "left"),
     [
-        (execute("COMMIT"), ["one"]),
-        (execute("ROLLBACK"), []),
+        pytest.param(execute("COMMIT"), ["one"], id="commit"),
+        pytest.param(execute("ROLLBACK"), [], id="rollback"),
         (commit_in_the_driver, ["one"]),
         (commit_and_write, ["after", "one"]),
         (commit_and_fail, ["one"]),
+        *(pytest.param(execute(sql), left, marks=pytest.mark.postgres, id=sql) for sql, left in REPLACING),
+        pytest.param(fail_and_chain, [], marks=pytest.mark.postgres),
     ],
-    ids=["commit", "rollback", "in the driver", "commit and write", "commit and fail"],
 )
-def test_a_handler_that_ends_its_transaction_itself_is_noticed_and_never_run_again(
+def test_a_handler_that_ends_or_replaces_its_transaction_is_noticed_and_never_run_again(
     post: Post, ends: Callable[[Any], None], left: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """What it wrote after its COMMIT is undone where the driver opens another transaction for it."""
@@ -263,25 +277,6 @@ def test_a_handler_that_ends_its_transaction_itself_is_noticed_and_never_run_aga
     handler.after = lambda request: None
     assert problem(post()) == UNKNOWN
     assert (effects(), handler.attempts) == (there, [1])
-
-
-def fail_and_chain(request: Any) -> None:
-    with pytest.raises(ProgrammingError):
-        execute("SELECT no_such_column")(request)
-    execute("ROLLBACK AND CHAIN")(request)
-
-
-REPLACING = ("COMMIT AND CHAIN", "ROLLBACK AND CHAIN", "COMMIT; BEGIN", "ROLLBACK; BEGIN", "SELECT 1; END; BEGIN")
-
-
-@pytest.mark.failure_mode(64)
-@pytest.mark.postgres
-@pytest.mark.parametrize("replace", [*map(execute, (*REPLACING, "abort and chain")), fail_and_chain])
-def test_a_transaction_that_is_replaced_by_another_is_noticed(post: Post, replace: Callable[[Any], None]) -> None:
-    handler.after = replace
-    assert problem(post()) == BROKEN
-    assert record().status == "parked"
-    assert replace is not fail_and_chain or effects() == []
 
 
 @pytest.mark.failure_mode(64)
