@@ -13,8 +13,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from testproject.authentication import token_required
 from tests.factories import UserFactory
-from tests.http.callers import Caller
-from tests.http.sameness import Same
+from tests.http.callers import Caller, Same
 from tests.http.serving import Framework, Serve
 from tests.operations import forgetting_operations
 
@@ -22,8 +21,7 @@ from tests.operations import forgetting_operations
 @pytest.fixture(params=["wsgi", "asgi"])
 def transport(request: pytest.FixtureRequest) -> str:
     """Both of Django's handlers, for a test that asks for it."""
-    name: str = request.param
-    return name
+    return str(request.param)
 
 
 @pytest.fixture
@@ -56,14 +54,15 @@ def _empty_cache() -> None:
 
 @pytest.fixture
 def serve(settings: Any) -> Serve:
-    """Serve views: ``serve(view)`` at ``/``, ``serve(view, **{"a/": other})`` others beside it.
+    """Serve views: ``serve(view)``, or a view under ``@serve``, at ``/``, and ``**{"a/": other}`` beside it.
 
     Plain views get their caller from the token; DRF views, which authenticate by themselves, are served as they are.
     """
 
-    def serve(view: Any = None, **others: Any) -> None:
+    def serve(view: Any = None, **others: Any) -> Any:
         views = {**({} if view is None else {"": view}), **others}
         settings.ROOT_URLCONF = tuple(path(route, _authenticated(served)) for route, served in views.items())
+        return view
 
     return serve
 

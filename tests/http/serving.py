@@ -6,23 +6,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from django.http import JsonResponse
 from django.http.response import HttpResponseBase
 from rest_framework.decorators import api_view, parser_classes, renderer_classes
 from rest_framework.parsers import BaseParser, FormParser, JSONParser, MultiPartParser
 from rest_framework.response import Response
 
-from idempotency import idempotent
+from idempotency import PARK, idempotent
 from tests.http.views import drf_answer, plain_answer, work
 
-Serve = Callable[..., None]
+Serve = Callable[..., Any]
 
-PARSERS = (JSONParser, FormParser, MultiPartParser)
+PARSERS: Sequence[type[BaseParser]] = (JSONParser, FormParser, MultiPartParser)
+
+#: An operation whose effects no rollback undoes.
+OUTSIDE: dict[str, Any] = {"transaction": False, "recovery": PARK}
+
+#: A transaction around the handler, and none, for a test that asks for a ``policy``.
+policies = pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["in a transaction", "outside"])
 
 
-def drf_view(
-    view: Any, *, parsers: Sequence[type[BaseParser]] = PARSERS, renderers: Sequence[type[Any]] | None = None
-) -> Any:
+def drf_view(view: Any, *, parsers: Any = PARSERS, renderers: Sequence[type[Any]] | None = None) -> Any:
     """A function, protected or not, as a view of DRF's."""
     if renderers is not None:
         view = renderer_classes(renderers)(view)
