@@ -17,10 +17,11 @@ from tests.records import make_records
 SECRET = "4242-4242-<b>"
 
 
-def log_in(client: Client, *permissions: str, superuser: bool = False) -> None:
+def log_in(client: Client, *permissions: str, superuser: bool = False) -> Client:
     user = User.objects.create_user("staff", is_staff=True, is_superuser=superuser)
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
     client.force_login(user)
+    return client
 
 
 def text(response: HttpResponse) -> str:
@@ -47,16 +48,38 @@ def said(response: Any) -> list[str]:
     return [str(message) for message in response.context["messages"]]
 
 
-# Records
+# Lists, of records if nothing else is said
 
 LIST = reverse("admin:idempotency_idempotencyrecord_changelist")
+
+
+def ask(client: Client, action: str, *pks: int, url: str = LIST) -> Any:
+    """The page that asks before rows of a list are decided."""
+    return client.post(url, {"action": action, "_selected_action": pks})
+
+
+def decide(client: Client, page: HttpResponse, url: str = LIST, **values: Any) -> list[str]:
+    """Send the form of a page as a browser does: what is said then."""
+    response = client.post(url, {**hidden_fields(page), **values}, follow=True)
+    assert response.status_code == 200
+    return said(response)
+
+
+def listed(client: Client, url: str = LIST, **query: str) -> list[Any]:
+    """The rows of a list."""
+    page = client.get(url, query)
+    assert page.status_code == 200, page
+    return list(page.context["cl"].result_list)
+
+
+# Records
 
 charges = Operation("tests.admin.charges")
 refunds = Operation("tests.admin.refunds")
 
 
-def detail(pk: int, view: str = "change") -> str:
-    return reverse(f"admin:idempotency_idempotencyrecord_{view}", args=[pk])
+def detail(pk: int, view: str = "change", model: str = "idempotencyrecord") -> str:
+    return reverse(f"admin:idempotency_{model}_{view}", args=[pk])
 
 
 def secret_record(**fields: Any) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -14,49 +13,39 @@ from django.urls import reverse
 
 from idempotency.admin import display, messages
 from idempotency.models import MessageStatus, OutboxMessage
-from tests.http.admin.pages import hidden_fields, log_in, said, text, told
+from tests.http.admin.pages import ask, decide, detail, hidden_fields, listed, log_in, text, told
 from tests.outbox import make_messages, statuses
 from tests.records import HOUR
 
 pytestmark = pytest.mark.django_db
 
 LIST = reverse("admin:idempotency_outboxmessage_changelist")
+DEAD_LIST = f"{LIST}?state=dead"
 PENDING, SENT, DEAD = MessageStatus.PENDING, MessageStatus.SENT, MessageStatus.DEAD
 
 
 @pytest.fixture
 def viewer(client: Client) -> Client:
-    log_in(client, "view_outboxmessage")
-    return client
+    return log_in(client, "view_outboxmessage")
 
 
 @pytest.fixture
 def operator(client: Client) -> Client:
-    log_in(client, "view_outboxmessage", "requeue_outboxmessage")
-    return client
+    return log_in(client, "view_outboxmessage", "requeue_outboxmessage")
 
 
-def detail(pk: int, view: str = "change") -> str:
-    return reverse(f"admin:idempotency_outboxmessage_{view}", args=[pk])
-
-
-def listed(client: Client, **query: str) -> list[int]:
-    page = client.get(LIST, query)
-    assert page.status_code == 200, page
-    return [message.pk for message in page.context["cl"].result_list]
-
-
-# Finding and telling
+def found(client: Client, **query: str) -> list[int]:
+    return [message.pk for message in listed(client, LIST, **query)]
 
 
 def test_a_message_is_found_by_its_id_and_by_its_consumers_key(viewer: Client) -> None:
     first, _ = make_messages(2)
     message_id = OutboxMessage.objects.get(pk=first).message_id
-    assert listed(viewer, q=str(message_id)) == [first]
-    assert listed(viewer, q=f" {'0' * 32}.{message_id} ") == [first]
-    assert listed(viewer, q=message_id.hex) == [first]
-    assert listed(viewer, q="orders") == []
-    assert len(listed(viewer, q=" ")) == 2
+    assert found(viewer, q=str(message_id)) == [first]
+    assert found(viewer, q=f" {'0' * 32}.{message_id} ") == [first]
+    assert found(viewer, q=message_id.hex) == [first]
+    assert found(viewer, q="orders") == []
+    assert len(found(viewer, q=" ")) == 2
 
 
 def test_what_waits_and_what_is_dead_is_filtered(viewer: Client) -> None:
@@ -64,9 +53,9 @@ def test_what_waits_and_what_is_dead_is_filtered(viewer: Client) -> None:
     (waiting,) = make_messages(1, due=HOUR)
     (dead,) = make_messages(1, DEAD)
     (sent,) = make_messages(1, SENT, sent=-HOUR)
-    found = {name: listed(viewer, state=name) for name in ("due", "waiting", "dead", "sent")}
-    assert found == {"due": [due], "waiting": [waiting], "dead": [dead], "sent": [sent]}
-    assert listed(viewer, state="nonsense") == [sent, dead, waiting, due]
+    by_state = {name: found(viewer, state=name) for name in ("due", "waiting", "dead", "sent")}
+    assert by_state == {"due": [due], "waiting": [waiting], "dead": [dead], "sent": [sent]}
+    assert found(viewer, state="nonsense") == [sent, dead, waiting, due]
 
 
 def test_each_state_is_told_in_words(viewer: Client) -> None:
@@ -97,44 +86,32 @@ def test_each_state_is_told_in_words(viewer: Client) -> None:
 
 def test_the_reason_is_shown_and_escaped(viewer: Client) -> None:
     (pk,) = make_messages(1, DEAD, error="ValueError: <script>alert(1)</script>", attempts=16)
-    page = viewer.get(detail(pk))
+    page = viewer.get(detail(pk, model="outboxmessage"))
     assert "<script>alert" not in page.content.decode()
     assert "ValueError: <script>alert" in html.unescape(page.content.decode())
     (fine,) = make_messages(1)
-    assert f"Last error: {display.NONE}" in text(viewer.get(detail(fine)))
-
-
-# Requeueing
-
-
-def ask(client: Client, *pks: int) -> Any:
-    return client.post(f"{LIST}?state=dead", {"action": "requeue", "_selected_action": pks})
-
-
-def decide(client: Client, page: Any, **values: Any) -> list[str]:
-    """Answer the page that asks: what the list says afterwards."""
-    return said(client.post(f"{LIST}?state=dead", {**hidden_fields(page), **values}, follow=True))
+    assert f"Last error: {display.NONE}" in text(viewer.get(detail(fine, model="outboxmessage")))
 
 
 def test_a_dead_message_is_requeued_after_a_page_that_asks(operator: Client) -> None:
     first, second = make_messages(2, DEAD, attempts=16, error="no such queue <b>")
-    page = ask(operator, first, second)
+    page = ask(operator, "requeue", first, second, url=DEAD_LIST)
     assert "First correct what the error names" in text(page)
     assert "no such queue <b>" in text(page)
     assert page.content.decode().count('name="seen"') == 2
     assert statuses() == [("dead", 16)] * 2
-    assert decide(operator, page, reason="queue made") == ["Requeue: 2 outbox messages."]
+    assert decide(operator, page, DEAD_LIST, reason="queue made") == ["Requeue: 2 outbox messages."]
     assert statuses() == [("pending", 0)] * 2
     assert {entry.change_message for entry in LogEntry.objects.all()} == {"requeued: queue made"}
-    assert "requeued: queue made" in text(operator.get(detail(first, "history")))
+    assert "requeued: queue made" in text(operator.get(detail(first, "history", "outboxmessage")))
 
 
 def test_what_has_become_of_a_message_meanwhile_is_said(operator: Client) -> None:
     dead, pending, gone = make_messages(3, DEAD)
-    page = ask(operator, dead, pending, gone)
+    page = ask(operator, "requeue", dead, pending, gone, url=DEAD_LIST)
     OutboxMessage.objects.filter(pk=pending).update(status=PENDING)
     OutboxMessage.objects.filter(pk=gone).delete()
-    answers = decide(operator, page, reason="queue made")
+    answers = decide(operator, page, DEAD_LIST, reason="queue made")
     assert len(answers) == 3
     assert [answer for answer in answers if "is not dead, or not any more" in answer]
     assert f"Outbox message {gone} is gone: it was purged." in answers
@@ -144,12 +121,12 @@ def test_what_has_become_of_a_message_meanwhile_is_said(operator: Client) -> Non
 
 def test_the_page_of_a_dead_message_offers_to_requeue_it_and_comes_back(operator: Client) -> None:
     (pk,) = make_messages(1, DEAD, attempts=16)
-    page = operator.get(detail(pk))
+    page = operator.get(detail(pk, model="outboxmessage"))
     assert "It was tried 16 times" in text(page)
     assert 'name="action" value="requeue"' in page.content.decode()
     question = operator.post(LIST, {"action": "requeue", **hidden_fields(page)})
     answer = operator.post(LIST, {**hidden_fields(question), "reason": "queue made"}, follow=True)
-    assert answer.redirect_chain == [(detail(pk), 302)]
+    assert answer.redirect_chain == [(detail(pk, model="outboxmessage"), 302)]
     assert statuses() == [("pending", 0)]
     assert 'name="action"' not in answer.content.decode()
     assert "It waits for a relay" in text(answer)
@@ -157,7 +134,7 @@ def test_the_page_of_a_dead_message_offers_to_requeue_it_and_comes_back(operator
 
 def test_a_message_that_was_sent_has_nothing_to_decide(operator: Client) -> None:
     (pk,) = make_messages(1, SENT, sent=-HOUR)
-    page = operator.get(detail(pk))
+    page = operator.get(detail(pk, model="outboxmessage"))
     assert "Its broker has confirmed the message" in text(page)
     assert 'name="action"' not in page.content.decode()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -16,7 +15,7 @@ from idempotency.admin import decisions
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outcome import Outcome, response_of
-from tests.http.admin.pages import LIST, charges, detail, hidden_fields, log_in, said, secret_record, text
+from tests.http.admin.pages import LIST, ask, charges, decide, detail, hidden_fields, log_in, said, secret_record, text
 from tests.records import HOUR, make_records
 
 # These pages show a row. The lists, which ask the database more, are tested on each one in ``test_records``.
@@ -30,11 +29,10 @@ EVERY_ACTION = ["mark_not_executed", "record_outcome", "release"]
 
 @pytest.fixture
 def operator(client: Client) -> Client:
-    log_in(client, "view_idempotencyrecord", "resolve_idempotencyrecord", "release_idempotencyrecord")
-    return client
+    return log_in(client, "view_idempotencyrecord", "resolve_idempotencyrecord", "release_idempotencyrecord")
 
 
-def record(status: Status, operation: str = charges.name, **fields: Any) -> int:
+def record(status: Status = Status.PARKED, operation: str = charges.name, **fields: Any) -> int:
     (pk,) = make_records(1, status, **{"expires": HOUR, "operation": operation} | fields)
     return pk
 
@@ -44,34 +42,41 @@ def offered(page: Any) -> list[str]:
     return re.findall(r'<button type="submit" class="button" name="action" value="(\w+)">', page.content.decode())
 
 
+COMPLETED = {"status": Status.COMPLETED}
+RECOVERABLE = {"status": Status.RECOVERABLE}
+LIVE = {"status": Status.IN_PROGRESS, "lease": HOUR, "attempt": 2}
+ABANDONED = {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2}
+
+
 @pytest.mark.parametrize(
-    ("fields", "told", "actions"),
+    ("fields", "badge", "state", "told", "actions"),
     [
-        ({"status": Status.COMPLETED}, "Every retry gets the recorded outcome until ", []),
-        ({"status": Status.COMPLETED, "expires": -HOUR}, "Its retention ended at ", []),
-        ({"status": Status.RECOVERABLE, "attempt": 3}, "Attempt 3 is known to have had no effect.", []),
-        ({"status": Status.RECOVERABLE, "expires": -HOUR}, "The same key now makes a new request", []),
+        (COMPLETED, "done", "completed, 201", "Every retry gets the recorded outcome until ", []),
+        ({**COMPLETED, "expires": -HOUR}, "done", "completed, 201", "Its retention ended at ", []),
+        ({**RECOVERABLE, "attempt": 3}, "waiting", "recoverable", "Attempt 3 is known to have had no effect.", []),
+        ({**RECOVERABLE, "expires": -HOUR}, "waiting", "recoverable", "The same key now makes a new request", []),
         (
-            {"status": Status.IN_PROGRESS, "lease": HOUR, "attempt": 2},
+            LIVE,
+            "plain",
+            "in progress, lease running",
             "Attempt 2 is presumed to be running until its lease ends at ",
             ["release"],
         ),
-        (
-            {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2},
-            "The lease of attempt 2 ended at ",
-            ["release"],
-        ),
-        ({"status": Status.PARKED, "attempt": 4}, "Attempt 4 ended without a recorded outcome", EVERY_ACTION),
-        ({"status": Status.PARKED}, "If it took effect, record its outcome.", EVERY_ACTION),
-        ({"status": Status.PARKED, "expires": -HOUR}, "Its retention ended at ", EVERY_ACTION),
+        (ABANDONED, "waiting", "in progress, lease over", "The lease of attempt 2 ended at ", ["release"]),
+        ({"attempt": 4}, "stuck", "parked", "Attempt 4 ended without a recorded outcome", EVERY_ACTION),
+        ({}, "stuck", "parked", "If it took effect, record its outcome.", EVERY_ACTION),
+        ({"expires": -HOUR}, "stuck", "parked", "Its retention ended at ", EVERY_ACTION),
     ],
 )
 def test_the_page_says_what_is_known_and_offers_what_can_be_decided(
-    operator: Client, fields: dict[str, Any], told: str, actions: list[str]
+    operator: Client, fields: dict[str, Any], badge: str, state: str, told: str, actions: list[str]
 ) -> None:
     page = operator.get(detail(record(**fields)))
     assert told in text(page)
     assert offered(page) == actions
+    for shown in (page.content.decode(), operator.get(LIST).content.decode()):
+        assert f'<span class="idempotency-state idempotency-{badge}">{state}</span>' in shown
+        assert "idempotency/admin.css" in shown
 
 
 @pytest.mark.parametrize(
@@ -83,16 +88,14 @@ def test_the_page_says_what_is_known_and_offers_what_can_be_decided(
         ("tests.admin.elsewhere", "No operation of this name is declared", "No operation of this name is declared"),
     ],
 )
-def test_what_comes_next_is_what_the_operation_declares(
-    operator: Client, operation: str, abandoned: str, parked: str
-) -> None:
+def test_what_comes_next_is_as_declared(operator: Client, operation: str, abandoned: str, parked: str) -> None:
     left = record(Status.IN_PROGRESS, operation, lease=-timedelta(minutes=3))
     assert abandoned in text(operator.get(detail(left)))
-    assert parked in text(operator.get(detail(record(Status.PARKED, operation))))
+    assert parked in text(operator.get(detail(record(operation=operation))))
 
 
 def test_a_button_leads_to_the_decision_and_back_to_the_record(operator: Client) -> None:
-    pk, other = record(Status.PARKED), record(Status.PARKED)
+    pk, other = record(), record()
     question = operator.post(LIST, {"action": "release", **hidden_fields(operator.get(detail(pk)))})
     assert f'href="{detail(pk)}" class="closelink"' in question.content.decode()
     again = operator.post(LIST, {**hidden_fields(question), "reason": ""})
@@ -116,29 +119,9 @@ def test_a_button_leads_to_the_decision_and_back_to_the_record(operator: Client)
 )
 def test_a_button_is_offered_to_the_permitted_only(client: Client, permissions: list[str], actions: list[str]) -> None:
     log_in(client, "view_idempotencyrecord", *permissions)
-    page = client.get(detail(record(Status.PARKED)))
+    page = client.get(detail(record()))
     assert offered(page) == actions
     assert "ended without a recorded outcome" in text(page)
-
-
-@pytest.mark.parametrize(
-    ("fields", "badge", "label"),
-    [
-        ({"status": Status.COMPLETED}, "done", "completed, 201"),
-        ({"status": Status.RECOVERABLE}, "waiting", "recoverable"),
-        ({"status": Status.PARKED}, "stuck", "parked"),
-        ({"status": Status.IN_PROGRESS, "lease": -HOUR}, "waiting", "in progress, lease over"),
-        ({"status": Status.IN_PROGRESS, "lease": HOUR}, "plain", "in progress, lease running"),
-    ],
-)
-def test_each_state_has_a_badge_of_its_own_words_and_colour(
-    operator: Client, fields: dict[str, Any], badge: str, label: str
-) -> None:
-    shown = f'<span class="idempotency-state idempotency-{badge}">{label}</span>'
-    pk = record(**fields)
-    for page in (operator.get(LIST), operator.get(detail(pk))):
-        assert shown in page.content.decode()
-        assert "idempotency/admin.css" in page.content.decode()
 
 
 def test_the_list_tells_of_attempts_and_leases_where_there_is_something_to_tell(operator: Client) -> None:
@@ -156,22 +139,6 @@ ACTIONS = {"mark_not_executed": "resolve", "record_outcome": "resolve", "release
 OUTCOME = {"status": "201", "content_type": "application/json", "body": '{"id": 7}', "reason": "asked the bank"}
 
 
-def parked(**fields: Any) -> int:
-    (pk,) = make_records(1, Status.PARKED, **{"expires": HOUR, "operation": charges.name} | fields)
-    return pk
-
-
-def ask(client: Client, action: str, *pks: int, **query: str) -> Any:
-    return client.post(LIST + ("?" + urlencode(query) if query else ""), {"action": action, "_selected_action": pks})
-
-
-def decide(client: Client, page: Any, **values: Any) -> list[str]:
-    """Send the form of a page as a browser does: what it says then."""
-    response = client.post(LIST, {**hidden_fields(page), **values}, follow=True)
-    assert response.status_code == 200
-    return said(response)
-
-
 def state_of(pk: int) -> tuple[str, int]:
     return IdempotencyRecord.objects.values_list("status", "attempt").get(pk=pk)
 
@@ -179,7 +146,7 @@ def state_of(pk: int) -> tuple[str, int]:
 @pytest.mark.scenario(28)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_parked_record_is_resolved_after_a_question_and_leaves_an_audit_entry(operator: Client, action: str) -> None:
-    pk = parked(idempotency_key="8e03978e")
+    pk = record(idempotency_key="8e03978e")
     page = ask(operator, action, pk)
     seen = text(page)
     assert [part for part in (charges.name, "8e03978e", "parked", "No, take me back") if part not in seen] == []
@@ -201,7 +168,7 @@ def test_a_parked_record_is_resolved_after_a_question_and_leaves_an_audit_entry(
 def test_each_decision_needs_its_own_permission(client: Client, action: str) -> None:
     other = {"resolve": "release_idempotencyrecord", "release": "resolve_idempotencyrecord"}[ACTIONS[action]]
     log_in(client, "view_idempotencyrecord", "change_idempotencyrecord", "view_response_body", other)
-    pk = parked()
+    pk = record()
     seen = f"{pk}:1:parked"
     values = {"action": action, "_selected_action": [pk], "decided": "yes", "seen": [seen], "force": "on", **OUTCOME}
     page = client.post(LIST, values, follow=True)
@@ -212,12 +179,12 @@ def test_each_decision_needs_its_own_permission(client: Client, action: str) -> 
 
 
 def test_an_outcome_that_was_recorded_is_replayed_as_it_was_entered(operator: Client) -> None:
-    pk = parked()
+    pk = record()
     decide(operator, ask(operator, "record_outcome", pk), **{**OUTCOME, "body": '{\r\n"id": 7}\r\n'})
     row = IdempotencyRecord.objects.get(pk=pk)
     assert (row.response_status, row.response_body) == (201, '{\n"id": 7}\n')
     assert row.response_headers == [["Content-Type", "application/json"]]
-    other = parked()
+    other = record()
     plain = {**OUTCOME, "status": "402", "content_type": "text/plain", "body": "  no\n"}
     decide(operator, ask(operator, "record_outcome", other), **plain)
     row = IdempotencyRecord.objects.get(pk=other)
@@ -237,25 +204,20 @@ def test_an_outcome_that_was_recorded_is_replayed_as_it_was_entered(operator: Cl
     ],
 )
 def test_a_form_that_is_wrong_is_shown_again(operator: Client, wrong: dict[str, str], said: str) -> None:
-    pk = parked()
+    pk = record()
     page = ask(operator, "record_outcome", pk)
-    again = operator.post(
-        LIST,
-        {"action": "record_outcome", "_selected_action": [pk], "decided": "yes", "seen": f"{pk}:1:parked"}
-        | {**OUTCOME, **wrong},
-    )
+    again = operator.post(LIST, {**hidden_fields(page), **OUTCOME, **wrong})
     assert said in text(again)
     assert "parked" in text(again)
     assert state_of(pk) == ("parked", 1)
     assert decide(operator, again, **OUTCOME) == ["Record an outcome: 1 idempotency record."]
-    assert page.status_code == 200
 
 
 def test_what_the_operation_would_not_record_is_refused_with_the_reason(operator: Client) -> None:
-    pk = parked()
+    pk = record()
     (answer,) = decide(operator, ask(operator, "record_outcome", pk), **{**OUTCOME, "status": "503"})
     assert "503 is not an outcome" in answer
-    unknown = parked(operation="tests.admin.removed")
+    unknown = record(operation="tests.admin.removed")
     (answer,) = decide(operator, ask(operator, "record_outcome", unknown), **OUTCOME)
     assert "operations.py" in answer
     assert (state_of(pk), state_of(unknown)) == (("parked", 1), ("parked", 1))
@@ -263,8 +225,8 @@ def test_what_the_operation_would_not_record_is_refused_with_the_reason(operator
 
 def test_what_was_decided_is_what_was_seen(operator: Client) -> None:
     """Between the question and the answer another operator, a retry or the purge may have been faster."""
-    first, second, third, fourth = (parked() for _ in range(4))
-    page = ask(operator, "mark_not_executed", first, second, third, fourth, state="parked")
+    first, second, third, fourth = (record() for _ in range(4))
+    page = ask(operator, "mark_not_executed", first, second, third, fourth, url=f"{LIST}?state=parked")
     IdempotencyRecord.objects.filter(pk=second).update(status=Status.COMPLETED)
     IdempotencyRecord.objects.filter(pk=third).update(attempt=2)
     IdempotencyRecord.objects.filter(pk=fourth).delete()
@@ -277,14 +239,14 @@ def test_what_was_decided_is_what_was_seen(operator: Client) -> None:
 
 
 def test_a_form_whose_record_is_gone_is_shown_without_it(operator: Client) -> None:
-    pk = parked(idempotency_key="8e03978e")
+    pk = record(idempotency_key="8e03978e")
     page = ask(operator, "mark_not_executed", pk)
     IdempotencyRecord.objects.all().delete()
     assert decide(operator, page, reason="") == []
 
 
 def test_a_live_claim_is_released_by_force_alone(operator: Client) -> None:
-    (pk,) = make_records(1, Status.IN_PROGRESS, lease=HOUR, expires=2 * HOUR, operation=charges.name)
+    pk = record(Status.IN_PROGRESS, lease=HOUR, expires=2 * HOUR)
     page = ask(operator, "release", pk)
     assert "in progress, lease running" in text(page)
     (answer,) = decide(operator, page, reason="the host is gone")
@@ -296,7 +258,7 @@ def test_a_live_claim_is_released_by_force_alone(operator: Client) -> None:
 
 def test_no_more_are_decided_at_once_than_fit_a_page(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions, "MAX_DECIDED", 2)
-    pks = [parked() for _ in range(3)]
+    pks = [record() for _ in range(3)]
     page = operator.post(LIST, {"action": "release", "_selected_action": pks}, follow=True)
     assert "Release: select up to 2 at a time." in text(page)
     everything = {"action": "release", "_selected_action": pks[:1], "select_across": "1"}
@@ -311,17 +273,10 @@ def test_no_more_are_decided_at_once_than_fit_a_page(operator: Client, monkeypat
 
 @pytest.mark.parametrize("token", ["", "1", "x:1:parked", "1:1:no such state", "1:1:parked:more"])
 def test_a_forged_form_is_a_bad_request(operator: Client, token: str) -> None:
-    pk = parked()
+    pk = record()
     values = {"action": "release", "_selected_action": [pk], "decided": "yes", "seen": token, "reason": "x"}
     assert operator.post(LIST, values).status_code == 400
     assert state_of(pk) == ("parked", 1)
-
-
-def test_a_page_that_asks_escapes_what_a_client_sent(operator: Client) -> None:
-    pk = parked(idempotency_key="<script>alert(1)</script>", account_id="<b>")
-    source = ask(operator, "release", pk).content.decode()
-    assert "<script>alert" not in source
-    assert "&lt;script&gt;alert" in source
 
 
 @pytest.mark.failure_mode(52)

@@ -15,7 +15,7 @@ from django.utils import timezone
 from idempotency.admin import display, records
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyCounter, IdempotencyRecord
-from tests.http.admin.pages import LIST, charges, detail, log_in, refunds, text
+from tests.http.admin.pages import LIST, charges, detail, listed, log_in, refunds, text
 from tests.records import HOUR, from_now, make_records
 
 pytestmark = pytest.mark.django_db
@@ -23,21 +23,17 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def viewer(client: Client) -> Client:
-    log_in(client, "view_idempotencyrecord")
-    return client
+    return log_in(client, "view_idempotencyrecord")
 
 
 @pytest.fixture
 def reader(client: Client) -> Client:
-    log_in(client, "view_idempotencyrecord", "view_response_body")
-    return client
+    return log_in(client, "view_idempotencyrecord", "view_response_body")
 
 
-def listed(client: Client, **query: str) -> list[str]:
+def found(client: Client, **query: str) -> list[str]:
     """The keys of the records that are listed."""
-    page = client.get(LIST, query)
-    assert page.status_code == 200, page
-    return [record.idempotency_key for record in page.context["cl"].result_list]
+    return [record.idempotency_key for record in listed(client, **query)]
 
 
 def test_a_record_without_a_response_is_shown(reader: Client) -> None:
@@ -77,7 +73,7 @@ def test_a_record_is_found_by_its_key_and_by_its_account(viewer: Client, term: s
     make_records(1, account_id="org 1", idempotency_key="k")
     if term == "alice":
         keys = ["alice", *keys]  # both as a key and as an account
-    assert listed(viewer, q=term) == keys
+    assert found(viewer, q=term) == keys
 
 
 def test_it_filters_by_state(viewer: Client) -> None:
@@ -92,14 +88,14 @@ def test_it_filters_by_state(viewer: Client) -> None:
     record("old", Status.COMPLETED, expires=-HOUR)
     expected = {name: [name] for name in ("live", "abandoned", "recoverable", "parked")}
     expected |= {"completed": ["old", "completed"], "past_retention": ["old"]}
-    assert {state: listed(viewer, state=state) for state in expected} == expected
-    assert len(listed(viewer)) == len(listed(viewer, state="no such state")) == 6
+    assert {state: found(viewer, state=state) for state in expected} == expected
+    assert len(found(viewer)) == len(found(viewer, state="no such state")) == 6
 
 
 def test_it_filters_by_account_and_by_the_operations_that_are_declared(viewer: Client) -> None:
     make_records(1, operation=charges.name, idempotency_key="a")
     make_records(1, operation=refunds.name, idempotency_key="b", account_id="bob")
-    assert listed(viewer, operation=refunds.name) == listed(viewer, account_id="bob") == ["b"]
+    assert found(viewer, operation=refunds.name) == found(viewer, account_id="bob") == ["b"]
     page = text(viewer.get(LIST))
     assert charges.name in page
     assert refunds.name in page
@@ -111,9 +107,7 @@ def filtered_operations(page: Any) -> list[str]:
     return [name for name, _ in spec.lookup_choices]
 
 
-def test_operations_of_other_processes_are_offered_as_they_were_counted(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operations_of_other_processes_are_offered(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of ``claim()`` blocks too, which are declared where they run and nowhere else."""
     for operation in ("tests.admin.elsewhere", "", charges.name, "tests.admin.another"):
         for event in ("claimed", "completed"):
@@ -123,7 +117,7 @@ def test_operations_of_other_processes_are_offered_as_they_were_counted(
     assert offered == sorted(set(offered))
     assert {"tests.admin.another", "tests.admin.elsewhere", charges.name, refunds.name} <= set(offered)
     assert "" not in offered
-    assert listed(viewer, operation="tests.admin.elsewhere") == ["there"]
+    assert found(viewer, operation="tests.admin.elsewhere") == ["there"]
     monkeypatch.setattr(records, "MAX_OPERATIONS", 1)
     assert "tests.admin.elsewhere" not in filtered_operations(viewer.get(LIST))
 
@@ -148,9 +142,7 @@ def test_the_operations_are_found_in_the_index_of_the_counters_alone(viewer: Cli
     assert "Seq Scan" not in plan
 
 
-def test_age_lease_and_retention_are_told_by_the_clock_of_the_database(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_are_told_by_the_clock_of_the_database(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     (pk,) = make_records(
         1,
         Status.IN_PROGRESS,
@@ -207,11 +199,11 @@ def test_the_number_of_statements_does_not_grow_with_the_list(viewer: Client) ->
 def test_a_list_is_sorted_by_an_index_only(viewer: Client) -> None:
     make_records(1, idempotency_key="late", expires=2 * HOUR)
     make_records(1, idempotency_key="soon", expires=HOUR)
-    assert listed(viewer) == ["soon", "late"]
+    assert found(viewer) == ["soon", "late"]
     column = records.IdempotencyRecordAdmin.list_display.index("retention")
-    assert listed(viewer, o=f"-{column}") == ["late", "soon"]
+    assert found(viewer, o=f"-{column}") == ["late", "soon"]
     make_records(1, idempotency_key="last", expires=3 * HOUR)
-    assert listed(viewer, o=f"{column}") == ["soon", "late", "last"]
+    assert found(viewer, o=f"{column}") == ["soon", "late", "last"]
     assert re.findall(r'class="sortable column-(\w+)', viewer.get(LIST).content.decode()) == ["retention"]
 
 
