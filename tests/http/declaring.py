@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -38,8 +39,8 @@ def protecting(way: str, base: Any, operations: Mapping[str, str | Operation]) -
 
 def runs_once(alice: Caller, method: str, url: str = "/") -> bool:
     """Whether a request and its retry take effect once, and a request without a key doesn't."""
-    before = effects()
-    answers = [alice.request(method, url, key="k") for _ in range(2)]
+    before, key = effects(), str(uuid4())
+    answers = [alice.request(method, url, key=key) for _ in range(2)]
     assert {answer.status_code for answer in answers} == {201}
     alice.request(method, url)
     return effects() == before + 1 and answers[1].content == answers[0].content

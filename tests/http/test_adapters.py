@@ -96,6 +96,7 @@ def _registered() -> Iterator[None]:
 
 @pytest.fixture
 def toy(serve: Serve) -> None:
+    @serve
     @toy_view
     @idempotent("tests.toy")
     def view(request: ToyRequest) -> Any:
@@ -103,8 +104,6 @@ def toy(serve: Serve) -> None:
         if "refuse" in request.GET:
             raise RefusedError("no")
         return {"id": answer["id"], "status": 201}
-
-    serve(view)
 
 
 @pytest.mark.usefixtures("toy")

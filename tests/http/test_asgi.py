@@ -11,16 +11,15 @@ from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.handlers.asgi import ASGIHandler
 from django.db import connection, connections
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest
 from django.test import AsyncRequestFactory
 from django.urls import resolve
 
-from idempotency import PARK, idempotent
+from idempotency import idempotent
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from testproject.models import Transfer
-from tests.http.callers import Caller, effects, multipart, records
-from tests.http.serving import Framework, Serve
+from tests.http.callers import Caller, effects, multipart
+from tests.http.serving import OUTSIDE, Framework, Serve, policies
 from tests.http.views import plain_answer, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -35,32 +34,16 @@ def _no_persistent_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 class Visit:
     """One request to the ASGI application. ``leaves`` is when its client goes away."""
 
-    def __init__(
-        self,
-        caller: Caller,
-        *headers: tuple[bytes, bytes],
-        path: str = "/",
-        body: bytes = b"{}",
-        content_type: bytes = b"application/json",
-    ) -> None:
+    def __init__(self, caller: Caller, *headers: tuple[bytes, bytes], path: str = "/", **sent: Any) -> None:
         assert caller.token is not None
         self.leaves = asyncio.Event()
         self.sent: list[dict[str, Any]] = []
-        self._body: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
-        self._scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": "POST",
-            "path": path,
-            "query_string": b"",
-            "headers": [
-                (b"host", b"testserver"),
-                (b"content-type", content_type),
-                (b"authorization", f"Token {caller.token.key}".encode()),
-                *headers,
-            ],
-        }
+        sent = {"data": b"{}", "content_type": "application/json", **sent}
+        authorization = {"Authorization": f"Token {caller.token.key}"}
+        scope = AsyncRequestFactory().generic("POST", path, **sent, headers=authorization).scope
+        others = [header for header in scope["headers"] if header[0] != b"content-length"]  # as a body in chunks
+        self._scope = {**scope, "headers": [*others, *headers]}
+        self._body = [{"type": "http.request", "body": sent["data"], "more_body": False}]
 
     async def run(self) -> None:
         async with ThreadSensitiveContext():
@@ -85,10 +68,6 @@ class Visit:
 
 
 KEY = (b"idempotency-key", b"k")
-
-policies = pytest.mark.parametrize(
-    "policy", [{}, {"transaction": False, "recovery": PARK}], ids=["in a transaction", "outside"]
-)
 
 
 async def happens(event: asyncio.Event) -> None:
@@ -116,7 +95,7 @@ class Slow:
         self.go_on.set()
         await asyncio.wait([task])
 
-    async def visit_and_leave(self, caller: Caller) -> Visit:
+    async def visit_and_leave(self, caller: Caller) -> None:
         """A request whose client goes away while its view runs."""
         visit = Visit(caller, KEY)
         task = asyncio.create_task(visit.run())
@@ -127,7 +106,6 @@ class Slow:
         await self.finish(task)
         assert task.exception() is None
         assert visit.sent == []  # there was nobody to send it to
-        return visit
 
 
 async def turns(count: int = 20) -> None:
@@ -150,13 +128,8 @@ def visited(*visits: Visit) -> list[int]:
 
 @pytest.mark.failure_mode(33)
 @policies
-def test_the_run_of_an_async_view_whose_client_goes_away_ends_and_is_recorded(
-    alice: Caller, serve: Serve, policy: dict[str, Any]
-) -> None:
-    async def scenario() -> None:
-        await Slow(serve, **policy).visit_and_leave(alice)
-
-    asyncio.run(scenario())
+def test_a_run_whose_client_goes_away_ends_and_is_recorded(alice: Caller, serve: Serve, policy: Any) -> None:
+    asyncio.run(Slow(serve, **policy).visit_and_leave(alice))
     assert effects() == 1
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
     assert effects() == 1
@@ -165,9 +138,7 @@ def test_the_run_of_an_async_view_whose_client_goes_away_ends_and_is_recorded(
 @pytest.mark.failure_mode(33)
 @policies
 @pytest.mark.parametrize("times", [1, 2])
-def test_an_async_view_that_is_cancelled_ends_its_run_first(
-    alice: Caller, serve: Serve, policy: dict[str, Any], times: int
-) -> None:
+def test_a_cancelled_async_view_ends_its_run_first(alice: Caller, serve: Serve, policy: Any, times: int) -> None:
     """Cancelled itself, as by a server that shuts down, and once more because it has not obeyed."""
 
     async def call(view: Any) -> None:
@@ -199,23 +170,18 @@ def test_an_async_view_that_is_cancelled_ends_its_run_first(
 
 @pytest.mark.failure_mode(33)
 @policies
-def test_a_run_that_fails_after_the_client_has_gone_is_released(
-    alice: Caller, serve: Serve, policy: dict[str, Any]
-) -> None:
+def test_a_failed_run_whose_client_has_gone_is_released(alice: Caller, serve: Serve, policy: Any) -> None:
     def fail(request: HttpRequest) -> None:
         raise ValueError
 
-    async def scenario() -> None:
-        await Slow(serve, fail, **policy).visit_and_leave(alice)
-
-    asyncio.run(scenario())
+    asyncio.run(Slow(serve, fail, **policy).visit_and_leave(alice))
     assert IdempotencyRecord.objects.get().status == (Status.PARKED if policy else Status.RECOVERABLE)
 
 
 @pytest.mark.failure_mode(33)
 def test_a_client_that_goes_while_another_request_runs_disturbs_nobody(alice: Caller, serve: Serve) -> None:
     async def scenario() -> tuple[Visit, Visit]:
-        slow = Slow(serve, transaction=False, recovery=PARK)
+        slow = Slow(serve, **OUTSIDE)
         leaving, staying = Visit(alice, KEY), Visit(alice, (b"idempotency-key", b"fast"))
         task = asyncio.create_task(leaving.run())
         await happens(slow.entered)
@@ -230,34 +196,18 @@ def test_a_client_that_goes_while_another_request_runs_disturbs_nobody(alice: Ca
     assert effects() == IdempotencyRecord.objects.completed().count() == 2
 
 
-def test_an_async_view_keeps_one_transaction_over_several_threads_calls(alice: Caller, serve: Serve) -> None:
-    @idempotent("tests.async")
-    async def view(request: HttpRequest) -> HttpResponse:
-        assert await sync_to_async(lambda: connection.in_atomic_block)()
-        await Transfer.objects.acreate(account_id=request.user.pk, recipient="a", amount=1)
-        assert await Transfer.objects.acount() == 1
-        return JsonResponse({}, status=503)
-
-    serve(view)
-    assert visited(Visit(alice, KEY)) == [503]
-    assert (effects(), records()) == (0, [("recoverable", 1)])
-
-
 @pytest.mark.failure_mode(39)
 @pytest.mark.parametrize(
     ("size", "expected"),
     [(1_000, [200, 200, 200, 422]), (3 * 1024 * 1024, [400, 400, 400, 400])],
     ids=["small", "above the limit of memory"],
 )
-def test_a_multipart_body_in_chunks_is_compared_by_its_bytes(
-    alice: Caller, serve: Serve, size: int, expected: list[int]
-) -> None:
+def test_a_form_in_chunks_is_compared_by_its_bytes(alice: Caller, serve: Serve, size: int, expected: list[int]) -> None:
     """Sent in chunks it has no Content-Length, and without one Django finds no parts in it."""
     Framework("plain", serve).serve_twins(lambda request: {"files": len(request.FILES), "size": len(request.body)})
 
     def upload(content: bytes, path: str = "/") -> Visit:
-        sent = multipart({"file": SimpleUploadedFile("name", content)})
-        return Visit(alice, KEY, path=path, body=sent["data"], content_type=sent["content_type"].encode())
+        return Visit(alice, KEY, path=path, **multipart({"file": SimpleUploadedFile("name", content)}))
 
     visits = upload(size * b"a", "/twin/"), upload(size * b"a"), upload(size * b"a"), upload(size * b"b")
     assert visited(*visits) == expected
@@ -271,7 +221,7 @@ def test_a_body_in_chunks_is_compared_though_drf_takes_it_for_empty(alice: Calle
 
     Framework("drf", serve).serve(handler)
     bodies = b'{"a": 1}', b'{"a": 1}', b'{"a": 2}'
-    assert visited(*(Visit(alice, KEY, body=body) for body in bodies)) == [200, 200, 422]
+    assert visited(*(Visit(alice, KEY, data=body) for body in bodies)) == [200, 200, 422]
     assert effects() == 1
 
 

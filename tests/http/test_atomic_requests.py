@@ -12,9 +12,9 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
 
-from idempotency import PARK, idempotent
-from tests.http.callers import Caller, assert_nothing_kept, assert_refused, effects, records, replayed
-from tests.http.serving import Serve
+from idempotency import idempotent
+from tests.http.callers import Caller, assert_refused, effects, records, replayed
+from tests.http.serving import OUTSIDE, Serve
 from tests.http.views import KINDS, VIEWSETS, AsyncMethodView, PlainView, async_answer, plain_answer
 
 ASYNC = ("async_function", "async_method")
@@ -85,9 +85,7 @@ def test_an_async_view_that_the_project_has_exempted_passes_through(alice: Calle
 
 
 @pytest.mark.usefixtures("atomic_requests")
-def test_a_class_whose_as_view_is_protected_as_a_whole_opens_no_transaction_around_it(
-    alice: Caller, serve: Serve
-) -> None:
+def test_a_class_whose_as_view_is_protected_as_a_whole_has_no_transaction(alice: Caller, serve: Serve) -> None:
     class Whole(PlainView):
         @classmethod
         def as_view(cls, **initkwargs: Any) -> Any:
@@ -103,7 +101,7 @@ def test_a_class_whose_as_view_is_protected_as_a_whole_opens_no_transaction_arou
 
 @pytest.mark.usefixtures("atomic_requests")
 def test_outside_of_a_transaction_means_outside_under_atomic_requests_too(alice: Caller, serve: Serve) -> None:
-    serve(idempotent("tests.outside_atomic", transaction=False, recovery=PARK)(plain_answer))
+    serve(idempotent("tests.outside_atomic", **OUTSIDE)(plain_answer))
     first, _ = replayed(alice)
     assert not json.loads(first.content)["in_transaction"]
 
@@ -129,24 +127,4 @@ def test_an_open_transaction_around_the_view_is_an_error_that_names_the_remedy(
     assert "atomic." in caplog.text  # the operation
     # The remedy works.
     serve(transaction.non_atomic_requests(Hidden.as_view()))
-    replayed(alice)
-
-
-# Failure mode 23: transactions of the handler
-
-
-def durable(request: HttpRequest) -> HttpResponse:
-    with transaction.atomic(durable=True):
-        return plain_answer(request)
-
-
-@pytest.mark.failure_mode(23)
-def test_a_durable_block_in_a_handler_fails_as_django_makes_it_fail(alice: Caller, serve: Serve) -> None:
-    serve(idempotent("tests.durable")(durable))
-    assert_nothing_kept(alice, 500)
-
-
-@pytest.mark.failure_mode(23)
-def test_a_durable_block_in_a_handler_outside_of_a_transaction_is_durable(alice: Caller, serve: Serve) -> None:
-    serve(idempotent("tests.durable", transaction=False, recovery=PARK)(durable))
     replayed(alice)

@@ -8,15 +8,16 @@ import pytest
 from django.core.checks import run_checks
 from django.urls import include, path
 from django.views.generic import CreateView
-from rest_framework import generics, serializers, viewsets
+from rest_framework import generics
 from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 
-from idempotency import PARK, Operation, idempotent
+from idempotency import Operation, idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.http.checks import check_models
 from testproject.models import Transfer
-from tests.http.views import Methods, plain_answer
+from tests.http.serving import OUTSIDE
+from tests.http.views import LabelSerializer, Methods, ModelActions, PlainView, plain_answer
 
 pytestmark = [pytest.mark.failure_mode(27), pytest.mark.urls(__name__)]
 
@@ -30,18 +31,8 @@ def named() -> list[str]:
     return [f"{message.id} {message.msg}" for message in run_checks() if message.id == "idempotency.W010"]
 
 
-class LabelSerializer(serializers.ModelSerializer[Transfer]):
-    class Meta:
-        model = Transfer
-        fields: ClassVar = ["label"]
-
-
-class Transfers(IdempotentMixin, viewsets.ModelViewSet[Transfer]):
-    queryset = Transfer.objects.all()
-    idempotent_operations: ClassVar = {
-        "create": "urls.create",
-        "update": Operation("urls.update", transaction=False, recovery=PARK),
-    }
+class Transfers(IdempotentMixin, ModelActions):
+    idempotent_operations: ClassVar = {"create": "urls.create", "update": Operation("urls.update", **OUTSIDE)}
 
 
 class BySerializer(IdempotentMixin, Methods, generics.GenericAPIView[Any]):
@@ -51,10 +42,7 @@ class BySerializer(IdempotentMixin, Methods, generics.GenericAPIView[Any]):
 
 class ByModel(CreateView):
     model = Transfer
-
-    @idempotent("urls.post")
-    def post(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        return plain_answer(request)
+    post = idempotent("urls.post")(PlainView.post)
 
 
 class WithoutModel(IdempotentMixin, Methods, APIView):

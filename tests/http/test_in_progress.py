@@ -11,21 +11,18 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.http import JsonResponse
 
-from idempotency import ACCEPTED, PARK, Attach, Operation, Wait, idempotent
+from idempotency import ACCEPTED, Attach, Operation, Wait, idempotent
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
 from tests.concurrency.racing import Gate, held
 from tests.http.callers import Caller, assert_refused, claim_anew, effects, records, replayed
-from tests.http.serving import Framework, Serve
+from tests.http.serving import OUTSIDE, Framework, Serve, policies
 from tests.http.views import plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario(12)]
 
-OUTSIDE = {"transaction": False, "recovery": PARK}
 PAYLOADS = ({"amount": 1}, {"amount": 2})  # another payload learns no more than the same one
-
-either_payload = pytest.mark.parametrize("payload", PAYLOADS, ids=["same payload", "other payload"])
 
 
 def standing_at(gate: Gate, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -39,7 +36,7 @@ def standing_at(gate: Gate, handler: Callable[[Any], Any]) -> Callable[[Any], An
     return view
 
 
-@pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["in a transaction", "outside"])
+@policies
 def test_a_duplicate_of_a_running_request_gets_409_at_once(alice: Caller, serve: Serve, policy: dict[str, Any]) -> None:
     gate = Gate()
     serve(idempotent("tests.slow", **policy)(standing_at(gate, plain_answer)))
@@ -54,30 +51,23 @@ def test_a_duplicate_of_a_running_request_gets_409_at_once(alice: Caller, serve:
     assert effects() == 1
 
 
-@either_payload
-@pytest.mark.parametrize(("lease", "bound"), [(timedelta(seconds=5), 5), (timedelta(hours=1), 30)])
+@pytest.mark.parametrize(
+    ("lease", "setting", "bound"), [(5, {}, (1, 5)), (3600, {}, (30, 30)), (3600, {"MAX_RETRY_AFTER": 3}, (3, 3))]
+)
 def test_retry_after_is_bounded_by_the_lease_and_by_the_setting(
-    alice: Caller, framework: Framework, payload: Any, lease: timedelta, bound: int
+    alice: Caller, framework: Framework, settings: Any, lease: int, setting: dict[str, int], bound: tuple[int, int]
 ) -> None:
+    settings.IDEMPOTENCY = {name: timedelta(seconds=value) for name, value in setting.items()}
     framework.serve(lease=timedelta(hours=3))
     alice.post(data={"amount": 1}, key="k")
-    claim_anew(lease=lease)  # of a lease of three hours, that is all that is left
-    refused = assert_refused(alice, "idempotency_in_progress", data=payload, key="k")
-    assert 1 <= int(refused["Retry-After"]) <= bound
-
-
-def test_max_retry_after_is_a_setting(alice: Caller, serve: Serve, settings: Any) -> None:
-    settings.IDEMPOTENCY = {"MAX_RETRY_AFTER": timedelta(seconds=3)}
-    serve(idempotent("tests.long", lease=timedelta(hours=3))(plain_answer))
-    alice.post(key="k")
-    claim_anew(lease=timedelta(hours=1))
-    assert alice.post(key="k")["Retry-After"] == "3"
+    claim_anew(lease=timedelta(seconds=lease))  # of a lease of three hours, that is all that is left
+    for payload in PAYLOADS:
+        refused = assert_refused(alice, "idempotency_in_progress", data=payload, key="k")
+        assert bound[0] <= int(refused["Retry-After"]) <= bound[1]
 
 
 @pytest.mark.parametrize("by", ["policy", "setting"])
-def test_a_duplicate_is_accepted_where_the_operation_says_so(
-    alice: Caller, framework: Framework, settings: Any, by: str
-) -> None:
+def test_a_duplicate_is_accepted_if_it_is_declared(alice: Caller, framework: Framework, settings: Any, by: str) -> None:
     if by == "setting":
         settings.IDEMPOTENCY = {"IN_PROGRESS": ACCEPTED}
     framework.serve(**({"in_progress": ACCEPTED} if by == "policy" else {}))
@@ -92,12 +82,12 @@ def test_a_duplicate_is_accepted_where_the_operation_says_so(
     assert effects() == 1
 
 
-@either_payload
-def test_a_wait_is_bounded_and_ends_in_409(alice: Caller, framework: Framework, payload: Any) -> None:
+def test_a_wait_is_bounded_and_ends_in_409(alice: Caller, framework: Framework) -> None:
     framework.serve(in_progress=Wait(0.2))
     alice.post(data={"amount": 1}, key="k")
     claim_anew()
-    assert_refused(alice, "idempotency_in_progress", data=payload, key="k")
+    for payload in PAYLOADS:
+        assert_refused(alice, "idempotency_in_progress", data=payload, key="k")
 
 
 def test_an_abandoned_claim_is_run_again_once_and_only_for_its_payload(alice: Caller, framework: Framework) -> None:
@@ -155,41 +145,35 @@ def jobs() -> Jobs:
 
 def start(request: Any) -> Any:
     work(request)
-    return JsonResponse({"state": "running"}, status=202)
+    return {"state": "running"}, 202
 
 
 def expected(alice: Caller) -> str:
     return address(Scope(str(alice.user.pk), "tests.job", "k"))
 
 
-def test_duplicates_attach_to_the_job_until_it_ends_and_then_replay_its_outcome(
-    alice: Caller, framework: Framework, jobs: Jobs
-) -> None:
-    def starting(request: Any) -> Any:
-        work(request)
-        return {"state": "running"}, 202
-
-    framework.serve(starting, operation="tests.job", **jobs.policy())
+def test_duplicates_get_the_job_and_then_its_outcome(alice: Caller, framework: Framework, jobs: Jobs) -> None:
+    framework.serve(start, operation="tests.job", **jobs.policy())
     for _ in range(3):
         running = alice.post(key="k")
         assert (running.status_code, running["Location"]) == (202, expected(alice))
         assert int(running["Retry-After"]) >= 1
         assert "Idempotency-Replayed" not in running  # not an outcome yet
+    assert "Location" not in assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
     jobs.outcome = {"rows": 7}
     for _ in range(2):
         ended = alice.post(key="k")
         assert (ended.status_code, json.loads(ended.content)) == (200, {"rows": 7})
         assert ended["Idempotency-Replayed"] == "true"
         assert "Retry-After" not in ended
+    assert "Location" not in assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
     assert effects() == 1
     assert set(jobs.references) == {expected(alice)}  # what the handler left no reference of is known by its address
 
 
-def test_a_duplicate_that_comes_before_the_first_request_has_committed_is_told_the_same_address(
-    alice: Caller, serve: Serve, jobs: Jobs
-) -> None:
+def test_a_duplicate_before_the_first_commit_is_told_the_same_address(alice: Caller, serve: Serve, jobs: Jobs) -> None:
     gate = Gate()
-    serve(idempotent("tests.job", transaction=False, recovery=PARK, **jobs.policy())(standing_at(gate, start)))
+    Framework("plain", serve).serve(standing_at(gate, start), operation="tests.job", **OUTSIDE, **jobs.policy())
     with held(lambda: alice.post(key="k"), gate) as first:
         early = alice.post(key="k")
         assert (early.status_code, early["Location"]) == (202, expected(alice))
@@ -198,16 +182,8 @@ def test_a_duplicate_that_comes_before_the_first_request_has_committed_is_told_t
     assert effects() == 1
 
 
-def test_another_payload_is_refused_while_the_job_runs_and_afterwards(alice: Caller, serve: Serve, jobs: Jobs) -> None:
-    serve(idempotent("tests.job", **jobs.policy())(start))
-    assert alice.post(data={"amount": 1}, key="k").status_code == 202
-    for outcome in (None, {"rows": 7}):
-        jobs.outcome = outcome
-        assert "Location" not in assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
-
-
 def test_a_start_that_was_cut_off_is_taken_over(alice: Caller, serve: Serve, jobs: Jobs) -> None:
-    serve(idempotent("tests.job", **jobs.policy())(start))
+    Framework("plain", serve).serve(start, operation="tests.job", **jobs.policy())
     alice.post(key="k")
     claim_anew()
     assert alice.post(key="k")["Location"] == expected(alice)  # alive, as far as anybody knows
@@ -222,9 +198,7 @@ def test_a_job_that_need_not_be_started_is_an_outcome_like_any_other(alice: Call
     assert (first.status_code, jobs.references) == (400, [])
 
 
-def test_what_the_handler_and_the_rebuilt_answer_say_themselves_is_kept(
-    alice: Caller, serve: Serve, jobs: Jobs
-) -> None:
+def test_what_the_handler_and_the_rebuilt_answer_say_themselves_is_kept(alice: Caller, serve: Serve) -> None:
     def patient(*args: Any) -> Any:
         return JsonResponse({}, status=202, headers={"Location": "/mine/", "Retry-After": "20"})
 

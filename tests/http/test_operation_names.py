@@ -28,9 +28,6 @@ from tests.http.views import ModelActions, PlainView, drf_answer, plain_answer
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(62, 66), pytest.mark.once]
 
 
-# One name, one function
-
-
 def other(request: HttpRequest) -> HttpResponse:
     return plain_answer(request)
 
@@ -52,29 +49,23 @@ def by_decorator(view: Any) -> Any:
     return idempotent("tests.shared")(view)
 
 
+FIRST: Callable[[], Any] = partial(by_decorator, plain_answer)
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        pytest.param(lambda: by_decorator(plain_answer), lambda: by_decorator(other), id="function"),
-        pytest.param(lambda: by_decorator(plain_answer), lambda: api_view()(by_decorator(drf_answer)), id="api_view"),
-        pytest.param(
-            lambda: by_decorator(plain_answer),
-            lambda: protecting("decorator", PlainView, {"post": "tests.shared"}),
-            id="method",
-        ),
-        pytest.param(
-            lambda: by_decorator(partial(partial(plain_answer))),
-            lambda: by_decorator(partial(drf_answer)),
-            id="partial",
-        ),
-        pytest.param(lambda: by_decorator(Calling()), lambda: by_decorator(plain_answer), id="instance"),
-        pytest.param(lambda: by_decorator(PlainView.as_view()), lambda: by_decorator(Asking.as_view()), id="class"),
-        pytest.param(lambda: by_decorator(plain_answer), lambda: by_mixin(APIView, "options"), id="mixin"),
-        pytest.param(
-            lambda: by_mixin(ModelActions, "create"), lambda: by_mixin(type("Two", (ModelActions,), {}), "create")
-        ),
-        pytest.param(lambda: None, lambda: by_mixin(ModelActions, "create", "pay"), id="two handlers"),
+        (FIRST, lambda: by_decorator(other)),
+        (FIRST, lambda: api_view()(by_decorator(drf_answer))),
+        (FIRST, lambda: protecting("decorator", PlainView, {"post": "tests.shared"})),
+        (lambda: by_decorator(partial(partial(plain_answer))), lambda: by_decorator(partial(drf_answer))),
+        (lambda: by_decorator(Calling()), FIRST),
+        (lambda: by_decorator(PlainView.as_view()), lambda: by_decorator(Asking.as_view())),
+        (FIRST, lambda: by_mixin(APIView, "options")),
+        (lambda: by_mixin(ModelActions, "create"), lambda: by_mixin(type("Two", (ModelActions,), {}), "create")),
+        (lambda: None, lambda: by_mixin(ModelActions, "create", "pay")),
     ],
+    ids=["function", "api_view", "method", "partial", "instance", "class", "mixin", "two mixins", "two handlers"],
 )
 def test_a_second_function_under_a_bare_name_is_refused(first: Callable[[], Any], second: Callable[[], Any]) -> None:
     first()
@@ -133,21 +124,19 @@ def test_one_operation_may_be_passed_to_several(alice: Caller, serve: Serve) -> 
     assert_refused(alice, "idempotency_key_reused", "/other/", key="k")
 
 
-# One view in two places
-
-
 @pytest.mark.parametrize(
     ("first", "second", "one"),
     [
-        pytest.param(("orders/", None), ("invoices/", None), False, id="no names"),
-        pytest.param(("orders/", "orders"), ("invoices/", "invoices"), False, id="two names"),
-        pytest.param(("orders/", "orders"), ("invoices/", None), False, id="one name"),
-        pytest.param(("orders/", "orders"), ("api/orders/", "orders"), True, id="a prefix"),
-        pytest.param(("orders", "orders"), ("orders/", "orders"), True, id="a slash"),
-        pytest.param(("orders", None), ("orders/", None), True, id="a slash and no name"),
+        (("orders/", None), ("invoices/", None), False),
+        (("orders/", "orders"), ("invoices/", "invoices"), False),
+        (("orders/", "orders"), ("invoices/", None), False),
+        (("orders/", "orders"), ("api/orders/", "orders"), True),
+        (("orders", "orders"), ("orders/", "orders"), True),
+        (("orders", None), ("orders/", None), True),
     ],
+    ids=["no names", "two names", "one name", "a prefix", "a slash", "a slash and no name"],
 )
-def test_two_patterns_of_one_view_are_one_place_if_they_have_one_name(
+def test_two_patterns_of_one_name_are_one_place(
     alice: Caller, settings: Any, first: tuple[str, Any], second: tuple[str, Any], one: bool
 ) -> None:
     view = api_view(["POST"])(idempotent("tests.place")(drf_answer))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -33,8 +34,8 @@ def _connect() -> None:
         connections["other"].connect()
 
 
-@pytest.fixture
-def other(transactional_db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+@pytest.fixture(autouse=True)
+def _other(transactional_db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Another database, with ATOMIC_REQUESTS and a table of transfers."""
     settings = {
         **connections.settings["default"],
@@ -53,7 +54,7 @@ def other(transactional_db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             "CREATE TABLE note (id integer PRIMARY KEY, text text, "
             "parent_id integer REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)"
         )
-    yield "other"
+    yield
     connections["other"].close()
     del connections["other"]
     del connections.settings["other"]
@@ -74,9 +75,27 @@ def open_on_other() -> bool:
     return connections["other"].in_atomic_block
 
 
-def serve_writing(serve: Serve, end: Callable[[HttpRequest], Any], **policy: Any) -> None:
+def ending(status: int = 201, *, undone: tuple[str, ...] = (), error: Exception | None = None) -> Callable[..., Any]:
+    """An end of a handler: some of its transactions are marked to be undone, and it raises or answers."""
+
+    def end(request: HttpRequest) -> HttpResponse:
+        for using in undone:
+            if connections[using].in_atomic_block:
+                transaction.set_rollback(True, using=using)
+        if error is not None:
+            raise error
+        return HttpResponse(status=status)
+
+    return end
+
+
+CREATED = ending()
+
+
+def serve_writing(serve: Serve, end: Callable[[HttpRequest], Any] = CREATED, **policy: Any) -> None:
     """Serve an operation that writes to both databases and then ends as ``end`` does."""
 
+    @serve
     @idempotent("tests.both", **policy)
     def view(request: HttpRequest) -> Any:
         assert open_on_other()
@@ -84,17 +103,9 @@ def serve_writing(serve: Serve, end: Callable[[HttpRequest], Any], **policy: Any
         write("written")
         return end(request)
 
-    serve(view)
-
-
-def created(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(status=201)
-
 
 @policies
-def test_the_other_database_commits_before_the_outcome(
-    alice: Caller, serve: Serve, other: str, policy: dict[str, Any], monkeypatch: Any
-) -> None:
+def test_the_other_database_commits_first(alice: Caller, serve: Serve, policy: Any, monkeypatch: Any) -> None:
     seen: list[tuple[bool, list[str]]] = []
     complete = claims.complete
 
@@ -103,7 +114,7 @@ def test_the_other_database_commits_before_the_outcome(
         complete(*arguments)
 
     monkeypatch.setattr(claims, "complete", look)
-    serve_writing(serve, created, **policy)
+    serve_writing(serve, **policy)
     assert alice.post(key="k").status_code == 201
     assert seen == [(False, ["written"])]
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
@@ -111,14 +122,12 @@ def test_the_other_database_commits_before_the_outcome(
 
 
 @policies
-def test_an_effect_that_the_other_database_refuses_at_commit_is_not_recorded(
-    alice: Caller, serve: Serve, other: str, policy: dict[str, Any]
-) -> None:
+def test_an_effect_refused_at_commit_is_not_recorded(alice: Caller, serve: Serve, policy: Any) -> None:
     parents = [7, None]
 
     def end(request: HttpRequest) -> HttpResponse:
         write("child", parents.pop(0))
-        return created(request)
+        return HttpResponse(status=201)
 
     serve_writing(serve, end, **policy)
     assert alice.post(key="k").status_code == 500  # as the unprotected view
@@ -129,41 +138,20 @@ def test_an_effect_that_the_other_database_refuses_at_commit_is_not_recorded(
     assert effects() == (1 if not policy else 2)
 
 
-def crash(request: HttpRequest) -> HttpResponse:
-    raise ValueError
-
-
-def not_found(request: HttpRequest) -> HttpResponse:
-    raise Http404
-
-
-def marks(request: HttpRequest) -> HttpResponse:
-    transaction.set_rollback(True, using="other")
-    transaction.set_rollback(True) if transaction.get_connection().in_atomic_block else None
-    return returns_400(request)
-
-
-def busy(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(status=503)
-
-
-def returns_400(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(status=400)
-
-
 @policies
 @pytest.mark.parametrize(
     ("end", "status", "record", "kept"),
     [
-        (crash, 500, "recoverable", []),
-        (not_found, 404, "completed", []),
-        (marks, 400, "completed", []),
-        (returns_400, 400, "completed", ["written"]),
-        (busy, 503, "recoverable", []),  # the retry runs: nothing of this run may be kept
+        (ending(error=ValueError()), 500, "recoverable", []),
+        (ending(error=Http404()), 404, "completed", []),
+        (ending(400, undone=("default", "other")), 400, "completed", []),
+        (ending(400), 400, "completed", ["written"]),
+        (ending(503), 503, "recoverable", []),  # the retry runs: nothing of this run may be kept
     ],
+    ids=["crash", "Http404", "400, undone", "400", "503"],
 )
 def test_the_other_database_keeps_what_django_would_keep(
-    alice: Caller, serve: Serve, other: str, policy: dict[str, Any], end: Any, status: int, record: str, kept: list[str]
+    alice: Caller, serve: Serve, policy: Any, end: Any, status: int, record: str, kept: list[str]
 ) -> None:
     serve_writing(serve, end, **policy)
     assert alice.post(key="k").status_code == status
@@ -171,7 +159,7 @@ def test_the_other_database_keeps_what_django_would_keep(
 
 
 @pytest.mark.parametrize("handled", [False, True], ids=["raised", "handled"])
-def test_drf_rolls_the_other_database_back(alice: Caller, serve: Serve, other: str, handled: bool) -> None:
+def test_drf_rolls_the_other_database_back(alice: Caller, serve: Serve, handled: bool) -> None:
     def handler(request: Any) -> Any:
         write("written")
         if handled:
@@ -184,66 +172,47 @@ def test_drf_rolls_the_other_database_back(alice: Caller, serve: Serve, other: s
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
 
 
-def swallows(request: HttpRequest) -> HttpResponse:
-    transaction.set_rollback(True, using="other")  # as an error in a save() that the handler catches
-    return created(request)
-
-
 @policies
 @pytest.mark.parametrize("by", ["a mark", "the database"])
-def test_a_success_over_a_broken_transaction_is_an_error(
-    alice: Caller, serve: Serve, other: str, policy: dict[str, Any], by: str, monkeypatch: Any
+def test_a_broken_transaction_is_no_success(
+    alice: Caller, serve: Serve, policy: Any, by: str, monkeypatch: Any
 ) -> None:
     if by == "the database":  # which doesn't say so at COMMIT
         monkeypatch.setattr(connections["other"], "is_usable", lambda: False)
-    serve_writing(serve, created if by == "the database" else swallows, **policy)
+    # A mark is left by an error in a save() that the handler catches.
+    serve_writing(serve, ending(undone=("other",) if by == "a mark" else ()), **policy)
     assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
     assert (notes(), records()) == ([], [("recoverable", 1)])
 
 
-def test_nothing_is_claimed_if_the_other_database_is_gone(
-    alice: Caller, serve: Serve, other: str, monkeypatch: Any
-) -> None:
-    def refuse() -> None:
-        raise OperationalError
-
-    monkeypatch.setattr(connections["other"], "ensure_connection", refuse)
-    serve_writing(serve, created, transaction=False, recovery=PARK)
+def test_nothing_is_claimed_if_the_other_database_is_gone(alice: Caller, serve: Serve, monkeypatch: Any) -> None:
+    monkeypatch.setattr(connections["other"], "ensure_connection", Mock(side_effect=OperationalError))
+    serve_writing(serve, transaction=False, recovery=PARK)
     assert alice.post(key="k").status_code == 500
     assert records() == []
 
 
 @policies
-def test_a_transaction_that_would_commit_after_the_outcome_is_refused(
-    alice: Caller, serve: Serve, other: str, policy: dict[str, Any]
-) -> None:
-    @idempotent("tests.inner", **policy)
-    def view(request: HttpRequest) -> HttpResponse:
-        write("written")
-        return created(request)
-
-    def hides(request: HttpRequest) -> HttpResponse:
-        return view(request)
-
+def test_a_transaction_that_would_commit_after_the_outcome_is_refused(alice: Caller, serve: Serve, policy: Any) -> None:
+    view: Any = idempotent("tests.inner", **policy)(ending())
     exempt = transaction.non_atomic_requests(using="other")(lambda request: view(request))
-    serve(hides, **{"exempt/": exempt, "hand/": transaction.atomic(using="other")(view)})
+    hand = transaction.atomic(using="other")(view)
+    serve(lambda request: view(request), **{"exempt/": exempt, "hand/": hand})
     for url in ("/", "/hand/"):
         assert_refused(alice, "idempotency_outer_transaction", url, key="k")
     assert alice.post("/exempt/", key="k").status_code == 201
 
 
 @pytest.mark.parametrize("way", ["above", "below", "class"])
-def test_what_the_project_has_exempted_has_no_transaction(alice: Caller, serve: Serve, other: str, way: str) -> None:
+def test_what_the_project_has_exempted_has_no_transaction(alice: Caller, serve: Serve, way: str) -> None:
     def handler(request: HttpRequest) -> HttpResponse:
         return JsonResponse({"open": open_on_other()}, status=201)
 
     class Exempt(View):
-        @idempotent("tests.method")
-        def post(self, request: HttpRequest) -> HttpResponse:
-            return handler(request)
-
         def get(self, request: HttpRequest) -> HttpResponse:
             return handler(request)
+
+        post = idempotent("tests.method")(get)
 
     exempt = transaction.non_atomic_requests(using="other")
     view: Any = {
@@ -256,9 +225,8 @@ def test_what_the_project_has_exempted_has_no_transaction(alice: Caller, serve: 
         assert json.loads(answer.content) == {"open": False}
 
 
-def test_what_is_not_protected_has_one_transaction_on_every_database(
-    alice: Caller, serve: Serve, other: str, atomic_requests: None
-) -> None:
+@pytest.mark.usefixtures("atomic_requests")
+def test_what_is_not_protected_has_one_transaction_on_every_database(alice: Caller, serve: Serve) -> None:
     blocks: list[list[int]] = []
 
     def handler(request: HttpRequest) -> HttpResponse:
@@ -266,15 +234,13 @@ def test_what_is_not_protected_has_one_transaction_on_every_database(
         write(request.method or "")
         if "crash" in request.GET:
             raise ValueError
-        return created(request)
+        return HttpResponse(status=201)
 
     class Optional(View):
-        @idempotent("tests.optional_method", required=False)
-        def post(self, request: HttpRequest) -> HttpResponse:
-            return handler(request)
-
         def get(self, request: HttpRequest) -> HttpResponse:
             return handler(request)
+
+        post = idempotent("tests.optional_method", required=False)(get)
 
     serve(idempotent("tests.optional", required=False)(handler), **{"class/": Optional.as_view()})
     for url in ("/", "/class/"):
@@ -286,14 +252,14 @@ def test_what_is_not_protected_has_one_transaction_on_every_database(
     assert records() == []
 
 
-def test_an_async_views_transactions_commit_before_its_outcome(alice: Caller, serve: Serve, other: str) -> None:
+def test_an_async_views_transactions_commit_before_its_outcome(alice: Caller, serve: Serve) -> None:
+    @serve
     @idempotent("tests.async")
     async def view(request: HttpRequest) -> HttpResponse:
         assert await sync_to_async(open_on_other)()
         await sync_to_async(write)("written")
-        return JsonResponse({}, status=503 if "busy" in request.GET else 201)
+        return HttpResponse(status=503 if "busy" in request.GET else 201)
 
-    serve(view)
     assert alice.post("/?busy=1", key="busy").status_code == 503
     assert notes() == []
     assert alice.post(key="k").status_code == 201
@@ -308,14 +274,11 @@ def test_an_async_views_transactions_commit_before_its_outcome(alice: Caller, se
     ],
     ids=["park", "reconcile"],
 )
-def test_an_outcome_that_is_refused_after_the_other_database_has_committed_is_not_run_again_by_itself(
-    alice: Caller, serve: Serve, other: str, recovery: Any, left: str, again: str, monkeypatch: Any
+def test_what_has_committed_elsewhere_is_not_run_again_by_itself(
+    alice: Caller, serve: Serve, recovery: Any, left: str, again: str, monkeypatch: Any
 ) -> None:
-    def refuse(*arguments: Any) -> None:
-        raise OperationalError("disk full")
-
-    monkeypatch.setattr(claims, "complete", refuse)
-    serve_writing(serve, created, recovery=recovery)
+    monkeypatch.setattr(claims, "complete", Mock(side_effect=OperationalError("disk full")))
+    serve_writing(serve, recovery=recovery)
     assert problem_code(alice.post(key="k")) == "idempotency_unavailable"
     assert (notes(), effects(), records()) == (["written"], 0, [(left, 1)])
     monkeypatch.undo()

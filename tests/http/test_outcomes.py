@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.db import IntegrityError
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404
 from rest_framework import exceptions
-from rest_framework.response import Response
 
-from idempotency import PARK, REEXECUTE, idempotent
+from idempotency import PARK, REEXECUTE
 from idempotency.conf import is_recordable_unless_invalid
 from tests.http.callers import Caller, assert_nothing_kept, assert_refused, effects, records, replayed
-from tests.http.serving import Framework, Serve
+from tests.http.serving import OUTSIDE, Framework, Serve
 from tests.http.views import CrashError, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario(13)]
@@ -29,39 +28,19 @@ class Conflict(exceptions.APIException):
     default_code = "conflict"
 
 
-# Returned
-
-
 @pytest.mark.once
 @pytest.mark.parametrize("status", RETRIED)
-def test_nothing_is_kept_of_a_passing_failure_and_the_retry_runs(
-    alice: Caller, framework: Framework, status: int
-) -> None:
+def test_nothing_is_kept_of_a_passing_failure(alice: Caller, framework: Framework, status: int) -> None:
     framework.serve()
     assert_nothing_kept(alice, status, f"/?status={status}")
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("status", RECORDED)
-def test_a_returned_failure_commits_with_its_writes_and_is_replayed(
-    alice: Caller, framework: Framework, status: int
-) -> None:
+def test_a_returned_failure_commits_and_is_replayed(alice: Caller, framework: Framework, status: int) -> None:
     framework.serve()
     first, _ = replayed(alice, f"/?status={status}")
     assert first.status_code == status
-
-
-def test_the_retry_of_a_passing_failure_takes_effect_once(alice: Caller, serve: Serve) -> None:
-    statuses = iter([503, 429, 201])
-
-    @idempotent("tests.recovers")
-    def view(request: HttpRequest) -> HttpResponse:
-        answer, _ = work(request)
-        return JsonResponse(answer, status=next(statuses))
-
-    serve(view)
-    assert [alice.post(key="k").status_code for _ in range(5)] == [503, 429, 201, 201, 201]
-    assert (effects(), records()) == (1, [("completed", 3)])
 
 
 def only_success(status: int) -> bool:
@@ -80,9 +59,7 @@ def test_the_policy_says_what_is_recordable(alice: Caller, framework: Framework,
 
 @pytest.mark.once
 @pytest.mark.parametrize("status", [400, 422])
-def test_the_same_payload_runs_again_if_its_refusal_is_not_an_outcome(
-    alice: Caller, framework: Framework, status: int
-) -> None:
+def test_the_same_payload_runs_again_after_a_refusal(alice: Caller, framework: Framework, status: int) -> None:
     framework.serve(recordable=is_recordable_unless_invalid)
     assert_nothing_kept(alice, status, f"/?status={status}")
     # The attempt was claimed for that payload, so its key is not another payload's: it couldn't be told whether the
@@ -93,9 +70,6 @@ def test_the_same_payload_runs_again_if_its_refusal_is_not_an_outcome(
 def test_every_other_refusal_stays_an_outcome() -> None:
     assert [status for status in (200, 302, 402, 404, 409, 410) if not is_recordable_unless_invalid(status)] == []
     assert [status for status in (400, 408, 422, 425, 429, 500) if is_recordable_unless_invalid(status)] == []
-
-
-# Raised
 
 
 DETERMINISTIC = {
@@ -124,14 +98,9 @@ DRF_TRANSIENT = {
 
 def of_both(plain: dict[str, Any], drf: dict[str, Any]) -> Any:
     """A case for each error of a plain view and of a DRF view."""
-    return pytest.mark.parametrize(
-        ("name", "error", "status"),
-        [
-            pytest.param(name, *case, id=f"{name}-{kind}")
-            for name, cases in (("plain", plain), ("drf", drf))
-            for kind, case in cases.items()
-        ],
-    )
+    cases = {f"plain-{kind}": ("plain", *case) for kind, case in plain.items()}
+    cases |= {f"drf-{kind}": ("drf", *case) for kind, case in drf.items()}
+    return pytest.mark.parametrize(("name", "error", "status"), cases.values(), ids=cases)
 
 
 def serve_raising(serve: Serve, name: str, error: Callable[[], Exception], **policy: Any) -> list[int]:
@@ -148,9 +117,7 @@ def serve_raising(serve: Serve, name: str, error: Callable[[], Exception], **pol
 
 
 @of_both(DETERMINISTIC, DRF_DETERMINISTIC)
-def test_a_raised_deterministic_failure_undoes_its_writes_and_is_recorded(
-    alice: Caller, serve: Serve, name: str, error: Callable[[], Exception], status: int
-) -> None:
+def test_a_refusal_that_is_raised_is_recorded(alice: Caller, serve: Serve, name: str, error: Any, status: int) -> None:
     runs = serve_raising(serve, name, error)
     first, replay = replayed(alice, wrote=0)
     assert (first.status_code, first["Idempotency-Key"]) == (status, "k")
@@ -161,9 +128,7 @@ def test_a_raised_deterministic_failure_undoes_its_writes_and_is_recorded(
 
 
 @of_both(CRASHES, DRF_TRANSIENT)
-def test_nothing_is_kept_of_a_crash_and_the_retry_runs(
-    alice: Caller, serve: Serve, name: str, error: Callable[[], Exception], status: int
-) -> None:
+def test_nothing_is_kept_of_a_crash(alice: Caller, serve: Serve, name: str, error: Any, status: int) -> None:
     runs = serve_raising(serve, name, error)
     answer = assert_nothing_kept(alice, status)
     assert len(runs) == 2
@@ -171,38 +136,31 @@ def test_nothing_is_kept_of_a_crash_and_the_retry_runs(
         assert answer["Retry-After"] == "7"
 
 
-_handlers: dict[str, Callable[[Exception], Any]] = {}
+shown: list[Exception] = []
 
 
-def noting_handler(error: Exception, context: Any) -> Response | None:
-    _handlers["current"](error)
-    return None
+def noting_handler(error: Exception, context: Any) -> None:
+    shown.append(error)
 
 
-@pytest.fixture
-def exception_handler(settings: Any) -> Callable[[Callable[[Exception], Any]], None]:
-    """Let a function see each exception that DRF's exception handler is given."""
-    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": f"{__name__}.noting_handler"}
-    return lambda handler: _handlers.update(current=handler)
+def failing_handler(error: Exception, context: Any) -> None:
+    raise ValueError("the exception handler's own")
 
 
-def test_a_crash_is_shown_to_the_projects_exception_handler_once(
-    alice: Caller, serve: Serve, exception_handler: Any
-) -> None:
-    shown: list[Exception] = []
-    exception_handler(shown.append)
+def use_exception_handler(settings: Any, handler: Callable[[Exception, Any], None]) -> None:
+    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": f"{__name__}.{handler.__name__}"}
+
+
+def test_a_crash_is_shown_to_the_projects_exception_handler_once(alice: Caller, serve: Serve, settings: Any) -> None:
+    use_exception_handler(settings, noting_handler)
     serve_raising(serve, "drf", CrashError)
+    shown.clear()
     assert alice.post(key="k").status_code == 500
     assert len(shown) == 1
 
 
-def test_an_exception_handler_that_fails_leaves_a_claim_to_retry(
-    alice: Caller, serve: Serve, exception_handler: Any
-) -> None:
-    def fail(error: Exception) -> None:
-        raise ValueError("the exception handler's own")
-
-    exception_handler(fail)
+def test_an_exception_handler_that_fails_leaves_a_claim_to_retry(alice: Caller, serve: Serve, settings: Any) -> None:
+    use_exception_handler(settings, failing_handler)
     runs = serve_raising(serve, "drf", Conflict)
     assert_nothing_kept(alice, 500)
     assert len(runs) == 2
@@ -212,25 +170,21 @@ def test_an_exception_handler_that_fails_leaves_a_claim_to_retry(
 
 
 @pytest.mark.parametrize("name", ["plain", "drf"])
-def test_a_failure_raised_outside_of_a_transaction_is_recorded_with_what_it_left(
-    alice: Caller, serve: Serve, name: str
-) -> None:
-    serve_raising(serve, name, Http404, transaction=False, recovery=PARK)
+def test_a_failure_raised_outside_of_a_transaction_is_recorded(alice: Caller, serve: Serve, name: str) -> None:
+    serve_raising(serve, name, Http404, **OUTSIDE)
     first, _ = replayed(alice, wrote=1)
     assert first.status_code == 404
 
 
-@pytest.mark.parametrize("query", ["?crash=1", "?status=503"])
+@pytest.mark.parametrize("url", ["/?crash=1", "/?status=503"])
 @pytest.mark.parametrize("recovery", [PARK, REEXECUTE], ids=["PARK", "REEXECUTE"])
-def test_a_crash_outside_of_a_transaction_is_recovered_as_the_operation_declares(
-    alice: Caller, framework: Framework, query: str, recovery: Any
-) -> None:
+def test_a_crash_outside_is_recovered_as_declared(alice: Caller, framework: Framework, url: str, recovery: Any) -> None:
     framework.serve(transaction=False, recovery=recovery)
-    assert alice.post(f"/{query}", key="k").status_code >= 500
+    assert alice.post(url, key="k").status_code >= 500
     if recovery is PARK:
         assert records() == [("parked", 1)]
-        assert_refused(alice, "idempotency_outcome_unknown", f"/{query}", key="k")
+        assert_refused(alice, "idempotency_outcome_unknown", url, key="k")
     else:
-        assert alice.post(f"/{query}", key="k").status_code >= 500
+        assert alice.post(url, key="k").status_code >= 500
         assert effects() == 2  # what the author's derived key must make harmless
         assert records() == [("recoverable", 2)]

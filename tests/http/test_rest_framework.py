@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any, ClassVar
 
 import pytest
 from django.http import HttpResponse
-from rest_framework import exceptions, renderers
+from django.urls import path
+from rest_framework import exceptions, renderers, serializers, viewsets
 from rest_framework.exceptions import ErrorDetail
 from rest_framework.renderers import AdminRenderer, BrowsableAPIRenderer, JSONRenderer
 from rest_framework.request import Request
@@ -25,9 +27,6 @@ from tests.http.views import drf_answer
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 PAGE = {"Accept": "text/html"}
-
-
-# Failure mode 73: our errors in DRF's own types
 
 
 def test_our_errors_are_made_of_drfs_own_types() -> None:
@@ -86,19 +85,15 @@ def test_a_handler_that_adds_to_drfs_answer_adds_to_the_problem(alice: Caller, s
     assert problem["code"] == "idempotency_key_missing"
 
 
-# Failure mode 71: a first execution is the unprotected view's, call by call
-
-
 class Noting(IdempotentMixin, APIView):
     """Notes each call of ``finalize_response``, as a view does that writes an audit row there."""
 
     idempotent_operations: ClassVar = {"post": "tests.noting"}
     finalized: ClassVar[list[int]] = []
-    error: ClassVar[Exception | None] = None
 
     def post(self, request: Request) -> Response:
-        if self.error is not None:
-            raise self.error
+        if "error" in request.GET:
+            raise getattr(exceptions, request.GET["error"])
         return drf_answer(request)
 
     def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,42 +103,31 @@ class Noting(IdempotentMixin, APIView):
 
 
 @pytest.fixture
-def noting(serve: Serve) -> type[Noting]:
-    class Fresh(Noting):
-        finalized: ClassVar[list[int]] = []
-
-    serve(Fresh.as_view())
-    return Fresh
+def finalized(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    statuses: list[int] = []
+    monkeypatch.setattr(Noting, "finalized", statuses)
+    return statuses
 
 
 @pytest.mark.failure_mode(71)
-def test_a_response_is_finalized_once(alice: Caller, noting: type[Noting]) -> None:
+def test_a_response_is_finalized_once(alice: Caller, serve: Serve, finalized: list[int]) -> None:
+    serve(Noting.as_view())
     assert alice.post(key="k").status_code == 201
-    assert noting.finalized == [201]
+    assert finalized == [201]
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
-    assert noting.finalized == [201, 201]
+    assert finalized == [201, 201]
     assert alice.post().status_code == 400
-    assert alice.post("/?status=503", key="k2").status_code == 503
-    assert noting.finalized[2:] == [400, 503]
+    for url, status in (("/?status=503", 503), ("/?error=NotFound", 404), ("/?error=Throttled", 429)):
+        assert alice.post(url, key=url).status_code == status
+    assert finalized[2:] == [400, 503, 404, 429]
 
 
 @pytest.mark.failure_mode(71)
-@pytest.mark.parametrize("error", [exceptions.NotFound(), exceptions.Throttled(wait=1)])
-def test_the_answer_to_an_exception_is_finalized_once(
-    alice: Caller, noting: type[Noting], error: exceptions.APIException
-) -> None:
-    noting.error = error
-    assert alice.post(key="k").status_code == error.status_code
-    assert noting.finalized == [error.status_code]
-
-
-@pytest.mark.failure_mode(71)
-def test_a_response_that_stands_in_for_the_handlers_is_finalized_too(alice: Caller, serve: Serve) -> None:
+def test_a_response_in_place_of_the_handlers_is_finalized_too(alice: Caller, serve: Serve, finalized: Any) -> None:
     """A method that calls the protected one and answers with something else."""
 
     class Calling(Noting):
         idempotent_operations: ClassVar = {}
-        finalized: ClassVar[list[int]] = []
 
         @idempotent("tests.called")
         def create(self, request: Request) -> Response:
@@ -156,11 +140,8 @@ def test_a_response_that_stands_in_for_the_handlers_is_finalized_too(alice: Call
     for _ in range(2):
         answered = alice.post(key="k")
         assert (answered.status_code, answered.accepted_renderer.format) == (202, "json")
-    assert Calling.finalized == [201, 202, 202]
+    assert finalized == [201, 202, 202]
     assert effects() == 1
-
-
-# Failure mode 72: a replay has the type and attributes of what it replays
 
 
 @pytest.mark.failure_mode(72)
@@ -213,9 +194,7 @@ class BrokenJSONRenderer(TextRenderer):
     ],
     ids=["json", "empty", "text", "broken json", "a plain response", "an empty plain response"],
 )
-def test_a_replay_has_data_if_the_record_says_what_it_was(
-    alice: Caller, serve: Serve, answer: Any, renderer: Any, is_drf: bool
-) -> None:
+def test_a_replay_has_its_data_if_known(alice: Caller, serve: Serve, answer: Any, renderer: Any, is_drf: bool) -> None:
     serve_answer(serve, answer, framework="drf", renderers=[renderer])
     first, replay = replayed(alice)
     assert replay.get("Content-Type") == first.get("Content-Type")
@@ -224,18 +203,13 @@ def test_a_replay_has_data_if_the_record_says_what_it_was(
         assert replay.data == first.data
 
 
-# The browsable API
-
-
 def serve_with(serve: Serve, *classes: Any) -> None:
     """Serve an operation whose view has these renderers."""
     serve(drf_view(idempotent("tests.page")(drf_answer), renderers=classes))
 
 
 @pytest.mark.parametrize("page_renderer", [BrowsableAPIRenderer, AdminRenderer])
-def test_a_page_of_the_browsable_api_is_recorded_as_the_data_that_it_shows(
-    alice: Caller, serve: Serve, page_renderer: Any
-) -> None:
+def test_a_page_of_the_browsable_api_is_recorded_as_its_data(alice: Caller, serve: Serve, page_renderer: Any) -> None:
     serve_with(serve, JSONRenderer, page_renderer)
     first = alice.post(key="k", headers=PAGE)
     assert first["Content-Type"].startswith("text/html") or first.status_code == 303
@@ -275,3 +249,54 @@ def test_what_is_raised_after_a_page_was_made_is_recorded_and_not_the_page(alice
     replay = alice.post(key="k")
     assert (replay.status_code, json.loads(replay.content)) == (404, {"detail": "Not found."})
     assert effects() == 0
+
+
+class Undocumented(IdempotentMixin, APIView):
+    idempotent_operations: ClassVar = {"post": "tests.undocumented"}
+
+    def post(self, request: Request) -> Response:
+        return drf_answer(request)
+
+
+def test_the_mixin_gives_no_view_a_description() -> None:
+    assert IdempotentMixin.__doc__ is None
+    assert inspect.getdoc(Undocumented) == inspect.getdoc(APIView)
+    assert Undocumented().get_view_description() == ""
+
+
+class EmptySerializer(serializers.Serializer[Any]):
+    pass
+
+
+class Documented(IdempotentMixin, viewsets.GenericViewSet[Any]):
+    """What clients read."""
+
+    serializer_class = EmptySerializer
+    idempotent_operations: ClassVar = {"create": "tests.documented"}
+
+    def create(self, request: Request) -> Response:
+        """Creates one."""
+        return drf_answer(request)
+
+    @idempotent("tests.documented_list")
+    def list(self, request: Request) -> Response:
+        return drf_answer(request)
+
+
+def test_a_schema_describes_operations_by_their_own_words(settings: Any) -> None:
+    generators = pytest.importorskip("drf_spectacular.generators")
+    from drf_spectacular.openapi import AutoSchema
+
+    class Silent(Documented):
+        schema = AutoSchema()
+
+    Silent.__doc__ = None
+    with_schema = type("WithSchema", (Documented,), {"schema": AutoSchema(), "__doc__": Documented.__doc__})
+    patterns = [
+        path("silent/", type("S", (Undocumented,), {"schema": AutoSchema()}).as_view()),
+        path("documented/", with_schema.as_view({"post": "create", "get": "list"})),
+    ]
+    schema = generators.SchemaGenerator(patterns=patterns).get_schema(request=None, public=True)
+    assert "description" not in schema["paths"]["/silent/"]["post"]
+    assert schema["paths"]["/documented/"]["post"]["description"] == "Creates one."
+    assert schema["paths"]["/documented/"]["get"]["description"] == "What clients read."

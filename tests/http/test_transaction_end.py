@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -21,24 +23,29 @@ from tests.http.views import plain_answer, work
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.failure_mode(24)
-def test_a_swallowed_error_that_broke_the_transaction_is_not_answered_with_success(
-    alice: Caller, serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
-    @idempotent("tests.swallowing")
+def serve_ending(serve: Serve, end: Callable[[], object]) -> None:
+    """Serve an operation that has its effect, does ``end`` to its transaction, and swallows the error of that."""
+
+    @serve
+    @idempotent("tests.ending")
     def view(request: HttpRequest) -> HttpResponse:
         answer = plain_answer(request)
-        try:
-            with transaction.atomic(savepoint=False):  # what many of Django's own methods do
-                raise IntegrityError
-        except IntegrityError:
-            pass
+        with suppress(Exception):
+            end()
         return answer
 
-    serve(view)
+
+@transaction.atomic(savepoint=False)  # as many of Django's own methods have it
+def fail_without_a_savepoint() -> None:
+    raise IntegrityError
+
+
+@pytest.mark.failure_mode(24)
+def test_an_error_that_broke_the_transaction_is_no_success(alice: Caller, serve: Serve, caplog: Any) -> None:
+    serve_ending(serve, fail_without_a_savepoint)
     assert problem_code(assert_nothing_kept(alice, 500)) == "idempotency_transaction_broken"
     assert "atomic()" in caplog.text
-    assert "tests.swallowing" in caplog.text
+    assert "tests.ending" in caplog.text
     # A failure that has undone its writes says the truth, and is recorded.
     replayed(alice, "/?status=400", key="k2", wrote=0)
 
@@ -47,38 +54,20 @@ def test_a_swallowed_error_that_broke_the_transaction_is_not_answered_with_succe
 @pytest.mark.postgres
 @pytest.mark.parametrize("status", [200, 400])
 def test_a_swallowed_error_that_postgresql_has_not_forgotten(alice: Caller, serve: Serve, status: int) -> None:
-    @idempotent("tests.swallowing")
-    def view(request: HttpRequest) -> HttpResponse:
-        answer = plain_answer(request)
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT 1 / 0")
-        except Exception:  # noqa: BLE001 - the mistake that this is about
-            pass
-        return answer
-
-    serve(view)
+    serve_ending(serve, lambda: connection.cursor().execute("SELECT 1 / 0"))
     assert problem_code(assert_nothing_kept(alice, 500, f"/?status={status}")) == "idempotency_transaction_broken"
 
 
 @pytest.mark.failure_mode(24)
 def test_a_savepoint_keeps_an_error_from_breaking_the_transaction(alice: Caller, serve: Serve) -> None:
-    @idempotent("tests.careful")
-    def view(request: HttpRequest) -> HttpResponse:
-        try:
-            with transaction.atomic(), connection.cursor() as cursor:
-                cursor.execute("SELECT * FROM no_such_table")
-        except Exception:  # noqa: BLE001 - whatever the database calls it
-            pass
-        return plain_answer(request)
-
-    serve(view)
+    serve_ending(serve, transaction.atomic(lambda: connection.cursor().execute("SELECT * FROM no_such_table")))
     first, _ = replayed(alice)
     assert first.status_code == 201
 
 
 @pytest.mark.failure_mode(25)
 def test_raised_and_returned_failures_of_drf_are_both_defined(alice: Caller, serve: Serve, atomic: bool) -> None:
+    @serve
     @api_view(["POST"])
     @idempotent("tests.raise_or_return")
     def view(request: Request) -> Response:
@@ -91,7 +80,6 @@ def test_raised_and_returned_failures_of_drf_are_both_defined(alice: Caller, ser
             set_rollback()
         return Response(answer, status=400)
 
-    serve(view)
     # DRF's own set_rollback() is about ATOMIC_REQUESTS, so it does nothing without.
     kept = {"raise": 0, "undo": 0, "undo-as-drf": 0 if atomic else 1, "return": 1}
     for how, wrote in kept.items():
@@ -101,13 +89,7 @@ def test_raised_and_returned_failures_of_drf_are_both_defined(alice: Caller, ser
 
 @pytest.mark.failure_mode(25)
 def test_a_plain_view_that_undoes_its_writes_may_answer_with_a_failure(alice: Caller, serve: Serve) -> None:
-    @idempotent("tests.undo")
-    def view(request: HttpRequest) -> HttpResponse:
-        answer = plain_answer(request)
-        transaction.set_rollback(True)
-        return answer
-
-    serve(view)
+    serve_ending(serve, lambda: transaction.set_rollback(True))
     # A success that has undone itself is a lie, and a passing failure isn't kept in any case.
     assert problem_code(assert_nothing_kept(alice, 500, "/?status=201")) == "idempotency_transaction_broken"
     assert alice.post("/?status=503", key="k2").status_code == 503
@@ -118,13 +100,7 @@ def test_a_plain_view_that_undoes_its_writes_may_answer_with_a_failure(alice: Ca
 @pytest.mark.failure_mode(26)
 def test_on_commit_runs_after_the_outcome_is_there_and_not_for_what_is_undone(alice: Caller, serve: Serve) -> None:
     seen: list[Any] = []
-
-    @idempotent("tests.callback")
-    def view(request: HttpRequest) -> HttpResponse:
-        transaction.on_commit(lambda: seen.append(records()))
-        return plain_answer(request)
-
-    serve(view)
+    serve_ending(serve, lambda: transaction.on_commit(lambda: seen.append(records())))
     alice.post("/?status=503", key="k")
     assert seen == []
     alice.post(key="k2")

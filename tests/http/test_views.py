@@ -7,31 +7,29 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest, HttpResponse
-from rest_framework import serializers, viewsets
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from rest_framework import viewsets
 from rest_framework.decorators import action, api_view
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 
-from idempotency import PARK, Operation, current_claim, idempotent, require_claim
-from idempotency.contrib.rest_framework import IdempotentMixin
+from idempotency import Operation, current_claim, idempotent, require_claim
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
+from tests.http import views
 from tests.http.callers import Caller, assert_nothing_kept, assert_refused, problem_code, replayed
 from tests.http.declaring import WAYS, protecting
-from tests.http.serving import Serve
-from tests.http.views import KINDS, DecoratedModelViewSet, Methods, PlainView, drf_answer, plain_answer, work
+from tests.http.serving import OUTSIDE, Serve, policies
+from tests.http.views import KINDS, Methods, PlainView, drf_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.http.views")]
 
 
 @pytest.mark.scenario(8, 20)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_view_runs_once_and_replays_status_headers_and_bytes(
-    alice: Caller, kind: str, transport: str, atomic: bool
-) -> None:
+def test_every_kind_of_view_runs_once_and_replays(alice: Caller, kind: str, transport: str, atomic: bool) -> None:
     alice.transport = transport
     url = f"/kinds/{kind}/"
     first, replay = replayed(alice, url, {"amount": 1})
@@ -85,7 +83,7 @@ def test_an_action_is_protected_whichever_decorator_stands_above(alice: Caller, 
 
 @pytest.mark.scenario(20)
 def test_a_decorated_method_called_by_a_decorated_override_is_one_operation(alice: Caller, serve: Serve) -> None:
-    class ViewSet(DecoratedModelViewSet):
+    class ViewSet(views.DecoratedModelViewSet):
         @idempotent("kinds.model_viewset")
         def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
             return super().create(request, *args, **kwargs)
@@ -93,19 +91,6 @@ def test_a_decorated_method_called_by_a_decorated_override_is_one_operation(alic
     serve(ViewSet.as_view({"post": "create"}))
     replayed(alice)
     assert IdempotencyRecord.objects.count() == 1
-
-
-@pytest.mark.scenario(20)
-def test_an_operation_declared_elsewhere_is_taken_by_decorator_and_mixin(alice: Caller, serve: Serve) -> None:
-    declared = Operation("tests.declared", required=False)
-    mixed: Any = type("Mixed", (IdempotentMixin, Methods, APIView), {"idempotent_operations": {"post": declared}})
-    serve(idempotent(declared)(plain_answer), **{"mixin/": mixed.as_view()})
-    for url in ("/", "/mixin/"):
-        assert alice.post(url).status_code == 201
-        replayed(alice, url, key=url)
-
-
-# Failure mode 35: a decorator that would protect nothing
 
 
 PLAIN_API_VIEW: Any = type("PlainAPIView", (Methods, APIView), {})
@@ -138,9 +123,6 @@ def test_a_call_without_a_request_says_so(arguments: tuple[int, ...]) -> None:
         idempotent("tests.helper")(lambda *arguments: None)(*arguments)
 
 
-# Failure mode 36: one protected view inside another
-
-
 def outer(operation: str, inner: Any, **policy: Any) -> Any:
     """A protected view that has an effect of its own and then calls another one."""
 
@@ -159,11 +141,11 @@ def outer(operation: str, inner: Any, **policy: Any) -> Any:
     ("policy", "inner_operation", "recorded"),
     [
         ({}, "tests.outer", {"tests.outer"}),
-        ({"transaction": False, "recovery": PARK}, "tests.inner", {"tests.inner", "tests.outer"}),
+        (OUTSIDE, "tests.inner", {"tests.inner", "tests.outer"}),
     ],
     ids=["inside its transaction", "outside of one"],
 )
-def test_a_protected_view_inside_another_joins_its_transaction_or_has_a_scope_of_its_own(
+def test_a_view_inside_another_joins_its_transaction_or_is_an_operation_of_its_own(
     alice: Caller, serve: Serve, policy: dict[str, Any], inner_operation: str, recorded: set[str]
 ) -> None:
     serve(outer("tests.outer", idempotent("tests.inner")(plain_answer), **policy))
@@ -180,11 +162,9 @@ def test_the_crash_of_a_view_inside_anothers_transaction_undoes_both(alice: Call
 
 
 @pytest.mark.failure_mode(36)
-def test_an_operation_without_a_transaction_inside_anothers_is_a_clear_error(
-    alice: Caller, serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_outside_effect_inside_a_transaction_is_an_error(alice: Caller, serve: Serve, caplog: Any) -> None:
     """To join would break its promise: what it does outside would be done again after a rollback."""
-    serve(outer("tests.outer", idempotent("tests.inner", transaction=False, recovery=PARK)(plain_answer)))
+    serve(outer("tests.outer", idempotent("tests.inner", **OUTSIDE)(plain_answer)))
     refused = assert_nothing_kept(alice, 500)  # the outer handler passed a 500 on, which is not recorded
     assert problem_code(refused) == "idempotency_outer_transaction"
     assert "inside an open transaction" in caplog.text
@@ -194,11 +174,7 @@ class Updating(viewsets.ModelViewSet[Transfer]):
     """DRF's own ``partial_update()`` calls ``update()``."""
 
     queryset = Transfer.objects.all()
-    serializer_class = type(
-        "Label",
-        (serializers.ModelSerializer,),
-        {"Meta": type("Meta", (), {"model": Transfer, "fields": ["label"]})},
-    )
+    serializer_class = views.LabelSerializer
 
     def perform_update(self, serializer: Any) -> None:
         super().perform_update(serializer)
@@ -206,11 +182,9 @@ class Updating(viewsets.ModelViewSet[Transfer]):
 
 
 @pytest.mark.failure_mode(36)
-@pytest.mark.parametrize("policy", [{}, {"transaction": False, "recovery": PARK}], ids=["", "no transaction"])
+@policies
 @pytest.mark.parametrize("way", WAYS)
-def test_update_and_partial_update_are_two_operations(
-    alice: Caller, serve: Serve, policy: dict[str, Any], way: str
-) -> None:
+def test_update_and_partial_update_are_two_operations(alice: Caller, serve: Serve, policy: Any, way: str) -> None:
     operations = {name: Operation(f"tests.{name}", **policy) for name in ("update", "partial_update")}
     view = protecting(way, Updating, operations)
     transfer = Transfer.objects.create(account=alice.user, recipient="carol", amount=1)
@@ -222,3 +196,10 @@ def test_update_and_partial_update_are_two_operations(
     recorded = set(IdempotencyRecord.objects.values_list("operation", "idempotency_key"))
     joined = {("tests.update", "PUT"), ("tests.partial_update", "PATCH")}
     assert recorded == (joined | {("tests.update", "PATCH")} if policy else joined)
+
+
+def test_a_handler_asks_for_its_claim(alice: Caller, serve: Serve) -> None:
+    serve(idempotent("tests.claim")(lambda request: JsonResponse({"attempt": require_claim().attempt})))
+    assert alice.post(key="k").json() == {"attempt": 1}
+    with pytest.raises(RuntimeError, match=r"require_claim\(\) was called outside of a protected operation"):
+        require_claim()

@@ -15,7 +15,7 @@ from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 from django.views import View
-from rest_framework import viewsets
+from rest_framework import serializers, viewsets
 from rest_framework.decorators import action, api_view
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -55,9 +55,6 @@ def drf_answer(request: Request) -> Response:
     return Response(answer, status=status, headers={"Location": f"/transfers/{answer['id']}/"})
 
 
-# Plain Django
-
-
 class PlainView(View):
     """A view without protection."""
 
@@ -91,9 +88,6 @@ class AsyncMethodView(View):
         return await async_answer(request)
 
 
-# Django REST framework
-
-
 class Methods:
     """Methods without protection, for an ``APIView``."""
 
@@ -101,6 +95,12 @@ class Methods:
         return drf_answer(request)
 
     get = put = post
+
+
+class LabelSerializer(serializers.ModelSerializer[Transfer]):
+    class Meta:
+        model = Transfer
+        fields = ("label",)
 
 
 class Actions:
@@ -111,8 +111,7 @@ class Actions:
     def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         return drf_answer(request)
 
-    def list(self, request: Request, *args: Any, **kwargs: Any) -> Response:
-        return drf_answer(request)
+    list = create
 
     @action(detail=False, methods=["post"])
     def pay(self, request: Request) -> Response:
