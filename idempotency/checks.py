@@ -18,6 +18,8 @@ from .conf import SETTING, problems_of
 from .operation import registry
 from .protocol.transactions import alias
 
+OLDEST_MARIADB = (10, 11)
+
 
 @register("idempotency")
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
@@ -32,7 +34,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 def check_databases(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Check the settings of the database that records are written to, without connecting to it."""
+    """Check the settings of the database that records are written to. Only MySQL's server is asked for its version."""
     using = alias()
     connection: Any = connections[using]
     messages = [*_wrong_connections(using, connection), *_doubtful_connections(using, connection)]
@@ -76,9 +78,17 @@ def _doubtful_connections(using: str, connection: Any) -> Iterator[CheckMessage]
             hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"} on the database.',
             id="idempotency.W002",
         )
-    if connection.vendor not in {"postgresql", "sqlite"}:
+    if not _is_tested(connection):
         yield checks.Warning(
-            f"Database {using!r} is a {connection.vendor} database. This release is tested on PostgreSQL and SQLite.",
+            f"Database {using!r} is a {connection.display_name} database. This release is tested on PostgreSQL, SQLite "
+            f"and MariaDB {OLDEST_MARIADB[0]}.{OLDEST_MARIADB[1]} and later.",
             hint="Keep the records on PostgreSQL.",
             id="idempotency.W003",
         )
+
+
+def _is_tested(connection: Any) -> bool:
+    if connection.vendor == "mysql":
+        # Django has one backend for MySQL and MariaDB. Only the server knows which it is.
+        return bool(connection.mysql_is_mariadb and connection.mysql_version >= OLDEST_MARIADB)
+    return connection.vendor in {"postgresql", "sqlite"}

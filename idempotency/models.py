@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -31,7 +32,17 @@ class BytewiseCharField(models.CharField):  # type: ignore[type-arg]
         return parameters
 
 
-class JSONTextField(models.TextField):  # type: ignore[type-arg]
+class UnicodeTextField(models.TextField):  # type: ignore[type-arg]
+    """Text of any characters. MySQL and MariaDB may have databases whose character set doesn't have all of them."""
+
+    def db_parameters(self, connection: Any) -> Any:
+        parameters = super().db_parameters(connection)
+        if connection.vendor == "mysql":
+            parameters["collation"] = "utf8mb4_bin"
+        return parameters
+
+
+class JSONTextField(UnicodeTextField):
     """JSON that is stored and read as its exact text.
 
     On PostgreSQL its type is ``json``, which keeps the text and checks its syntax. ``jsonb`` would lose the order of
@@ -44,6 +55,29 @@ class JSONTextField(models.TextField):  # type: ignore[type-arg]
     def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
         # Without the cast, the driver parses the column into Python objects and the exact text is lost.
         return (f"{sql}::text" if compiler.connection.vendor == "postgresql" else sql), params
+
+
+class PartialIndex(models.Index):
+    """An index with a condition. A database without partial indexes gets one of other columns in its place.
+
+    MySQL and MariaDB ignore the condition. The index would then hold every record, and the updates of a record would
+    lock others in it.
+
+    :param otherwise: the columns of the index on a database without partial indexes.
+    """
+
+    def __init__(self, *, otherwise: Sequence[str], **options: Any) -> None:
+        super().__init__(**options)
+        self.otherwise = otherwise
+
+    def deconstruct(self) -> Any:
+        path, expressions, options = super().deconstruct()
+        return path, expressions, {**options, "otherwise": self.otherwise}
+
+    def create_sql(self, model: Any, schema_editor: Any, using: str = "", **options: Any) -> Any:
+        if schema_editor.connection.features.supports_partial_indexes:
+            return super().create_sql(model, schema_editor, using=using, **options)
+        return models.Index(fields=self.otherwise, name=self.name).create_sql(model, schema_editor, using, **options)
 
 
 _STATUSES = [
@@ -99,7 +133,7 @@ class IdempotencyRecord(models.Model):
     #: A list of [name, value] pairs, so that a repeated header keeps its place.
     response_headers = models.JSONField(_("response headers"), null=True, blank=True)
     response_body = JSONTextField(_("response body"), null=True, blank=True)
-    response_reference = models.TextField(  # noqa: DJ001 - NULL means no reference, "" is one
+    response_reference = UnicodeTextField(  # noqa: DJ001 - NULL means no reference, "" is one
         _("response reference"), null=True, blank=True
     )
     lease_expires_at = models.DateTimeField(_("lease ends at"), null=True, blank=True)
@@ -125,9 +159,10 @@ class IdempotencyRecord(models.Model):
             # any B-tree that finds them, the completing update can't be heap-only. With a BRIN index it can, but once
             # purged pages are used again the BRIN index matches every page; docs/explanation/benchmarks.md has the
             # figures. The condition is an OR of equalities and not an IN, so that SQLite recognises each of the three
-            # states.
-            models.Index(
+            # states. Only a claim in progress has a lease.
+            PartialIndex(
                 fields=["status", "lease_expires_at"],
+                otherwise=["lease_expires_at"],
                 condition=models.Q(status=Status.IN_PROGRESS.value)
                 | models.Q(status=Status.RECOVERABLE.value)
                 | models.Q(status=Status.PARKED.value),
@@ -210,9 +245,9 @@ class OutboxMessage(models.Model):
     account_id = BytewiseCharField(_("account"), max_length=255, blank=True, default="")
     #: The key under which a consumer claims it.
     idempotency_key = BytewiseCharField(_("key"), max_length=255)
-    topic = models.CharField(_("topic"), max_length=255)
+    topic = BytewiseCharField(_("topic"), max_length=255)
     #: The dotted path of the callable that hands it to a broker.
-    sender = models.CharField(_("sender"), max_length=255)
+    sender = BytewiseCharField(_("sender"), max_length=255)
     payload = JSONTextField(_("payload"))
     headers = models.JSONField(_("headers"), default=dict, blank=True)
     #: Messages with one ordering key are sent in the order in which they were written. Empty means no order.
@@ -224,7 +259,7 @@ class OutboxMessage(models.Model):
     next_try_at = models.DateTimeField(_("next try at"), db_default=Now())
     #: The time until which the relay that is sending it is presumed alive.
     lease_expires_at = models.DateTimeField(_("lease ends at"), null=True, blank=True)
-    error = models.TextField(_("last error"), blank=True, default="")
+    error = UnicodeTextField(_("last error"), blank=True, default="")
     created_at = models.DateTimeField(_("created at"), db_default=Now())
     sent_at = models.DateTimeField(_("sent at"), null=True, blank=True)
 

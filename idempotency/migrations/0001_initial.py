@@ -60,7 +60,10 @@ class Migration(migrations.Migration):
                     "response_body",
                     idempotency.models.JSONTextField(blank=True, null=True, verbose_name="response body"),
                 ),
-                ("response_reference", models.TextField(blank=True, null=True, verbose_name="response reference")),
+                (
+                    "response_reference",
+                    idempotency.models.UnicodeTextField(blank=True, null=True, verbose_name="response reference"),
+                ),
                 ("lease_expires_at", models.DateTimeField(blank=True, null=True, verbose_name="lease ends at")),
                 ("expires_at", models.DateTimeField(db_index=True, verbose_name="retention ends at")),
                 (
@@ -81,12 +84,13 @@ class Migration(migrations.Migration):
                     ("release_idempotencyrecord", "Can release a claim so that a retry runs"),
                 ],
                 "indexes": [
-                    models.Index(
+                    idempotency.models.PartialIndex(
                         condition=models.Q(
                             ("status", "in_progress"), ("status", "recoverable"), ("status", "parked"), _connector="OR"
                         ),
                         fields=["status", "lease_expires_at"],
                         name="idempotency_record_unfinished",
+                        otherwise=["lease_expires_at"],
                     )
                 ],
                 "constraints": [
@@ -132,8 +136,8 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("idempotency_key", idempotency.models.BytewiseCharField(max_length=255, verbose_name="key")),
-                ("topic", models.CharField(max_length=255, verbose_name="topic")),
-                ("sender", models.CharField(max_length=255, verbose_name="sender")),
+                ("topic", idempotency.models.BytewiseCharField(max_length=255, verbose_name="topic")),
+                ("sender", idempotency.models.BytewiseCharField(max_length=255, verbose_name="sender")),
                 ("payload", idempotency.models.JSONTextField(verbose_name="payload")),
                 ("headers", models.JSONField(blank=True, default=dict, verbose_name="headers")),
                 (
@@ -159,7 +163,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("lease_expires_at", models.DateTimeField(blank=True, null=True, verbose_name="lease ends at")),
-                ("error", models.TextField(blank=True, default="", verbose_name="last error")),
+                ("error", idempotency.models.UnicodeTextField(blank=True, default="", verbose_name="last error")),
                 (
                     "created_at",
                     models.DateTimeField(

@@ -1,7 +1,8 @@
 """Every statement that depends on the kind of database, behind one interface: ``Store``.
 
 ``store.py`` defines the interface. ``postgresql`` implements it in SQL. ``portable`` implements it with Django's ORM,
-for SQLite and other databases. Each has one file per subject: claims, purge, outbox, counters.
+for SQLite and other databases. Both have one file per subject: claims, purge, outbox, counters. ``mysql`` is what
+MariaDB and MySQL do differently.
 
 To add a database, write a subclass of ``PortableStore``, override what the database does better, and add it to
 ``_STORES``. Code outside of this folder never asks for a database's vendor.
@@ -22,7 +23,11 @@ __all__ = ["DeletedBatch", "Fence", "Row", "Store", "TableSize", "retry_lost_rac
 _Result = TypeVar("_Result")
 
 #: The store of each vendor: its module in this folder, and its name. Other vendors get the portable store.
-_STORES = {"postgresql": ("postgresql", "PostgreSQLStore"), "sqlite": ("portable", "SQLiteStore")}
+_STORES = {
+    "postgresql": ("postgresql", "PostgreSQLStore"),
+    "sqlite": ("portable", "SQLiteStore"),
+    "mysql": ("mysql", "MySQLStore"),
+}
 _PORTABLE = ("portable", "PortableStore")
 
 

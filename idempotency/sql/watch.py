@@ -37,6 +37,7 @@ class TransactionWatch:
     :param is_open: whether the driver has an open transaction. Drivers open it at the block's first statement.
     :param identity: identifies the open transaction, for a database that can end one and begin the next in one
         statement.
+    :param may_end: whether a statement may end the transaction, so that the identity must be compared.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class TransactionWatch:
         connection: BaseDatabaseWrapper,
         is_open: Callable[[], bool],
         identity: Callable[[], object] = lambda: None,
+        may_end: Callable[[str], bool] = may_end_transaction,
     ) -> None:
         self._wrappers = connection.execute_wrappers
         self._is_open = is_open
         self._identity = identity
+        self._may_end = may_end
         self._begun = is_open()
         #: Whether something may have been committed on its own.
         self.ended = False
@@ -62,7 +65,7 @@ class TransactionWatch:
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
         self.look()
         # Ask for the identity only if the statement may change it, because that costs two round trips.
-        doubtful = self._begun and may_end_transaction(str(sql))
+        doubtful = self._begun and self._may_end(str(sql))
         before = self._identity() if doubtful else None
         result = execute(sql, params, many, context)
         # This is not reached if the statement failed. Then the database may roll back the transaction, but commits

@@ -6,6 +6,7 @@ truncates an over-long key even in strict mode, so that two keys could become on
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -20,27 +21,27 @@ from ...outcome import Outcome
 from ..store import Fence, Row, Store
 from ..watch import TransactionWatch
 
-#: The driver's numbers of InnoDB's errors for a deadlock, a timeout of a lock wait, and a duplicate key.
-MYSQL_DEADLOCK = 1213
-MYSQL_LOCK_WAIT_TIMEOUT = 1205
-MYSQL_DUPLICATE_KEY = 1062
-
 
 class Claims(Store):
-    """Claims, the transactions around them, and what the errors of MySQL and MariaDB mean."""
+    """Claims, the transactions around them, and what errors mean where a database doesn't say more."""
+
+    def bounded_wait(self) -> AbstractContextManager[Any]:
+        """Bound how long the statement in the block waits for a lock, if the database can do that."""
+        return nullcontext()
 
     def insert_claim(
         self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
     ) -> int | None:
-        record = IdempotencyRecord.objects.using(self.using).create(
-            account_id=scope.account_id,
-            operation=scope.operation,
-            idempotency_key=scope.idempotency_key,
-            request_hash=request_hash,
-            status=Status.IN_PROGRESS,
-            lease_expires_at=_from_now(lease),
-            expires_at=_from_now(ttl),
-        )
+        with self.bounded_wait():
+            record = IdempotencyRecord.objects.using(self.using).create(
+                account_id=scope.account_id,
+                operation=scope.operation,
+                idempotency_key=scope.idempotency_key,
+                request_hash=request_hash,
+                status=Status.IN_PROGRESS,
+                lease_expires_at=_from_now(lease),
+                expires_at=_from_now(ttl),
+            )
         return record.pk
 
     def read(self, scope: Scope) -> Row | None:
@@ -68,7 +69,7 @@ class Claims(Store):
 
     def take_over(self, scope: Scope, row: Row, *, lease: timedelta, ttl: timedelta) -> bool:
         claimable = Q(status=Status.RECOVERABLE) | Q(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
-        return _changed_one(
+        return self._change_one(
             self._observed(scope, row).filter(claimable),
             status=Status.IN_PROGRESS,
             attempt=F("attempt") + 1,
@@ -78,7 +79,7 @@ class Claims(Store):
 
     def start_over(self, scope: Scope, row: Row, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
         live = Q(status=Status.IN_PROGRESS, lease_expires_at__gt=Now())
-        return _changed_one(
+        return self._change_one(
             self._observed(scope, row).filter(~live, expires_at__lte=Now()),
             status=Status.IN_PROGRESS,
             attempt=F("attempt") + 1,
@@ -95,10 +96,10 @@ class Claims(Store):
 
     def park_abandoned(self, scope: Scope, row: Row) -> bool:
         abandoned = self._observed(scope, row).filter(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
-        return _changed_one(abandoned, status=Status.PARKED, lease_expires_at=None)
+        return self._change_one(abandoned, status=Status.PARKED, lease_expires_at=None)
 
     def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta) -> bool:
-        return _changed_one(
+        return self._change_one(
             self._fenced(fence),
             status=Status.COMPLETED,
             completed_at=Now(),
@@ -111,16 +112,16 @@ class Claims(Store):
         )
 
     def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
-        return _changed_one(self._fenced(fence), lease_expires_at=_from_now(duration), expires_at=_kept(ttl))
+        return self._change_one(self._fenced(fence), lease_expires_at=_from_now(duration), expires_at=_kept(ttl))
 
     def release(self, fence: Fence) -> bool:
-        return _changed_one(self._fenced(fence), status=Status.RECOVERABLE, lease_expires_at=None)
+        return self._change_one(self._fenced(fence), status=Status.RECOVERABLE, lease_expires_at=None)
 
     def park(self, fence: Fence) -> bool:
-        return _changed_one(self._fenced(fence), status=Status.PARKED, lease_expires_at=None)
+        return self._change_one(self._fenced(fence), status=Status.PARKED, lease_expires_at=None)
 
     def commit_at_once(self) -> None:
-        """SQLite has no round trips to save."""
+        """Do nothing: SQLite has no round trips to save, and the others may need them for autocommit."""
 
     def bound_transaction(self, *, idle: timedelta, statement: timedelta | None = None) -> None:
         """Do nothing: neither SQLite nor MySQL has such limits for one transaction."""
@@ -129,10 +130,10 @@ class Claims(Store):
         return TransactionWatch(self.connection, lambda: True)  # the driver doesn't tell
 
     def lost_a_race(self, error: BaseException) -> bool:
-        return error.args[:1] == (MYSQL_DEADLOCK,)
+        return False
 
     def timed_out_waiting(self, error: BaseException) -> bool:
-        return error.args[:1] == (MYSQL_LOCK_WAIT_TIMEOUT,)
+        return False
 
     def was_broken_before(self, error: BaseException) -> bool:
         return False  # a failed statement only rolls back itself
@@ -144,7 +145,13 @@ class Claims(Store):
         return isinstance(error, ProgrammingError)
 
     def is_duplicate(self, error: BaseException) -> bool:
-        return error.args[:1] == (MYSQL_DUPLICATE_KEY,)
+        return isinstance(error, IntegrityError)
+
+    def _change_one(self, rows: QuerySet[IdempotencyRecord], **changes: Any) -> bool:
+        # Each of these updates changes the status, the attempt or a time. So a database that counts changed rows and
+        # not matched rows (MySQL) returns the same number.
+        with self.bounded_wait():
+            return rows.update(**changes) == 1
 
     def _records(self, scope: Scope) -> QuerySet[IdempotencyRecord]:
         return IdempotencyRecord.objects.using(self.using).filter(
@@ -167,9 +174,3 @@ def _from_now(duration: timedelta) -> ExpressionWrapper[Any]:
 def _kept(ttl: timedelta) -> Greatest:
     """The end of a retention that begins now. If the retention already ends later, it stays."""
     return Greatest(F("expires_at"), _from_now(ttl))
-
-
-def _changed_one(rows: QuerySet[IdempotencyRecord], **changes: Any) -> bool:
-    # Each of these updates changes the status, the attempt or a time. So a database that counts changed rows and not
-    # matched rows (MySQL) returns the same number.
-    return rows.update(**changes) == 1
