@@ -34,10 +34,19 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 def check_databases(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Check the settings of the database that records are written to. Only MySQL's server is asked for its version."""
+    """Check the settings of the database that records are written to. Only MySQL and MariaDB are connected to."""
     using = alias()
     connection: Any = connections[using]
     messages = [*_wrong_connections(using, connection), *_doubtful_connections(using, connection)]
+    if not _is_tested(connection, may_ask=databases is None or using in databases):
+        messages.append(
+            checks.Warning(
+                f"Database {using!r} is a {connection.display_name} database. This release is tested on PostgreSQL, "
+                f"SQLite, and MariaDB {OLDEST_MARIADB[0]}.{OLDEST_MARIADB[1]} and later.",
+                hint="Keep the records on PostgreSQL.",
+                id="idempotency.W003",
+            )
+        )
     if using != DEFAULT_DB_ALIAS and any(operation.transaction for operation in registry):
         messages.append(
             checks.Warning(
@@ -69,7 +78,7 @@ def _wrong_connections(using: str, connection: Any) -> Iterator[CheckMessage]:
 
 
 def _doubtful_connections(using: str, connection: Any) -> Iterator[CheckMessage]:
-    """Settings with which a database works less well, and databases that are not tested."""
+    """Settings with which a database works less well."""
     options = connection.settings_dict.get("OPTIONS", {})
     if connection.vendor == "sqlite" and str(options.get("transaction_mode")).upper() not in {"IMMEDIATE", "EXCLUSIVE"}:
         yield checks.Warning(
@@ -78,17 +87,10 @@ def _doubtful_connections(using: str, connection: Any) -> Iterator[CheckMessage]
             hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"} on the database.',
             id="idempotency.W002",
         )
-    if not _is_tested(connection):
-        yield checks.Warning(
-            f"Database {using!r} is a {connection.display_name} database. This release is tested on PostgreSQL, SQLite "
-            f"and MariaDB {OLDEST_MARIADB[0]}.{OLDEST_MARIADB[1]} and later.",
-            hint="Keep the records on PostgreSQL.",
-            id="idempotency.W003",
-        )
 
 
-def _is_tested(connection: Any) -> bool:
+def _is_tested(connection: Any, *, may_ask: bool) -> bool:
+    """Whether releases are tested on this kind of database. MySQL and MariaDB have one backend: only the server tells."""
     if connection.vendor == "mysql":
-        # Django has one backend for MySQL and MariaDB. Only the server knows which it is.
-        return bool(connection.mysql_is_mariadb and connection.mysql_version >= OLDEST_MARIADB)
+        return not may_ask or bool(connection.mysql_is_mariadb and connection.mysql_version >= OLDEST_MARIADB)
     return connection.vendor in {"postgresql", "sqlite"}

@@ -133,9 +133,7 @@ class IdempotencyRecord(models.Model):
     #: A list of [name, value] pairs, so that a repeated header keeps its place.
     response_headers = models.JSONField(_("response headers"), null=True, blank=True)
     response_body = JSONTextField(_("response body"), null=True, blank=True)
-    response_reference = UnicodeTextField(  # noqa: DJ001 - NULL means no reference, "" is one
-        _("response reference"), null=True, blank=True
-    )
+    response_reference = UnicodeTextField(_("response reference"), null=True, blank=True)
     lease_expires_at = models.DateTimeField(_("lease ends at"), null=True, blank=True)
     expires_at = models.DateTimeField(_("retention ends at"), db_index=True)
     created_at = models.DateTimeField(_("created at"), db_default=Now())

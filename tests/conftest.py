@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     A test that may not reach the database, because it asks for no fixture that opens one, is marked ``once``.
     """
     here = "postgres" if connection.vendor == "postgresql" else connection.vendor
-    elsewhere = {"postgres", "sqlite"} - {here}
+    elsewhere = {"postgres", "sqlite"} - {here} | ({"except_mariadb"} if here == "mysql" else set())
     kept, left_out = [], []
     for item in items:
         (left_out if any(item.get_closest_marker(vendor) for vendor in elsewhere) else kept).append(item)

@@ -1,6 +1,7 @@
 """Gives the test session its database, before pytest-django reads the settings.
 
-``DATABASE_URL`` wins. Without it ``--database`` decides: an embedded PostgreSQL of the session's own, or a SQLite file.
+``DATABASE_URL`` wins. Without it ``--database`` decides: an embedded PostgreSQL of the session's own, a SQLite file, or
+a MariaDB server of the session's own.
 The processes of pytest-xdist, and those that tests start, inherit it through the environment.
 """
 
@@ -17,7 +18,7 @@ import pytest
 #: The folders of slow tests. What starts last should be short, or one process works on while the others are idle.
 SLOW = {"crash", "demo"}
 
-VENDORS = {"postgres": ("postgres", "postgresql", "pgsql", "psql"), "sqlite": ("sqlite",)}
+VENDORS = {"postgres": ("postgres", "postgresql", "pgsql", "psql"), "sqlite": ("sqlite",), "mariadb": ("mysql",)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,6 +55,10 @@ def _provide_database(config: pytest.Config) -> None:
     if asked_for == "sqlite":
         directory = resources.enter_context(tempfile.TemporaryDirectory(prefix="tests-sqlite-"))
         url = f"sqlite:///{Path(directory, 'db.sqlite3')}"
+    elif asked_for == "mariadb":
+        from tests.harness.mariadb import running_mariadb
+
+        url = resources.enter_context(running_mariadb())
     else:
         # Only here, so that the tests of the core run where the sample project's packages are not installed.
         from testproject.embedded import EmbeddedPostgresError, embedded_postgres

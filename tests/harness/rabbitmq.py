@@ -24,7 +24,7 @@ def find_rabbitmq() -> Path:
     found = shutil.which("rabbitmq-server", path=f"/usr/lib/rabbitmq/bin:{os.environ.get('PATH', '')}:/usr/sbin")
     if found is None:
         raise RabbitMissingError(
-            "No RabbitMQ was found. As root, on Debian or Ubuntu: tests/delivery/rabbitmq.sh install"
+            "No RabbitMQ was found. As root, on Debian or Ubuntu: tests/servers.sh install rabbitmq"
         )
     return Path(found)
 

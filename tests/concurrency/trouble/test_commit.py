@@ -256,7 +256,7 @@ REPLACING: list[tuple[str, list[str]]] = [
     [
         pytest.param(execute("COMMIT"), ["one"], id="commit"),
         pytest.param(execute("ROLLBACK"), [], id="rollback"),
-        (commit_in_the_driver, ["one"]),
+        pytest.param(commit_in_the_driver, ["one"], marks=pytest.mark.except_mariadb),
         (commit_and_write, ["after", "one"]),
         (commit_and_fail, ["one"]),
         *(pytest.param(execute(sql), left, marks=pytest.mark.postgres, id=sql) for sql, left in REPLACING),
