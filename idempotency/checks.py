@@ -90,7 +90,7 @@ def _doubtful_connections(using: str, connection: Any) -> Iterator[CheckMessage]
 
 
 def _is_tested(connection: Any, *, may_ask: bool) -> bool:
-    """Whether releases are tested on this kind of database. MySQL and MariaDB have one backend: only the server tells."""
+    """Whether releases are tested on such a database. MySQL and MariaDB have one backend, so the server is asked."""
     if connection.vendor == "mysql":
         return not may_ask or bool(connection.mysql_is_mariadb and connection.mysql_version >= OLDEST_MARIADB)
     return connection.vendor in {"postgresql", "sqlite"}
