@@ -13,7 +13,7 @@ from rest_framework.authtoken.models import Token
 
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from testproject.models import Charge, Transfer
+from testproject.models import Charge
 from tests.records import from_now
 
 
@@ -29,15 +29,6 @@ class TokenFactory(DjangoModelFactory[Token]):
         model = Token
 
     user = factory.SubFactory(UserFactory)
-
-
-class TransferFactory(DjangoModelFactory[Transfer]):
-    class Meta:
-        model = Transfer
-
-    account = factory.SubFactory(UserFactory)
-    recipient = "carol"
-    amount = 100
 
 
 class ChargeFactory(DjangoModelFactory[Charge]):

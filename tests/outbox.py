@@ -96,9 +96,7 @@ def make_messages(
     }
     made = OutboxMessage.objects.bulk_create(
         OutboxMessage(
-            message_id=uuid4(),
-            idempotency_key=f"message-{next(_numbers)}",
-            **{"payload": json.dumps(number), **values},
+            message_id=uuid4(), idempotency_key=f"message-{next(_numbers)}", **{"payload": json.dumps(number), **values}
         )
         for number in range(count)
     )

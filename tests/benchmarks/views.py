@@ -169,10 +169,8 @@ class HandwrittenAtomicView(HandwrittenView):
     """The claim in an ``atomic()`` of its own, as most people write it."""
 
     def claim(self, scope: tuple[str, str], digest: str) -> tuple[int | None, Any]:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(self.insert, (*scope, digest))
-            won = cursor.fetchone()
-        return (None, read(scope)) if won is None else (won[0], None)
+        with transaction.atomic():
+            return super().claim(scope, digest)
 
 
 class HandwrittenOneStatementView(HandwrittenView):

@@ -63,7 +63,7 @@ class Run(Processes):
     def __init__(self, arena: Arena, cell: Cell, observer: Observer, name: str, verdict: Verdict) -> None:
         super().__init__(arena, cell, observer, name, verdict)
         # What the seed decides, and the cell: which of two ways its process is prepared, and who comes first.
-        self.coin = (zlib.crc32(f"{cell.point} {cell.fault} {cell.declaration}".encode()) + cell.seed) % 2 == 0
+        self.coin = (zlib.crc32(" ".join(cell.kind).encode()) + cell.seed) % 2 == 0
 
     # Breaking
 

@@ -45,11 +45,10 @@ class Matrix:
         """A row a place, a column a fault, and in each a mark for every declaration in their order."""
         marks: dict[tuple[str, str, str], str] = {}
         for cells in self.excluded.values():
-            marks |= {(cell.point, cell.fault, cell.declaration): "–" for cell in cells}
+            marks |= {cell.kind: "–" for cell in cells}
         for verdict in self.verdicts:
-            at = (verdict.cell.point, verdict.cell.fault, verdict.cell.declaration)
-            if marks.get(at) != "✗":
-                marks[at] = "✓" if verdict.passed else "✗"
+            if marks.get(verdict.cell.kind) != "✗":
+                marks[verdict.cell.kind] = "✓" if verdict.passed else "✗"
         rows = [
             [words, *(" ".join(marks.get((point, fault, name), " ") for name in DECLARATIONS) for fault in FAULTS)]
             for point, words in POINTS.items()
@@ -57,11 +56,8 @@ class Matrix:
         return markdown(["place", *FAULTS], rows)
 
     def reasons(self) -> str:
-        lines = []
-        for reason, cells in self.excluded.items():
-            count = len({(cell.point, cell.fault, cell.declaration) for cell in cells})
-            lines.append(f"- {count} {'cell' if count == 1 else 'cells'}: {reason}.")
-        return "\n".join(lines)
+        counts = {reason: len({cell.kind for cell in cells}) for reason, cells in self.excluded.items()}
+        return "\n".join(f"- {n} {'cell' if n == 1 else 'cells'}: {reason}." for reason, n in counts.items())
 
 
 def run_matrix(

@@ -73,8 +73,13 @@ class Cell:
     declaration: str
     seed: int = 0
 
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """It without its seed."""
+        return self.point, self.fault, self.declaration
+
     def __str__(self) -> str:
-        return f"{self.point}-{self.fault}-{self.declaration}-{self.seed}"
+        return "-".join((*self.kind, str(self.seed)))
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,8 @@ class Where:
     databases: tuple[str, ...] = ()
 
     def covers(self, cell: Cell, database: str) -> bool:
-        asked = ((self.points, cell.point), (self.faults, cell.fault), (self.declarations, cell.declaration))
-        return all(not names or name in names for names, name in (*asked, (self.databases, database)))
+        here = (self.points, self.faults, self.declarations, self.databases)
+        return all(not names or name in names for names, name in zip(here, (*cell.kind, database), strict=True))
 
 
 LIVE = ("stop-live",)

@@ -80,15 +80,14 @@ def test_the_broker_is_the_one_that_was_asked_for(shared: Stage) -> None:
 # Does the harness see anything? It must fail where a message loses its identity, and where one is never sent.
 
 
-def test_a_message_that_is_a_new_one_each_time_is_seen_as_doubled(shared: Stage) -> None:
-    verdict = run(shared, "relay-killed", 20, sender=names.WITHOUT_IDENTITY)
+@pytest.mark.parametrize(
+    ("fault", "sender", "seen"),
+    [("relay-killed", names.WITHOUT_IDENTITY, "doubled"), ("relays-at-once", names.MOST, "lost")],
+)
+def test_a_message_without_identity_or_one_never_sent_is_seen(
+    shared: Stage, fault: str, sender: str, seen: str
+) -> None:
+    verdict = run(shared, fault, MESSAGES, sender=sender)
 
-    assert verdict.kept.doubled > 0
-    assert not verdict.passed
-
-
-def test_a_message_that_is_marked_and_never_sent_is_seen_as_lost(shared: Stage) -> None:
-    verdict = run(shared, "relays-at-once", 20, sender=names.MOST)
-
-    assert verdict.kept.lost > 0
+    assert getattr(verdict.kept, seen) > 0
     assert not verdict.passed

@@ -144,11 +144,7 @@ def test_an_alarm_rings_for_what_is_new_and_then_clears(run_page: RunPage) -> No
     for amount in (5, 6):
         post(view, {"recipient": "carol", "amount": amount}, user=user)
     RecordFactory(parked=True)
-    assert alarms(at_rest) == {
-        "nobody recovers": False,
-        "somebody has to decide": True,
-        "clients reuse keys": True,
-    }
+    assert alarms(at_rest) == {"nobody recovers": False, "somebody has to decide": True, "clients reuse keys": True}
     assert not alarms(stats())["clients reuse keys"]
 
 

@@ -29,9 +29,7 @@ def test_the_meta_name_is_what_django_makes_of_the_header() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [None, 1, b"abc", ["abc"], "", "x" * 256, "a b", "a\n", "\x00", "\ud800", "é"],
-    ids=ascii,
+    "value", [None, 1, b"abc", ["abc"], "", "x" * 256, "a b", "a\n", "\x00", "\ud800", "é"], ids=ascii
 )
 def test_what_is_not_visible_ascii_is_no_key_at_either_entry(value: object) -> None:
     for entry in (parse_header, validate_key):

@@ -18,12 +18,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from django.core.files.uploadedfile import (
-    InMemoryUploadedFile,
-    SimpleUploadedFile,
-    TemporaryUploadedFile,
-    UploadedFile,
-)
+from django.core.files.uploadedfile import InMemoryUploadedFile, SimpleUploadedFile, TemporaryUploadedFile, UploadedFile
 from django.http import QueryDict
 from django.utils.datastructures import MultiValueDict
 from django.utils.safestring import SafeString
