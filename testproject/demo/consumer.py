@@ -15,6 +15,7 @@ import django
 from celery.signals import task_postrun, task_prerun
 from django.core.management import call_command
 
+from testproject.harness.redis import redelivering
 from testproject.harness.strikes import Marks, Strikes, read
 
 #: Short enough that what a killed relay or worker had in hand is there again in seconds, and long enough that nothing
@@ -24,7 +25,6 @@ BROKER_BACKOFF = timedelta(seconds=1)
 LOST_WAIT = 0.3  # seconds
 VISIBILITY_TIMEOUT = 1  # seconds
 LOOK_EVERY = 1  # seconds between two looks for what nobody has acknowledged
-MUTEX_LIMIT = 2  # seconds for which a worker that died at such a look holds the others off; kombu's default is 300
 
 CONCURRENCY = 2
 WATCH = 0.1  # seconds
@@ -80,12 +80,7 @@ def main() -> None:
     # As Celery does by default. The other control's message is acknowledged when it is done with.
     tasks.pay_fee_unprotected.acks_late = False
     app.conf.worker_lost_wait = LOST_WAIT
-    app.conf.broker_transport_options = {
-        "visibility_timeout": VISIBILITY_TIMEOUT,
-        "unacked_restore_interval": LOOK_EVERY,
-        "unacked_restore_throttle": 1,
-        "unacked_mutex_expire": MUTEX_LIMIT,
-    }
+    app.conf.broker_transport_options = redelivering(VISIBILITY_TIMEOUT, look_every=LOOK_EVERY)
     options = ["--concurrency", str(CONCURRENCY), "--without-gossip", "--without-mingle", "--without-heartbeat"]
     app.worker_main(["worker", "--pool", "prefork", "--loglevel", "WARNING", *options])
 

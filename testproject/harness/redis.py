@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from .processes import Daemon, answers, short_directory
@@ -42,6 +42,21 @@ def find_redis() -> str:
             "example with\n    apt install redis-server\nso that redis-server is on the PATH."
         )
     raise RedisMissingError(f"No Redis server was found. {remedy}")
+
+
+def redelivering(after: float, *, look_every: float) -> dict[str, Any]:
+    """Celery's transport options with which a message that nobody has acknowledged is delivered again.
+
+    :param after: how many seconds after its delivery.
+    :param look_every: in seconds; how often a worker looks for such messages.
+    """
+    return {
+        "visibility_timeout": after,
+        "unacked_restore_interval": look_every,
+        "unacked_restore_throttle": 1,  # it really looks each time
+        # If a worker dies while it looks, the others can't look for so many seconds. kombu's default is 300.
+        "unacked_mutex_expire": 2,
+    }
 
 
 class Redis(Daemon):

@@ -6,8 +6,8 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import ClassVar
 
 from tests.concurrency.racing import held
@@ -42,26 +42,16 @@ VARIANTS = (
 )
 
 
-@dataclass
-class Answers:
-    """Seconds from the start of a storm until a duplicate has its answer, and the median and 95th of each storm."""
-
-    seconds: list[float] = field(default_factory=list)
-    medians: list[float] = field(default_factory=list)
-    p95s: list[float] = field(default_factory=list)
-
-    def add(self, storm: list[float]) -> None:
-        self.seconds += storm
-        self.medians.append(statistics.median(storm))
-        self.p95s.append(p95(storm))
+#: For each storm the seconds from its start until each duplicate has its answer.
+Storms = list[list[float]]
 
 
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
     """Let ``operations`` duplicates of each variant run, in storms in random order."""
     lots = random.Random(seed)
     duplicates = min(DUPLICATES, operations)
-    refused = {variant: Answers() for variant in VARIANTS}
-    replayed = {variant: Answers() for variant in VARIANTS}
+    refused: dict[Variant, Storms] = {variant: [] for variant in VARIANTS}
+    replayed: dict[Variant, Storms] = {variant: [] for variant in VARIANTS}
     rounds = max(1, operations // duplicates)
     with tables(), Crowd(duplicates) as crowd:
         caller = Caller(account())
@@ -69,8 +59,8 @@ def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list
             with effects(1):
                 while_it_runs, afterwards = _storm(crowd, caller, variant)
             if counts:
-                refused[variant].add(while_it_runs)
-                replayed[variant].add(afterwards)
+                refused[variant].append(while_it_runs)
+                replayed[variant].append(afterwards)
     return [_table(f"{duplicates} duplicates at once", refused, replayed)]
 
 
@@ -95,7 +85,7 @@ def _timed(ask: Callable[[], int]) -> tuple[int, float]:
     return ask(), time.perf_counter()
 
 
-def _table(title: str, refused: dict[Variant, Answers], replayed: dict[Variant, Answers]) -> Table:
+def _table(title: str, refused: dict[Variant, Storms], replayed: dict[Variant, Storms]) -> Table:
     table = Table(
         title,
         ("", "409, p50", "p50", "409, p95", "p95", "replay, p50", "p50", "replay, p95", "p95"),
@@ -105,7 +95,8 @@ def _table(title: str, refused: dict[Variant, Answers], replayed: dict[Variant, 
         cells = []
         for answers in (refused, replayed):
             mine, base = answers[variant], answers[BASELINE]
-            cells += [milliseconds(statistics.median(mine.seconds)), times(relative(mine.medians, base.medians))]
-            cells += [milliseconds(p95(mine.seconds)), times(relative(mine.p95s, base.p95s))]
+            for figure in (statistics.median, p95):
+                cells.append(milliseconds(figure(list(chain(*mine)))))
+                cells.append(times(relative(list(map(figure, mine)), list(map(figure, base)))))
         table.add(variant.name, *cells)
     return table

@@ -20,19 +20,19 @@ from idempotency.exceptions import (
     PayloadInvalidError,
 )
 from idempotency.models import IdempotencyRecord
-from idempotency.operation import Operation, registry
+from idempotency.operation import Operation
 from testproject.models import Transfer
 from tests.concurrency.racing import race
 from tests.concurrency.traces import effects, record
+from tests.operations import forgetting_operations
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
 def _own_operations() -> Iterator[None]:
-    yield
-    for name in ("function.send", "function.park"):
-        registry.discard(name)
+    with forgetting_operations("function."):
+        yield
 
 
 def send(account: str, **more: Any) -> Any:

@@ -17,7 +17,7 @@ from idempotency.protocol import claims, renewal
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import failing_database
 from tests.concurrency.racing import PATIENCE, Gate, elsewhere, held
-from tests.concurrency.traces import effects, end_lease, is_replay, record
+from tests.concurrency.traces import effects, end_lease, is_replay, record, session_settings
 from tests.concurrency.urls import handler
 from tests.providers import eventually
 
@@ -211,18 +211,13 @@ def session_is_gone(pid: int) -> bool:
 def test_settings_end_with_their_transaction(post: Post) -> None:
     """A pooler in transaction mode hands the session to somebody else right after."""
     names = ("lock_timeout", "idle_in_transaction_session_timeout", "statement_timeout", "synchronous_commit")
-
-    def settings() -> list[str]:
-        with connection.cursor() as cursor:
-            return [cursor.execute(f"SHOW {name}").fetchone()[0] for name in names]
-
-    before = settings()
+    before = session_settings(*names)
     for path in ("/inside/", "/again/", "/bounded/"):
         post(path, key=path)
         handler.before = lambda request: 1 / 0
         post(path, key=f"{path}failing")
         handler.reset()
-    assert settings() == before
+    assert session_settings(*names) == before
 
 
 class InATestCase(TestCase):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db import connection
 from django.db.models import F
 
 from idempotency.models import IdempotencyRecord
@@ -19,6 +20,12 @@ def record(key: str = "k") -> IdempotencyRecord:
 def state() -> tuple[str, list[str]]:
     """The one record's status, and the effects."""
     return record().status, effects()
+
+
+def session_settings(*names: str) -> list[str]:
+    """What PostgreSQL has these set to, for this thread's connection."""
+    with connection.cursor() as cursor:
+        return [cursor.execute(f"SHOW {name}").fetchone()[0] for name in names]
 
 
 def is_replay(answer: Any, of: Any) -> bool:

@@ -45,7 +45,7 @@ def run_cell(
         stack.callback(run.end)
         try:
             run.play()
-        except (ImpossibleError, threading.BrokenBarrierError) as error:
+        except (ImpossibleError, TimeoutError, threading.BrokenBarrierError) as error:
             verdict.problems.append(str(error) or "another cell of the same crowd could not go on")
             if together is not None:
                 together.abort()

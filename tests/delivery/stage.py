@@ -18,7 +18,7 @@ from uuid import uuid4
 from kombu import Connection
 
 from testproject.harness.processes import Keeper
-from testproject.harness.redis import Redis, running_redis
+from testproject.harness.redis import Redis, redelivering, running_redis
 from testproject.harness.strikes import Marks, Strike
 from testproject.provider import Provider
 from tests.delivery import names
@@ -86,15 +86,7 @@ class Scene:
         visibility = options.pop("visibility", VISIBILITY)
         transport: dict[str, Any] = {"confirm_publish": True}
         if isinstance(self.stage.broker, Redis):
-            transport = {
-                "visibility_timeout": visibility,
-                # How often a worker looks for such messages, and that it does so each time.
-                "unacked_restore_interval": 0.2,
-                "unacked_restore_throttle": 1,
-                "unacked_restore_limit": 1000,
-                # A worker that dies while it looks holds all others off for so long; kombu's default is 300.
-                "unacked_mutex_expire": 2,
-            }
+            transport = {**redelivering(visibility, look_every=0.2), "unacked_restore_limit": 1000}
         return {
             "role": role,
             "name": self.name,

@@ -22,7 +22,8 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,8 @@ class ImpossibleError(Exception):
     """The harness could not do what it was asked for. A failure of the test, never a pass."""
 
 
-def wait_until(condition: Callable[[], Any], what: str, limit: float = PATIENCE) -> Any:
-    """As in ``processes``. :raises ImpossibleError: it did not become true within ``limit`` seconds."""
-    try:
-        return processes.wait_until(condition, what, limit)
-    except TimeoutError as error:
-        raise ImpossibleError(str(error)) from error
+#: As in ``processes``, for as long as the harness waits for anything.
+wait_until = partial(processes.wait_until, limit=PATIENCE)
 
 
 class Fork:

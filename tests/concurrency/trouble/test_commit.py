@@ -16,7 +16,7 @@ from testproject.models import Transfer
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import UNAVAILABLE, UNKNOWN, fail, problem, unreachable
 from tests.concurrency.racing import Gate, held
-from tests.concurrency.traces import effects, end_lease, record, state
+from tests.concurrency.traces import effects, end_lease, record, session_settings, state
 from tests.concurrency.urls import handler
 
 
@@ -112,22 +112,16 @@ def test_a_failing_on_commit_callback_leaves_the_outcome_recorded(
 BOUNDS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
 
 
-def bounds() -> list[str]:
-    with connections["default"].cursor() as cursor:
-        cursor.execute(f"SELECT {', '.join(f'current_setting({name!r})' for name in BOUNDS)}")
-        return list(cursor.fetchone())
-
-
 @pytest.mark.failure_mode(59)
 @pytest.mark.postgres
 @pytest.mark.parametrize("path", ["/inside/", "/bounded/", "/again/"])
 def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(post: Post, path: str) -> None:
     """COMMIT checks deferred foreign keys, and may wait there for a row that somebody else has locked."""
     seen: dict[str, list[str]] = {}
-    handler.after = lambda request: seen.update(handler=bounds())
+    handler.after = lambda request: seen.update(handler=session_settings(*BOUNDS))
 
     def look(commit: Callable[[], None]) -> None:
-        seen["commit"] = bounds()
+        seen["commit"] = session_settings(*BOUNDS)
         commit()
 
     with business_commit(look):
