@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from django.http import HttpResponse
 from django.urls import path
-from rest_framework import exceptions, renderers, serializers, viewsets
+from rest_framework import exceptions, renderers, viewsets
 from rest_framework.exceptions import ErrorDetail
 from rest_framework.renderers import AdminRenderer, BrowsableAPIRenderer, JSONRenderer
 from rest_framework.request import Request
@@ -22,7 +22,7 @@ from idempotency.exceptions import InProgressError, KeyReusedError
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import Caller, claim_anew, effects, problem_code, replayed
 from tests.http.serving import Framework, Serve, drf_view, serve_answer
-from tests.http.views import drf_answer
+from tests.http.views import LabelSerializer, drf_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -264,14 +264,10 @@ def test_the_mixin_gives_no_view_a_description() -> None:
     assert Undocumented().get_view_description() == ""
 
 
-class EmptySerializer(serializers.Serializer[Any]):
-    pass
-
-
 class Documented(IdempotentMixin, viewsets.GenericViewSet[Any]):
     """What clients read."""
 
-    serializer_class = EmptySerializer
+    serializer_class = LabelSerializer
     idempotent_operations: ClassVar = {"create": "tests.documented"}
 
     def create(self, request: Request) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db import connection
+import pytest
 from django.test import TestCase, override_settings
 from rest_framework.test import APITestCase
 
@@ -13,16 +13,6 @@ from testproject.models import Charge
 from tests.factories import TokenFactory
 from tests.http.callers import effects
 from tests.http.views import KINDS
-
-
-class UnderAtomicRequests:
-    """Runs the tests of another class under ATOMIC_REQUESTS."""
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()  # type: ignore[misc]
-        cls.addClassCleanup(connection.settings_dict.__setitem__, "ATOMIC_REQUESTS", False)  # type: ignore[attr-defined]
-        connection.settings_dict["ATOMIC_REQUESTS"] = True
 
 
 @override_settings(ROOT_URLCONF="tests.http.views")
@@ -68,7 +58,8 @@ class ProtectedViewsInTestCase(TestCase):
         assert answers[1].content == answers[0].content
 
 
-class ProtectedViewsInTestCaseUnderAtomicRequests(UnderAtomicRequests, ProtectedViewsInTestCase):
+@pytest.mark.usefixtures("atomic_requests")
+class ProtectedViewsInTestCaseUnderAtomicRequests(ProtectedViewsInTestCase):
     pass
 
 
@@ -84,5 +75,6 @@ class SampleChargesInAPITestCase(APITestCase):
         assert Charge.objects.count() == 0
 
 
-class SampleChargesInAPITestCaseUnderAtomicRequests(UnderAtomicRequests, SampleChargesInAPITestCase):
+@pytest.mark.usefixtures("atomic_requests")
+class SampleChargesInAPITestCaseUnderAtomicRequests(SampleChargesInAPITestCase):
     pass

@@ -68,14 +68,8 @@ def test_each_state_is_told_in_words(viewer: Client) -> None:
     make_messages(1, SENT, sent=-minute)
     rows = list(reversed(viewer.get(LIST).context["cl"].result_list))
     shown = messages.OutboxMessageAdmin(OutboxMessage, messages.admin.site)
-    assert [told(shown.current_state(row)) for row in rows] == [
-        "pending, due",
-        "pending, not due yet",
-        "being sent",
-        "pending, its relay disappeared",
-        "dead",
-        "sent",
-    ]
+    words = ["pending, due", "pending, not due yet", "being sent", "pending, its relay disappeared", "dead", "sent"]
+    assert [told(shown.current_state(row)) for row in rows] == words
     tries = [shown.next_try(row) for row in rows]
     assert tries[0] == "due for 1 min 30 s"
     assert tries[1] in {"in 1 min 30 s", "in 1 min 29 s"}

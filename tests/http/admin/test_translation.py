@@ -25,19 +25,14 @@ def capitals(message: str) -> str:
     return re.sub(r"%(?:\(\w+\))?[sd]|[^%]+", lambda part: part[0] if part[0][0] == "%" else part[0].upper(), message)
 
 
-@pytest.fixture
-def _in_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translation._trans, "gettext", capitals)  # type: ignore[attr-defined]
-
-    def plural(one: str, many: str, count: int) -> str:
-        return capitals(one if count == 1 else many)
-
-    monkeypatch.setattr(translation._trans, "ngettext", plural)  # type: ignore[attr-defined]
+def capitals_of_one_or_many(one: str, many: str, count: int) -> str:
+    return capitals(one if count == 1 else many)
 
 
 @pytest.mark.django_db
-@pytest.mark.usefixtures("_in_capitals")
-def test_the_texts_of_each_page_are_translated(client: Client) -> None:
+def test_the_texts_of_each_page_are_translated(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translation._trans, "gettext", capitals)  # type: ignore[attr-defined]
+    monkeypatch.setattr(translation._trans, "ngettext", capitals_of_one_or_many)  # type: ignore[attr-defined]
     log_in(client, superuser=True)
     (pk,) = make_records(1, Status.PARKED, expires=HOUR, attempt=2)
     make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR)
