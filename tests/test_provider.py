@@ -1,35 +1,19 @@
-"""The stand-in payment provider on its own: its ledger, its faults, and how it begins and ends."""
+"""The stand-in payment provider on its own: its ledger and its faults."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 
-from testproject.harness.processes import answers
 from testproject.provider import Effect, Provider, read_ledger
 from testproject.provider.client import PayoutRefusedError, ProviderFailedError, find, pay
 from testproject.provider.ledger import Ledger
 from tests.concurrency.racing import race
 from tests.providers import IMPATIENCE, PAID, PATIENCE, UNPAID, eventually, raw
-
-ROOT = Path(__file__).resolve().parent.parent
-
-OWNER_THAT_IS_KILLED = """
-import os, signal, sys
-from testproject.provider import running_provider
-with running_provider(sys.argv[1]) as address:
-    print(address, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 @pytest.fixture
@@ -114,30 +98,9 @@ def test_a_refusal_is_final(provider: Provider) -> None:
     assert paid(provider, key) == 0
 
 
-def test_a_call_past_its_time_does_not_pay(provider: Provider) -> None:
-    key = uuid4().hex
-    with pytest.raises(ProviderFailedError, match="410"):
-        pay(provider.url, key, label="l", amount=5, timeout=PATIENCE, valid_until=time.time())
-    assert paid(provider, key) == 0
-
-
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{}", b'{"amount": 0}', b'{"amount": 1, "fault": "fire"}', b'{"amount": 1, "label": 1}']
 )
 def test_what_it_does_not_understand_is_a_400(provider: Provider, body: bytes) -> None:
     answer = raw(provider.url, body, "k")
     assert answer.startswith(b"HTTP/1.0 400 ")
-
-
-def test_it_ends_with_its_owner(tmp_path: Path) -> None:
-    owner = subprocess.run(
-        [sys.executable, "-c", OWNER_THAT_IS_KILLED, str(tmp_path / "ledger")],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    assert owner.returncode == -signal.SIGKILL
-    port = urlsplit(owner.stdout.strip()).port
-    assert port is not None
-    assert eventually(lambda: not answers(("127.0.0.1", port)))

@@ -22,7 +22,6 @@ from idempotency.exceptions import (
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import Operation
 from testproject.models import Transfer
-from tests.concurrency.racing import race
 from tests.concurrency.traces import effects, record
 from tests.operations import forgetting_operations
 
@@ -50,18 +49,6 @@ def test_a_block_runs_once_and_keeps_its_result(account: str) -> None:
     assert first.result == second.result
     assert effects() == ["one"]
     assert current_claim() is None
-
-
-def test_of_many_at_once_one_runs(account: str) -> None:
-    def attempt() -> Any:
-        try:
-            return send(account).result
-        except InProgressError:
-            return None
-
-    results = race([attempt] * 10)
-    assert effects() == ["one"]
-    assert len({str(result) for result in results if result}) == 1
 
 
 def spoilt(account: str, spoil: Callable[[Any], Any]) -> None:

@@ -15,7 +15,6 @@ from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import UNAVAILABLE, UNKNOWN, fail, problem, unreachable
-from tests.concurrency.racing import Gate, held
 from tests.concurrency.traces import effects, end_lease, record, session_settings, state
 from tests.concurrency.urls import handler
 
@@ -130,29 +129,6 @@ def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(pos
     # The idle timeout bounds a process that freezes between the completing update and COMMIT. Outside of the handler's
     # transaction the update is a transaction of its own, and Django's COMMIT comes after it.
     assert seen["commit"] == ["0", "0", "0" if path == "/again/" else "5s"]
-
-
-@pytest.mark.failure_mode(59)
-@pytest.mark.postgres
-def test_a_commit_waits_for_a_row_that_somebody_else_has_locked(post: Post, account: str) -> None:
-    """As it does unprotected: the foreign key's check needs the row of the account."""
-    locked = Gate()
-
-    def lock_account() -> None:
-        with transaction.atomic(), connections["default"].cursor() as cursor:
-            cursor.execute("SELECT 1 FROM auth_user WHERE id = %s FOR UPDATE", [account])
-            locked.pass_through()
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-            while cursor.fetchone() == (0,):
-                cursor.execute("SELECT pg_sleep(0.01)")
-                cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-            # Longer than a lock timeout of ours would be: only time can show that none runs out.
-            cursor.execute("SELECT pg_sleep(1.2)")
-
-    with held(lock_account, locked):
-        handler.after = lambda request: locked.open()
-        assert post().status_code == 201
-    assert effects() == ["one"]
 
 
 @pytest.mark.failure_mode(60)
@@ -279,13 +255,6 @@ def test_a_statement_that_only_mentions_an_end_is_none(post: Post, statement: st
     handler.after = execute(statement)
     assert post().status_code == 201
     assert state() == ("completed", ["one"])
-
-
-@pytest.mark.failure_mode(64)
-def test_a_handler_that_touches_no_database_has_not_ended_its_transaction(post: Post) -> None:
-    with claim("tests.nothing", account_id="1", key="nothing") as run:
-        run.result = 1
-    assert record("nothing").status == "completed"
 
 
 def test_a_worker_that_is_told_to_exit_releases_nothing(post: Post) -> None:
