@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from http.client import HTTPConnection
@@ -29,7 +30,6 @@ from django.urls import get_resolver
 from psycopg.waiting import Wait
 
 from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, current_claim, idempotent
-from idempotency.identity.scope import Scope
 from idempotency.operation import registry
 from idempotency.protocol import faults
 from idempotency.sql.postgresql import PostgreSQLStore
@@ -267,27 +267,21 @@ class Worker:
         return JsonResponse({"attempt": claim.attempt, "payout": payout}, status=201)
 
     def _pay(self, key: str, label: str, valid_until: float) -> int:
-        provider = HTTPConnection(urlsplit(self.spec["provider"]).netloc, timeout=PATIENCE)
-        try:
-            body = {"label": label, "amount": AMOUNT} | ({"valid_until": valid_until} if self._has_deadline else {})
+        with closing(HTTPConnection(urlsplit(self.spec["provider"]).netloc, timeout=PATIENCE)) as provider:
+            body: dict[str, Any] = {"label": label, "amount": AMOUNT}
+            if self.declaration == "ask" and not self.spec.get("without_deadline"):
+                body["valid_until"] = valid_until
             provider.request("POST", "/payouts", json.dumps(body), {"Idempotency-Key": key})
             faults.fault_point("downstream.sent")
             answer = provider.getresponse()
             paid = json.loads(answer.read())
             faults.fault_point("downstream.answered")
-        finally:
-            provider.close()
         if answer.status != 201:
             raise HandlerError(paid)
         return int(paid["id"])
 
-    @property
-    def _has_deadline(self) -> bool:
-        return self.declaration == "ask" and not self.spec.get("without_deadline")
-
     def _find_out(self, record: Any) -> Completed | NotExecuted:
-        key = Scope(record.account_id, record.operation, record.idempotency_key).derive_key("payout")
-        effect = find(self.spec["provider"], str(key), timeout=PATIENCE)
+        effect = find(self.spec["provider"], str(record.derive_key("payout")), timeout=PATIENCE)
         faults.fault_point("reconciler.asked")
         if effect is None:
             return NotExecuted()

@@ -91,23 +91,17 @@ def test_what_is_declared_wins_over_the_settings_even_when_it_is_false() -> None
         ({"recordable": 7}, "recordable must be a callable or a dotted path"),
         ({"command": 7}, "command must be a callable"),
         ({"rebuild": "a.path"}, "rebuild must be a callable"),
+        ({"transaction": False}, "recovery="),  # what a crash means must be declared
+        *(({"name": name}, "An operation's name") for name in ("", "x" * 256, "a\x00b", "a\nb", None, 7)),
     ],
 )
-def test_a_wrong_policy_is_refused_where_it_is_declared(policy: dict[str, Any], said: str) -> None:
+def test_a_wrong_policy_or_name_is_refused_where_it_is_declared(policy: dict[str, Any], said: str) -> None:
     with pytest.raises(ImproperlyConfigured, match=said):
-        Operation("unit.wrong", **policy)
+        Operation(**{"name": "unit.wrong", **policy})
     assert registry.get("unit.wrong") is None
 
 
-@pytest.mark.parametrize("name", ["", "x" * 256, "a\x00b", "a\nb", None, 7])
-def test_a_name_that_can_not_be_stored_is_refused(name: Any) -> None:
-    with pytest.raises(ImproperlyConfigured, match="An operation's name"):
-        Operation(name)
-
-
-def test_without_a_transaction_the_crash_semantics_must_be_declared() -> None:
-    with pytest.raises(ImproperlyConfigured, match="recovery="):
-        Operation("unit.outside", transaction=False)
+def test_what_a_crash_means_is_declared_or_is_to_execute_again_in_a_transaction() -> None:
     assert Operation("unit.outside", transaction=False, recovery=PARK).recovery is PARK
     assert Operation("unit.inside").recovery is REEXECUTE
 
