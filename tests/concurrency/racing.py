@@ -33,15 +33,11 @@ def elsewhere(call: Callable[[], T]) -> T:
     return race([call])[0]
 
 
-def in_background(pool: ThreadPoolExecutor, call: Callable[[], T]) -> Future[T]:
-    return pool.submit(_call, call)
-
-
 @contextmanager
 def held(call: Callable[[], T], gate: Gate) -> Iterator[Future[T]]:
     """The call stands at its gate in the background of the block, and is done when the block has ended."""
     with ThreadPoolExecutor(1) as pool:
-        future = in_background(pool, call)
+        future = pool.submit(_call, call)
         gate.wait_until_reached()
         try:
             yield future

@@ -22,12 +22,17 @@ from tests.providers import eventually
 @pytest.fixture
 def hop(tmp_path: Path) -> Iterator[Hop]:
     skip_without_redis()
-    daemons = [Daemon(name, ["sh", "-c", "echo its log; sleep 1000"], tmp_path) for name in ("relay", "worker")]
+
+    def daemon(name: str) -> Daemon:
+        log, command = tmp_path / f"{name}.log", ["sh", "-c", "echo its log; sleep 1000"]
+        return Daemon(name, command, tmp_path, is_ready=lambda: bool(log.read_text()))  # killed, it has said something
+
+    daemons = [daemon("relay"), daemon("worker")]
     hop = Hop(Redis(tmp_path, "no"), Marks(tmp_path), daemons, Books("run", {}))
     yield hop
     hop.stop()
-    for daemon in daemons:
-        daemon.kill()
+    for one in daemons:
+        one.kill()
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,8 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
     goes on where the page's blocks before it ended. What is published goes to the tests' broker.
     """
 
+    clients: list[httpx.Client] = []
+
     def install(name: str, **names: Any) -> ModuleType:
         module = ModuleType(name)
         vars(module).update(names)
@@ -110,6 +112,7 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
                 with override_settings(**{key: value for key, value in vars(module).items() if key == "IDEMPOTENCY"}):
                     assert checks.check_settings(None) == []
             defined.update({key: value for key, value in vars(module).items() if not key.startswith("__")})
+        clients.extend(value for value in defined.values() if isinstance(value, httpx.Client))
         return defined
 
     install("shop")
@@ -123,15 +126,8 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
     monkeypatch.setattr(celery, "shared_task", lambda **options: app.task(shared=False, lazy=False, **options))
     app.set_current()
     known = set(app.tasks)
-    clients: list[httpx.Client] = []
-
-    def run_and_remember(name: str) -> dict[str, Any]:
-        defined = run(name)
-        clients.extend(value for value in defined.values() if isinstance(value, httpx.Client))
-        return defined
-
     with free_names():
-        yield run_and_remember
+        yield run
     for client in clients:
         client.close()
     for name in set(app.tasks) - known:
