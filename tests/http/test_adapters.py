@@ -64,8 +64,7 @@ class ToyAdapter(Adapter):
 
     @classmethod
     def request_of_django(cls, request: Any) -> HttpRequest:
-        http: HttpRequest = request.http
-        return http
+        return request.http
 
     def payload(self, operation: Operation) -> object:
         return json.loads(self.http.body)["command"]

@@ -170,8 +170,7 @@ def test_without_a_user_or_a_user_model_there_is_no_account_or_one_that_says_its
 
 
 def account_of_header(request: Any) -> str | None:
-    account: str | None = request.headers.get("X-Organisation")
-    return account
+    return request.headers.get("X-Organisation")
 
 
 @pytest.mark.failure_mode(49)
