@@ -68,7 +68,7 @@ def test_a_handler_reads_its_request(alice: Caller, serve: Serve, sent: dict[str
 
 
 @pytest.mark.parametrize("reads", [False, True], ids=["handler reads nothing", "handler reads the body"])
-def test_a_body_above_the_limit_is_no_error(alice: Caller, framework: Framework, settings: Any, reads: bool) -> None:
+def test_a_body_above_the_limit_is_no_crash(alice: Caller, framework: Framework, settings: Any, reads: bool) -> None:
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
     framework.serve_twins(lambda request: {"length": len(request.body) if reads else 0})
     data = upload(2000)["data"]
