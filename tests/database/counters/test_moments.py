@@ -132,20 +132,6 @@ def test_what_test_clients_ask_for_is_not_written(view: None) -> None:
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """In which thread each write was made."""
-    seen = []
-    add = counters_module._add
-
-    def noted(using: str, counts: Any) -> None:
-        seen.append(threading.get_ident())
-        add(using, counts)
-
-    monkeypatch.setattr(counters_module, "_add", noted)
-    return seen
-
-
-@pytest.fixture
 def left_open() -> Iterator[list[bool]]:
     """Whether each request left its thread's connection open, after all that Django and the package do at its end."""
     seen = []
@@ -184,19 +170,23 @@ def visit() -> None:
 
 
 def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(
-    view: None,
-    threads: list[int],
-    left_open: list[bool],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    view: None, left_open: list[bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    threads = []
+    add = counters_module._add
+
+    def noted(using: str, counts: Any) -> None:
+        threads.append(threading.get_ident())
+        add(using, counts)
+
+    monkeypatch.setattr(counters_module, "_add", noted)
     # Each request has a thread of its own, and a connection that would outlive it belongs to nobody.
     monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)
     make_due()
     visit()
     assert written()[VIEW] == 1
-    assert len(threads) == 1
-    assert threads[0] != threading.get_ident()
+    (writer,) = threads
+    assert writer != threading.get_ident()
     assert left_open == [False]
     assert caplog.records == []
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import connection
 
-from idempotency import Operation, signals
-from idempotency.identity.scope import Scope
+from idempotency import signals
 from idempotency.lifecycle import Status
 from idempotency.management.commands import idempotency_stats
 from idempotency.upkeep import stats
 from idempotency.upkeep.counters import Counters, counters
 from idempotency.upkeep.stats import Number, Precision
-from tests.database.statements import fill, most_rows_read
+from tests.commands import run_command
+from tests.database.counters.counting import count, operation
+from tests.database.statements import execute, fill, most_rows_read
 from tests.records import HOUR, from_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-operation = Operation("tests.stats")
-SCOPE = Scope("1", operation.name, "k")
 
 EMPTY = Number(0, Precision.EXACT)
 
@@ -51,10 +47,8 @@ def test_a_small_table_is_counted_exactly() -> None:
     make_records(2, Status.IN_PROGRESS, lease=-timedelta(minutes=5), attempt=4)
     seen = numbers()
     counts = {"records": 11, "in_progress": 3, "recoverable": 1, "completed": 5, "parked": 2, "abandoned": 2}
-    assert {name: seen[name] for name in counts} == {
-        name: Number(count, Precision.EXACT) for name, count in counts.items()
-    }
-    assert seen["most_attempts"] == Number(4, Precision.EXACT)
+    for name, number in {**counts, "most_attempts": 4}.items():
+        assert seen[name] == Number(number, Precision.EXACT)
     for name, age in (("overdue", 300), ("oldest_in_progress", 3 * 3600)):
         assert seen[name].kind is Precision.EXACT
         assert seen[name].value == pytest.approx(age, abs=60)
@@ -79,8 +73,7 @@ def test_the_size_of_the_table_is_known_where_the_database_knows_it() -> None:
 def test_counting_stops_at_a_bound_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "MAX_COUNTED", 4)
     if connection.vendor == "postgresql":
-        with connection.cursor() as cursor:
-            cursor.execute("TRUNCATE idempotency_record CASCADE")  # and so nothing is estimated of it
+        execute("TRUNCATE idempotency_record CASCADE")  # and so nothing is estimated of it
     make_records(7, Status.PARKED)
     make_records(4, Status.IN_PROGRESS, lease=-HOUR)
     make_records(3, Status.RECOVERABLE)
@@ -122,10 +115,9 @@ def test_the_few_that_are_not_completed_are_found_by_their_index() -> None:
 
 
 def happen() -> None:
-    for signal, times in ((signals.claimed, 3), (signals.taken_over, 1), (signals.replayed, 12), (signals.parked, 2)):
-        for _ in range(times):
-            signals.send(signal, operation, SCOPE, 1)
-    signals.send(signals.recovered, None, SCOPE, 1, status="completed")
+    for event, times in ((signals.claimed, 3), (signals.taken_over, 1), (signals.replayed, 12), (signals.parked, 2)):
+        count(times, event)
+    count(1, signals.recovered, of=None)
 
 
 def test_what_has_happened_is_counted_written_or_not() -> None:
@@ -133,35 +125,23 @@ def test_what_has_happened_is_counted_written_or_not() -> None:
     counters.flush()
     happen()
     seen = numbers()
-    assert {name: number.value for name, number in seen.items() if number.kind is Precision.RECENT} == {
-        "claims": 6,
-        "take_overs": 2,
-        "completions": 0,
-        "replays": 24,
-        "replay_rate": 0.75,
-        "conflicts": 0,
-        "reused_keys": 0,
-        "releases": 0,
-        "lease_losses": 0,
-        "recoveries": 2,
-        "parkings": 4,
-    }
+    recent = {name: number.value for name, number in seen.items() if number.kind is Precision.RECENT}
+    happened = {"claims": 6, "take_overs": 2, "replays": 24, "replay_rate": 0.75, "recoveries": 2, "parkings": 4}
+    not_happened = ("completions", "conflicts", "reused_keys", "releases", "lease_losses")
+    assert recent == happened | dict.fromkeys(not_happened, 0)
 
 
 def test_every_event_that_is_counted_has_a_name_here() -> None:
     assert set(stats.EVENTS.values()) == set(Counters.WATCHED)
-    assert set(stats.EVENTS) | {"replay_rate"} == {
-        name for name, number in numbers().items() if number.kind is Precision.RECENT
-    }
+    recent = {name for name, number in numbers().items() if number.kind is Precision.RECENT}
+    assert set(stats.EVENTS) | {"replay_rate"} == recent
 
 
 # The command
 
 
-def run(**options: Any) -> str:
-    output = io.StringIO()
-    call_command("idempotency_stats", stdout=output, **options)
-    return output.getvalue()
+def run(**options: Any) -> list[str]:
+    return run_command("idempotency_stats", **options)[1]
 
 
 def test_the_command_shows_a_table() -> None:
@@ -169,7 +149,7 @@ def test_the_command_shows_a_table() -> None:
     make_records(2, Status.PARKED)
     make_records(1, Status.IN_PROGRESS, lease=-timedelta(seconds=90))
     happen()
-    table = [" ".join(line.split()) for line in run().splitlines()]
+    table = [" ".join(line.split()) for line in run()]
     shown = ["completed 1,234 exact", "parked 2 exact", "replays 12 recent", "replay rate 75.0% recent"]
     assert set(shown) < set(table)
     assert any(re.fullmatch("longest overdue 9[0-9] s exact", line) for line in table), table
@@ -178,28 +158,25 @@ def test_the_command_shows_a_table() -> None:
 
 
 def test_the_command_shows_what_has_happened_by_operation() -> None:
-    assert (stats.by_operation(), run(by_operation=True)) == ({}, "Nothing has happened yet.\n")
+    assert (stats.by_operation(), run(by_operation=True)) == ({}, ["Nothing has happened yet."])
     happen()
     nothing = dict.fromkeys(stats.EVENTS, 0)
     assert stats.by_operation() == {
         "": {**nothing, "recoveries": 1},
-        "tests.stats": {**nothing, "claims": 3, "take_overs": 1, "replays": 12, "parkings": 2},
+        operation.name: {**nothing, "claims": 3, "take_overs": 1, "replays": 12, "parkings": 2},
     }
-    assert [line.split() for line in run(by_operation=True).splitlines()] == [
-        ["(settled", "by", "an", "operator,", "the", "operation", "was", "not", "known)"],
-        ["recoveries", "1"],
-        ["tests.stats"],
-        ["claims", "3"],
-        ["take-overs", "1"],
-        ["replays", "12"],
-        ["parkings", "2"],
+    assert [" ".join(line.split()) for line in run(by_operation=True)] == [
+        "(settled by an operator, the operation was not known)",
+        "recoveries 1",
+        operation.name,
+        *("claims 3", "take-overs 1", "replays 12", "parkings 2"),
     ]
-    assert json.loads(run(by_operation=True, json=True)) == stats.by_operation()
+    assert json.loads("".join(run(by_operation=True, json=True))) == stats.by_operation()
 
 
 def test_the_command_writes_json() -> None:
     make_records(2, Status.PARKED)
-    data = json.loads(run(json=True))
+    data = json.loads("".join(run(json=True)))
     assert data["parked"] == {"value": 2, "kind": "exact"}
     assert data == stats.stats().as_dict()
     assert set(data) == set(idempotency_stats.LABELS) == {name for name, _ in stats.stats()}

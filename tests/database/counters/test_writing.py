@@ -8,12 +8,11 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
-from django.db import OperationalError, connection, connections, transaction
+from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from idempotency import signals
@@ -22,7 +21,7 @@ from idempotency.upkeep import counters as counters_module
 from idempotency.upkeep.counters import counters
 from idempotency.upkeep.stats import stats
 from tests.commands import run_command
-from tests.concurrency.racing import race
+from tests.concurrency.racing import Gate, held, race
 from tests.database import processes
 from tests.database.counters.counting import CLAIMED, count, operation, refusing, unreachable, written
 
@@ -227,26 +226,17 @@ def test_a_deadlock_is_tried_again_at_once(caplog: pytest.LogCaptureFixture) -> 
 def test_a_lock_that_a_frozen_process_holds_is_not_waited_for_without_bound() -> None:
     count()
     counters.flush()
-    held, done = threading.Event(), threading.Event()
+    gate = Gate()
 
     def hold() -> None:
         with transaction.atomic():
             IdempotencyCounter.objects.update(total=0)
-            held.set()
-            done.wait(60)
+            gate.pass_through()
             transaction.set_rollback(True)
-        connections.close_all()
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert held.wait(60)
+    with held(hold, gate):
         count()
         counters.flush()
-        assert not done.is_set()
-    finally:
-        done.set()
-        thread.join()
     assert written() == {CLAIMED: 1}
     counters.flush()
     assert written() == {CLAIMED: 2}
