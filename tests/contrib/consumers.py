@@ -9,6 +9,7 @@ from typing import Any
 
 from celery import shared_task
 from celery.exceptions import Ignore, Reject
+from django.db import OperationalError
 
 from idempotency import PARK, REEXECUTE, require_claim
 from idempotency.contrib.celery import idempotent_task
@@ -130,6 +131,10 @@ def succeed(task: Any) -> str:
 
 def dies(task: Any) -> None:
     raise Killed
+
+
+def unreachable() -> None:
+    raise OperationalError("the database has gone")
 
 
 def acting(label: str, *each: Callable[[Any], Any]) -> None:

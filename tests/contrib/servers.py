@@ -8,7 +8,7 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -87,10 +87,6 @@ class Handler(BaseHTTPRequestHandler):
     def date_time_string(self, timestamp: float | None = None) -> str:
         return "Wed, 21 Oct 2026 07:28:00 GMT"  # the server's clock, for whoever compares
 
-    def cut(self) -> None:
-        self.close_connection = True
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-
     def log_message(self, *args: object) -> None:
         """Say nothing."""
 
@@ -108,7 +104,8 @@ def problem(status: int, code: str, **headers: str) -> Fault:
 
 def cut(handler: Handler) -> None:
     """Reset the connection before the answer."""
-    handler.cut()
+    handler.close_connection = True
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
 
 
 def cut_in_the_middle(handler: Handler) -> None:
@@ -121,7 +118,7 @@ def cut_in_the_middle(handler: Handler) -> None:
 def hang(handler: Handler) -> None:
     """Answer nothing for as long as the test runs."""
     handler.script.released.wait(60)
-    handler.cut()
+    cut(handler)
 
 
 def pass_on(upstream: str, *, lose_answer: bool = False) -> Fault:
@@ -129,16 +126,13 @@ def pass_on(upstream: str, *, lose_answer: bool = False) -> Fault:
 
     def fault(handler: Handler) -> None:
         request = handler.script.requests[-1]
-        connection = http.client.HTTPConnection(urlsplit(upstream).netloc, timeout=60)
-        try:
-            headers = {name: value for name, value in request.headers.items() if name not in ("host", "connection")}
+        headers = {name: value for name, value in request.headers.items() if name not in ("host", "connection")}
+        with closing(http.client.HTTPConnection(urlsplit(upstream).netloc, timeout=60)) as connection:
             connection.request(request.method, request.path, request.body, {**headers, "connection": "close"})
             response = connection.getresponse()
             body = response.read()
-        finally:
-            connection.close()
         if lose_answer:
-            handler.cut()
+            cut(handler)
             return
         kept = {name: value for name, value in response.getheaders() if name.lower() not in ("content-length", "date")}
         handler.write(response.status, kept, body)

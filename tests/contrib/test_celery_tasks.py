@@ -124,11 +124,7 @@ app.autodiscover_tasks()
 """
 
 
-FINDINGS = {
-    "recoverable": 2,
-    "completed": 2,
-    "parked": 2,
-    "postponed": 0,
+FOUND = {"recoverable": 2, "completed": 2, "parked": 2, "postponed": 0} | {
     "unknown_operations": {"of.another.project": 2},
     "exhausted": True,
 }
@@ -176,6 +172,6 @@ def test_a_celery_worker_recovers_what_it_knows_and_reports_the_rest(tmp_path: P
     finally:
         worker.terminate()
         log, _ = worker.communicate(timeout=60)
-    assert found == FINDINGS, log
+    assert found == FOUND, log
     assert "2 abandoned claim(s) of operation 'of.another.project' are left alone" in log
     assert states() == SETTLED

@@ -85,16 +85,15 @@ def test_who_gave_up_resumes_with_the_saved_key_and_gets_the_same_outcome(
 
 # From within a protected operation
 
-OPERATION = {"account_id": "1", "transaction": False, "recovery": REEXECUTE}
-
 
 class CutOffError(Exception):
     """Ends an attempt, as a crash would."""
 
 
-def attempt(work: Callable[[], object], *, ends: bool = True, key: str = "k", **policy: Any) -> None:
+def attempt(work: Callable[[], object], *, ends: bool = True, **policy: Any) -> None:
     """One attempt at an operation, which does its work and is then cut off unless it ``ends``."""
-    with suppress(CutOffError), claim("tests.client", key=key, **{**OPERATION, **policy}):
+    policy |= {"transaction": False, "recovery": REEXECUTE}
+    with suppress(CutOffError), claim("tests.client", account_id="1", key="k", **policy):
         work()
         if not ends:
             raise CutOffError

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from celery.exceptions import Ignore
-from django.db import OperationalError
 from django.db.models import F
 
 from idempotency import Operation
@@ -33,6 +32,7 @@ from tests.contrib.consumers import (
     record,
     send,
     succeed,
+    unreachable,
 )
 from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, Inbox
 from tests.records import HOUR
@@ -141,9 +141,6 @@ def test_a_message_that_has_waited_for_too_long_is_dead_lettered(inbox: Inbox) -
 
 
 def test_a_store_that_cannot_be_reached_is_waited_for(inbox: Inbox) -> None:
-    def unreachable() -> None:
-        raise OperationalError("the database has gone")
-
     inbox.publish(send, "a")
     faults.armed["claim.before"] = unreachable
     assert inbox.deliver().answer == "acknowledged"
@@ -215,15 +212,8 @@ def test_an_id_with_another_payload_is_refused_and_the_first_result_stays(
 @pytest.mark.parametrize(
     ("headers", "task_id"),
     [
-        ({KEY: ""}, None),
-        ({KEY: "k" * 256}, None),
-        ({KEY: "schlüssel"}, None),
-        ({KEY: 7}, None),
-        ({KEY: None}, None),
-        ({KEY: ["a", "b"]}, None),
-        ({ACCOUNT: ""}, None),
-        ({ACCOUNT: 7}, None),
-        ({ACCOUNT: "two\nlines"}, None),
+        *(({KEY: wrong}, None) for wrong in ("", "k" * 256, "schlüssel", 7, None, ["a", "b"])),
+        *(({ACCOUNT: wrong}, None) for wrong in ("", 7, "two\nlines")),
         ({}, "an id with spaces"),
     ],
     ids=str,

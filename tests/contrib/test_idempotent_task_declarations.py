@@ -20,10 +20,8 @@ from idempotency.contrib.celery.deliveries import PATIENCE
 from idempotency.contrib.celery.policy import TaskPolicy
 from idempotency.operation import registry
 from testproject.celery import app as sample
-from tests.contrib.consumers import act, effect, send
-
-DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
-LATE = {"acks_late": True, "reject_on_worker_lost": True}
+from tests.contrib.consumers import LATE, act, effect, send
+from tests.records import HOUR, MINUTE
 
 
 @pytest.fixture
@@ -74,12 +72,7 @@ def test_the_sample_projects_tasks_and_the_defaults_pass(app: Celery) -> None:
     ids=str,
 )
 def test_a_record_outlives_the_longest_redelivery(
-    app: Celery,
-    broker: str,
-    transport: dict[str, Any],
-    longest: timedelta,
-    options: dict[str, Any],
-    countdown: timedelta,
+    app: Celery, broker: str, transport: Any, longest: timedelta, options: dict[str, Any], countdown: timedelta
 ) -> None:
     app.conf.update(broker_url=broker, broker_transport_options=transport)
     last = longest + countdown + PATIENCE
@@ -88,9 +81,9 @@ def test_a_record_outlives_the_longest_redelivery(
 
 
 def test_a_consumer_remembers_a_message_for_no_longer_than_its_producer_its_request(app: Celery, settings: Any) -> None:
-    settings.IDEMPOTENCY = {"TTL": 2 * DAY}
-    assert declare(app, ttl=2 * DAY + MINUTE) == ["idempotency.W007"]
-    assert declare(app, ttl=2 * DAY) == []
+    settings.IDEMPOTENCY = {"TTL": 48 * HOUR}
+    assert declare(app, ttl=48 * HOUR + MINUTE) == ["idempotency.W007"]
+    assert declare(app, ttl=48 * HOUR) == []
 
 
 @pytest.mark.parametrize(
@@ -203,14 +196,9 @@ def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(decorated: 
 @pytest.mark.parametrize(
     "options",
     [
-        {"consumer": ""},
-        {"consumer": "two\nlines"},
-        {"consumer": 7},
-        {"dead_letter": ""},
-        {"dead_letter": 7},
-        {"max_attempts": 0},
-        {"max_attempts": True},
-        {"max_attempts": 1.5},
+        *({"consumer": wrong} for wrong in ("", "two\nlines", 7)),
+        *({"dead_letter": wrong} for wrong in ("", 7)),
+        *({"max_attempts": wrong} for wrong in (0, True, 1.5)),
         {"transaction": False},
         {"lease": 5},
     ],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from celery import Celery, chain
 from celery.exceptions import Ignore, Reject, Retry
-from django.db import OperationalError, transaction
+from django.db import transaction
 from django.db.models import F
 
 from idempotency import claim
@@ -37,6 +38,7 @@ from tests.contrib.consumers import (
     record,
     send,
     succeed,
+    unreachable,
 )
 from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, Inbox
 
@@ -87,10 +89,6 @@ def test_a_poison_message_leaves_its_record_free_and_gets_as_many_tries_again(
     acts["a"] = succeed
     assert inbox.deliver() == Delivered("acknowledged", "done")
     assert effects() == {"a": 1}
-
-
-def unreachable() -> None:
-    raise OperationalError("the database has gone")
 
 
 def taken_over() -> None:
@@ -172,9 +170,8 @@ def test_whatever_a_task_fails_of_is_the_reason_of_its_dead_letter(
     assert isinstance(inbox.deliver().result, error)
     [dead] = inbox.messages(DEAD)
     assert (dead["idempotency_dead_letter_reason"], dead["idempotency_attempts"]) == (reason, attempts)
-    assert [one.status for one in IdempotencyRecord.objects.filter(operation="tests.outside")] == [
-        "recoverable"
-    ] * attempts
+    records = IdempotencyRecord.objects.filter(operation="tests.outside")
+    assert [one.status for one in records] == ["recoverable"] * attempts
 
 
 def test_a_task_without_dead_letters_and_a_plain_one_just_fail(inbox: Inbox) -> None:
@@ -246,9 +243,6 @@ def test_a_broker_that_cannot_be_reached_brings_nothing_back(monkeypatch: pytest
         redrive(DEAD)
 
 
-# The identity that messages inherit, calls that are no deliveries, and what the log says of either
-
-
 # Identity carried on
 
 
@@ -266,13 +260,10 @@ def test_a_task_that_is_published_in_an_operation_inherits_a_derived_key(inbox: 
 
 def test_an_operation_that_runs_again_publishes_the_same_message_again(inbox: Inbox) -> None:
     for fails in (True, False):
-        try:
-            with claim("tests.outer", account_id="7", key="of-the-client"):
-                send.delay("a")
-                if fails:
-                    raise FailureError
-        except FailureError:
-            pass
+        with suppress(FailureError), claim("tests.outer", account_id="7", key="of-the-client"):
+            send.delay("a")
+            if fails:
+                raise FailureError
     assert {delivered.answer for delivered in inbox.drain()} == {"acknowledged"}
     assert effects() == {"a": 1}
 

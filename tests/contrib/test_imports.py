@@ -35,10 +35,6 @@ def test_without_its_libraries_the_error_names_what_to_install(
         importlib.import_module(module)
 
 
-def run(script: str) -> None:
-    subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": ":".join(sys.path)}, check=True)
-
-
 CLIENT = """
 import sys
 import httpx
@@ -56,10 +52,6 @@ from django.conf import settings
 assert not settings.configured, "a client needs no project"
 assert "idempotency.models" not in sys.modules
 """
-
-
-def test_a_client_needs_no_django_project() -> None:
-    run(CLIENT)
 
 
 LATE_CELERY = """
@@ -83,5 +75,6 @@ assert integration.check_tasks in registry.registered_checks
 """
 
 
-def test_a_project_that_imports_celery_late_is_connected_too() -> None:
-    run(LATE_CELERY)
+@pytest.mark.parametrize("script", [CLIENT, LATE_CELERY], ids=["a client", "a project that imports celery late"])
+def test_in_a_process_of_its_own_nothing_else_is_needed_for(script: str) -> None:
+    subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": ":".join(sys.path)}, check=True)

@@ -21,13 +21,12 @@ from idempotency.upkeep import erasure
 from idempotency.upkeep.retention import purge_once
 from testproject.celery import app
 from tests.operations import forgetting_operations
-from tests.records import from_now
+from tests.records import HOUR, MINUTE, from_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 TASK, CONSUMED, ELSEWHERE = "tests.lost.mail", "tests.lost.consumed", "tests.lost.unknown"
 SHORT = "tests.lost.short"
-HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 
 @shared_task(name=TASK, acks_late=True, reject_on_worker_lost=True)
@@ -71,10 +70,6 @@ def consume(message: OutboxMessage, operation: str, account: str) -> None:
         run.result = None
 
 
-def statuses() -> list[str]:
-    return list(OutboxMessage.objects.order_by("pk").values_list("status", flat=True))
-
-
 def test_a_message_without_a_record_is_sent_again_under_its_id() -> None:
     message = sent()
     assert resend_lost_messages() == 1
@@ -84,10 +79,10 @@ def test_a_message_without_a_record_is_sent_again_under_its_id() -> None:
     assert resend_lost_messages() == 0  # it waits for a relay
 
 
-@pytest.mark.parametrize(("operation", "topic", "account"), [(TASK, TASK, "celery"), (CONSUMED, CONSUMED, "mailer")])
-def test_a_message_with_a_record_of_any_state_is_left_alone(operation: str, topic: str, account: str) -> None:
-    consume(sent(topic), operation, account)
-    consume(sent(topic), operation, account)
+@pytest.mark.parametrize(("topic", "account"), [(TASK, "celery"), (CONSUMED, "mailer")])
+def test_a_message_with_a_record_of_any_state_is_left_alone(topic: str, account: str) -> None:
+    for _ in range(2):
+        consume(sent(topic), topic, account)
     IdempotencyRecord.objects.filter(pk=IdempotencyRecord.objects.latest("pk").pk).update(status="in_progress")
     assert resend_lost_messages() == 0
 
@@ -142,7 +137,7 @@ def test_all_pages_are_looked_at_also_where_a_relay_has_marked_a_batch_at_once(m
         sent(ago=HOUR - minutes * MINUTE)
     consume(OutboxMessage.objects.order_by("pk")[2], TASK, "celery")
     assert resend_lost_messages() == 9
-    assert statuses().count(MessageStatus.SENT) == 1
+    assert OutboxMessage.objects.filter(status=MessageStatus.SENT).count() == 1
 
 
 @pytest.mark.usefixtures("_short_retention")

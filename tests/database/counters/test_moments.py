@@ -17,7 +17,7 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.core.signals import request_finished
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.test import AsyncClient, Client, RequestFactory
+from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
@@ -149,15 +149,7 @@ def left_open() -> Iterator[list[bool]]:
 
 def visit() -> None:
     """A request as an ASGI server makes it."""
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "path": "/",
-        "query_string": b"",
-        "headers": [(b"host", b"testserver"), (b"content-type", b"application/json"), (b"idempotency-key", b"k")],
-    }
+    scope = AsyncRequestFactory().post("/", {}, "application/json", headers={"Idempotency-Key": "k"}).scope
 
     async def run() -> None:
         communicator = ApplicationCommunicator(ASGIHandler(), scope)
@@ -202,7 +194,7 @@ def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(
 def test_a_worker_writes_its_counts_after_a_task_when_they_are_due(due: bool, is_eager: bool, writes: bool) -> None:
     count()
     if due:
-        counters._due = 0.0
+        make_due()
     task_postrun.send(sender=Mock(**{"request.is_eager": is_eager}))
     assert written() == ({CLAIMED: 1} if writes else {})
 
