@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from celery import shared_task
-from celery.exceptions import Ignore, Reject
 from django.db import OperationalError
 
 from idempotency import PARK, REEXECUTE, require_claim
@@ -19,7 +17,7 @@ from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol.claims import acquire
 from testproject.models import Receipt
-from tests.contrib.deliveries import DEAD, Killed, acts
+from tests.contrib.deliveries import DEAD, acts
 from tests.records import HOUR, from_now
 
 LATE = {"acks_late": True, "reject_on_worker_lost": True}
@@ -91,22 +89,6 @@ def plain(*args: Any) -> Any:
     return acts[args[0]](args)
 
 
-class FailureError(Exception):
-    """What a task fails with."""
-
-
-def fail(task: Any) -> None:
-    raise FailureError
-
-
-def ignore(task: Any) -> None:
-    raise Ignore
-
-
-def reject(task: Any) -> None:
-    raise Reject("no", requeue=False)
-
-
 def effects() -> dict[str, int]:
     return dict(Counter(Receipt.objects.values_list("label", flat=True)))
 
@@ -119,25 +101,11 @@ def end_leases() -> None:
     IdempotencyRecord.objects.filter(status="in_progress").update(lease_expires_at=from_now(-HOUR))
 
 
-def hold(task: Any, message_id: str, *, account: str = "celery", **arguments: Any) -> None:
+def hold(task: Any, message_id: str, **arguments: Any) -> None:
     """Let another worker have claimed a message, and be at it still."""
     operation = policy_of(task).operation
-    acquire(operation, Scope(account, operation.name, message_id), Payload(arguments))
+    acquire(operation, Scope("celery", operation.name, message_id), Payload(arguments))
 
 
-def succeed(task: Any) -> str:
-    return "done"
-
-
-def dies(task: Any) -> None:
-    raise Killed
-
-
-def unreachable() -> None:
+def gone() -> None:
     raise OperationalError("the database has gone")
-
-
-def acting(label: str, *each: Callable[[Any], Any]) -> None:
-    """One after the other, and the last one from then on."""
-    left = list(each)
-    acts[label] = lambda task: (left.pop(0) if len(left) > 1 else left[0])(task)

@@ -35,6 +35,28 @@ class Killed(BaseException):
     """Raised by a task in whose middle the worker's process is to die."""
 
 
+class FailureError(Exception):
+    """What a task fails with."""
+
+
+def fail(task: Any) -> None:
+    raise FailureError
+
+
+def succeed(task: Any) -> str:
+    return "done"
+
+
+def dies(task: Any) -> None:
+    raise Killed
+
+
+def acting(label: str, *each: Callable[[Any], Any]) -> None:
+    """One after the other, and the last one from then on."""
+    left = list(each)
+    acts[label] = lambda task: (left.pop(0) if len(left) > 1 else left[0])(task)
+
+
 @dataclass(frozen=True)
 class Delivered:
     """What came of one delivery."""

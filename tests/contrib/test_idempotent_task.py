@@ -17,24 +17,8 @@ from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
 from testproject.harness.processes import free_port
 from testproject.models import Receipt
-from tests.contrib.consumers import (
-    act,
-    acting,
-    acts,
-    auto,
-    bare,
-    dies,
-    effects,
-    end_leases,
-    hold,
-    outside,
-    parked,
-    record,
-    send,
-    succeed,
-    unreachable,
-)
-from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, Inbox
+from tests.contrib.consumers import act, auto, bare, effects, end_leases, gone, hold, outside, parked, record, send
+from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, Inbox, acting, acts, dies, succeed
 from tests.records import HOUR
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
@@ -142,7 +126,7 @@ def test_a_message_that_has_waited_for_too_long_is_dead_lettered(inbox: Inbox) -
 
 def test_a_store_that_cannot_be_reached_is_waited_for(inbox: Inbox) -> None:
     inbox.publish(send, "a")
-    faults.armed["claim.before"] = unreachable
+    faults.armed["claim.before"] = gone
     assert inbox.deliver().answer == "acknowledged"
     faults.armed.clear()
     [message] = inbox.messages()

@@ -13,8 +13,8 @@ from idempotency.models import IdempotencyRecord
 from testproject.celery import app
 from testproject.models import Receipt, UnprotectedReceipt
 from testproject.tasks import send_receipt, send_receipt_unprotected
-from tests.contrib import consumers
-from tests.contrib.consumers import FailureError, act, acting, acts, auto, hold, send, succeed
+from tests.contrib.consumers import act, auto, hold, send
+from tests.contrib.deliveries import FailureError, acting, acts, fail, succeed
 from tests.http.test_cost import CLAIM, COMPLETE, LOST_CLAIM, statements
 from tests.records import HOUR, from_now
 
@@ -62,7 +62,7 @@ def test_an_eager_task_is_never_taken_for_poison() -> None:
 
 
 def test_an_eager_task_that_fails_is_not_dead_lettered_anywhere() -> None:
-    acts["a"] = consumers.fail
+    acts["a"] = fail
     with pytest.raises(FailureError):
         act.delay("a")
     app.conf.task_eager_propagates = False  # and Celery announces the failure
@@ -72,7 +72,7 @@ def test_an_eager_task_that_fails_is_not_dead_lettered_anywhere() -> None:
 
 def test_an_eager_task_is_retried_where_it_was_published() -> None:
     app.conf.task_eager_propagates = False
-    acting("a", consumers.fail, succeed)
+    acting("a", fail, succeed)
     assert auto.delay("a").get() == "done"
     acting("b", lambda task: task.retry(countdown=0), succeed)
     assert act.delay("b").get() == "done"

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery, chain
@@ -21,26 +22,8 @@ from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
 from testproject.harness.processes import free_port
-from tests.contrib import consumers
-from tests.contrib.consumers import (
-    FailureError,
-    act,
-    acting,
-    acts,
-    auto,
-    bare,
-    dies,
-    effects,
-    end_leases,
-    hop,
-    outside,
-    plain,
-    record,
-    send,
-    succeed,
-    unreachable,
-)
-from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, Inbox
+from tests.contrib.consumers import act, auto, bare, effects, end_leases, gone, hop, outside, plain, record, send
+from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, FailureError, Inbox, acting, dies, fail, succeed
 
 # What the inbox needs of the database is tested on each one in ``test_idempotent_task`` and in ``tests/concurrency``.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -86,7 +69,7 @@ def test_a_poison_message_leaves_its_record_free_and_gets_as_many_tries_again(
         assert redrive(DEAD) == dead_letters
         if not dead_letters:
             inbox.publish(task, "a", task_id=message_id)
-    acts["a"] = succeed
+    acting("a", succeed)
     assert inbox.deliver() == Delivered("acknowledged", "done")
     assert effects() == {"a": 1}
 
@@ -98,7 +81,7 @@ def taken_over() -> None:
 @pytest.mark.failure_mode(58)
 @pytest.mark.parametrize(
     ("trouble", "attempt", "told"),
-    [(unreachable, 3, "could not be released"), (taken_over, 4, "")],
+    [(gone, 3, "could not be released"), (taken_over, 4, "")],
     ids=["unreachable", "taken over"],
 )
 def test_a_claim_that_cannot_be_given_back_runs_out_by_itself(
@@ -114,7 +97,7 @@ def test_a_claim_that_cannot_be_given_back_runs_out_by_itself(
 
 
 def test_the_tasks_own_retries_lead_to_one_effect_and_are_not_taken_for_runs_that_were_cut_off(inbox: Inbox) -> None:
-    acting("a", fail := consumers.fail, fail, succeed)
+    acting("a", fail, fail, succeed)
     message_id = inbox.publish(auto, "a", headers={KEY: "key"})
     assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, Retry, str]
     assert (record().attempt, record().idempotency_key, effects()) == (3, "key", {"a": 1})  # and cut off it may be once
@@ -128,7 +111,7 @@ def test_the_tasks_own_retries_lead_to_one_effect_and_are_not_taken_for_runs_tha
 
 @pytest.mark.failure_mode(58)
 def test_a_task_that_fails_for_good_is_dead_lettered_with_fresh_retries_and_its_record_is_free(inbox: Inbox) -> None:
-    acting("a", consumers.fail)
+    acting("a", fail)
     message_id = inbox.publish(auto, "a")
     assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, Retry, FailureError]
     assert (record().status, effects()) == ("recoverable", {})
@@ -136,7 +119,7 @@ def test_a_task_that_fails_for_good_is_dead_lettered_with_fresh_retries_and_its_
     assert dead["idempotency_dead_letter_reason"] == "failed: FailureError"
     assert (dead["id"], dead["retries"], dead["idempotency_attempts"]) == (message_id, 0, 3)
     assert redrive(DEAD) == 1
-    acting("a", consumers.fail, succeed)
+    acting("a", fail, succeed)
     assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, str]
     assert effects() == {"a": 1}
 
@@ -165,7 +148,7 @@ def test_whatever_a_task_fails_of_is_the_reason_of_its_dead_letter(
     inbox: Inbox, work: Callable[[Any], Any] | None, error: type[Exception], attempts: int, reason: str
 ) -> None:
     if work is not None:
-        acts["a"] = work
+        acting("a", work)
     inbox.publish(outside, *["a"] * (work is not None))
     assert isinstance(inbox.deliver().result, error)
     [dead] = inbox.messages(DEAD)
@@ -175,7 +158,7 @@ def test_whatever_a_task_fails_of_is_the_reason_of_its_dead_letter(
 
 
 def test_a_task_without_dead_letters_and_a_plain_one_just_fail(inbox: Inbox) -> None:
-    acts["a"] = consumers.fail
+    acting("a", fail)
     inbox.publish(plain, "a")
     inbox.publish(bare, "a", retries=3)
     assert [type(delivered.result) for delivered in inbox.drain()] == [FailureError, FailureError]
@@ -193,15 +176,11 @@ def test_self_retry_rolls_back_and_comes_again_as_the_same_message(inbox: Inbox)
     assert (effects(), record().idempotency_key) == ({"a": 1}, message_id)
 
 
-@pytest.mark.parametrize(
-    ("raised", "error", "answer"),
-    [(consumers.ignore, Ignore, "acknowledged"), (consumers.reject, Reject, "rejected")],
-    ids=["Ignore", "Reject"],
-)
+@pytest.mark.parametrize(("error", "answer"), [(Ignore, "acknowledged"), (Reject, "rejected")])
 def test_what_a_task_ignores_or_rejects_is_rolled_back_and_not_dead_lettered(
-    inbox: Inbox, raised: Callable[[Any], Any], error: type[Exception], answer: str
+    inbox: Inbox, error: type[Exception], answer: str
 ) -> None:
-    acts["a"] = raised
+    acting("a", Mock(side_effect=error))
     inbox.publish(act, "a")
     delivered = inbox.deliver()
     assert (delivered.answer, type(delivered.result)) == (answer, error)
@@ -212,7 +191,7 @@ def test_what_a_task_ignores_or_rejects_is_rolled_back_and_not_dead_lettered(
 
 
 def test_dead_letters_are_redriven_the_oldest_first_and_as_many_as_asked_for(inbox: Inbox) -> None:
-    acts["a"] = consumers.fail
+    acting("a", fail)
     headers = {KEY: "key", "of": "the project"}
     ids = [inbox.publish(act, "a", headers=headers, expires=3600) for _ in range(3)]
     inbox.drain()
@@ -222,13 +201,13 @@ def test_dead_letters_are_redriven_the_oldest_first_and_as_many_as_asked_for(inb
     [message, _] = inbox.messages()
     assert message == {name: value for name, value in before[0].items() if name != "idempotency_dead_letter_reason"}
     assert (redrive(DEAD), redrive(DEAD)) == (1, 0)
-    acts["a"] = succeed
+    acting("a", succeed)
     assert {delivered.result for delivered in inbox.drain()} == {"done"}
     assert effects() == {"a": 1}
 
 
 def test_a_dead_letter_goes_to_where_its_task_is_routed_now(inbox: Inbox) -> None:
-    acts["a"] = consumers.fail
+    acting("a", fail)
     inbox.publish(act, "a")
     inbox.drain()
     app = Celery("tests.routed", set_as_current=False)
@@ -296,7 +275,7 @@ def test_the_first_version_of_celerys_protocol_is_left_alone(inbox: Inbox, monke
 
 
 def test_a_chain_goes_on_once_when_one_of_its_messages_is_delivered_twice(inbox: Inbox) -> None:
-    acts["b"] = succeed
+    acting("b", succeed)
     chain(send.si("a"), act.si("b")).apply_async()
     inbox.twice()
     inbox.drain()
@@ -307,8 +286,8 @@ def test_a_chain_goes_on_once_when_one_of_its_messages_is_delivered_twice(inbox:
 
 
 def test_a_direct_call_is_a_plain_call(inbox: Inbox) -> None:
-    acts["b"] = lambda task: task.name
-    acts["c"] = lambda args: send.run("c")
+    acting("b", lambda task: task.name)
+    acting("c", lambda args: send.run("c"))
     assert send("a")["pair"] == (1, 2)
     assert act("b") == "tests.act"
     inbox.publish(plain, "c")  # in another task, which is running
@@ -317,7 +296,7 @@ def test_a_direct_call_is_a_plain_call(inbox: Inbox) -> None:
 
 
 def test_without_a_message_a_caller_with_an_open_transaction_is_told(inbox: Inbox) -> None:
-    acts["a"] = lambda args: None
+    acting("a", lambda args: None)
     inbox.publish(send, "a")
     with transaction.atomic():
         assert isinstance(inbox.deliver().result, OuterTransactionError)

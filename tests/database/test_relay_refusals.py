@@ -20,17 +20,7 @@ from idempotency.outbox import relay
 from idempotency.outbox.backlog import requeue
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
 from tests.commands import run_command
-from tests.outbox import (
-    BROKEN,
-    OTHER_SENDER,
-    SENDER,
-    UNREACHABLE,
-    broker,
-    make_due,
-    make_messages,
-    other_broker,
-    statuses,
-)
+from tests.outbox import OTHER_SENDER, SENDER, UNREACHABLE, broker, make_due, make_messages, other_broker, statuses
 from tests.records import HOUR, MINUTE
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -70,7 +60,7 @@ def test_a_message_that_is_refused_is_tried_again_later_and_later() -> None:
 
 def test_a_message_that_is_refused_holds_up_no_other() -> None:
     make_messages(5)
-    broker.refuse(1, 3, error=BROKEN)
+    broker.refuse(1, 3, error=ConnectionError())
     assert relay_once() == RelayResult(sent=3, postponed=2)
     assert broker.payloads == [0, 2, 4]
 
@@ -136,7 +126,7 @@ def receiving(signal: Any) -> Iterator[list[dict[str, Any]]]:
 
 def test_a_signal_tells_how_many_were_sent() -> None:
     make_messages(3)
-    broker.refuse(1, error=BROKEN)
+    broker.refuse(1, error=ConnectionError())
     with receiving(signals.relayed) as received:
         relay_once()
     (told,) = received
@@ -147,7 +137,7 @@ def test_a_signal_tells_how_many_were_sent() -> None:
 def test_a_signal_tells_of_a_dead_message(lease: timedelta | None, caplog: pytest.LogCaptureFixture) -> None:
     attempts = MAX_ATTEMPTS - 1 if lease is None else MAX_ATTEMPTS
     (pk,) = make_messages(attempts=attempts, lease=lease, account_id="alice", payload='"secret"')
-    broker.refuse("secret", error=BROKEN)
+    broker.refuse("secret", error=ConnectionError())
     with receiving(signals.message_dead) as received:
         assert relay_once().dead == 1
     dead = message(pk)
