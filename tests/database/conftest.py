@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from django.db import connection
 
 from idempotency.protocol import faults
+from tests.database.statements import execute
 from tests.outbox import broker, other_broker
 
 
@@ -22,8 +22,6 @@ def _empty_brokers_and_no_faults() -> Iterator[None]:
 @pytest.fixture
 def repeatable_read() -> Iterator[None]:
     set_level = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL "
-    with connection.cursor() as cursor:
-        cursor.execute(set_level + "REPEATABLE READ")
+    execute(set_level + "REPEATABLE READ")
     yield
-    with connection.cursor() as cursor:
-        cursor.execute(set_level + "READ COMMITTED")
+    execute(set_level + "READ COMMITTED")

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.db import connection
@@ -14,16 +14,11 @@ from django.db import connection
 
 def environment() -> dict[str, str]:
     """The environment in which the settings name the database of the tests, and not the one beside it."""
-    database = connection.settings_dict
+    name = str(connection.settings_dict["NAME"])
     if connection.vendor == "sqlite":
-        url = f"sqlite:///{database['NAME']}"
+        url = f"sqlite:///{name}"
     else:
-        user, password, name = (quote(str(database[part]), safe="") for part in ("USER", "PASSWORD", "NAME"))
-        host, port = quote(database["HOST"], safe=""), database["PORT"]
-        if connection.vendor == "mysql":
-            url = f"mysql://{user}:{password}@{host}:{port or 3306}/{name}"
-        else:
-            url = f"postgres://{user}:{password}@/{name}?host={host}&port={port or 5432}"
+        url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{name}").geturl()
     return {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": os.environ["DJANGO_SETTINGS_MODULE"]}
 
 

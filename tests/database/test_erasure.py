@@ -18,7 +18,7 @@ from idempotency.management import running
 from idempotency.models import IdempotencyRecord, IdempotencyStep, MessageStatus, OutboxMessage
 from idempotency.outbox import publish
 from idempotency.upkeep import erasure, resolutions
-from idempotency.upkeep.erasure import ErasureResult, erase_account, find_traces
+from idempotency.upkeep.erasure import erase_account, find_traces
 from tests.commands import run_command
 from tests.database.statements import before_statement
 from tests.outbox import SENDER, make_messages
@@ -34,8 +34,10 @@ def _a_consumer_of_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(erasure, "consumer_finders", [lambda: [MAILER]])
 
 
-def erase(account_id: str = "alice", **options: Any) -> tuple[ErasureResult, dict[str, int]]:
-    return erase_account(account_id, by="the test", **options)
+def erase(**options: Any) -> tuple[int, int, dict[str, int]]:
+    """How many of alice's records and messages were erased, and what is left."""
+    result, left = erase_account("alice", by="the test", **options)
+    return result.records, result.messages, left
 
 
 def accounts() -> set[str]:
@@ -67,8 +69,7 @@ def test_records_steps_and_messages_are_erased_and_nobody_elses() -> None:
         [record] = make_records(1, account_id=account_id)
         make_records(1, Status.RECOVERABLE, account_id=account_id)
         IdempotencyStep.objects.create(account_id=account_id, record_id=record, name="pay", result="{}")
-    result, left = erase()
-    assert (result.records, result.messages, left) == (3, 1, {})
+    assert erase() == (3, 1, {})
     assert accounts() == {"bob"}
     assert IdempotencyStep.objects.get().account_id == "bob"
     assert (IdempotencyRecord.objects.count(), OutboxMessage.objects.count()) == (3, 1)
@@ -78,8 +79,7 @@ def test_what_a_consumer_recorded_and_published_under_its_own_name_is_erased() -
     for account_id in ("alice", "bob"):
         consume(operate(account_id), passes_on=True)
     OutboxMessage.objects.update(status=MessageStatus.SENT)
-    result, left = erase()
-    assert (result.records, result.messages, left) == (2, 2, {})
+    assert erase() == (2, 2, {})
     assert set(IdempotencyRecord.objects.values_list("account_id", flat=True)) == {"bob", "mailer"}
     assert OutboxMessage.objects.count() == 2
 
@@ -88,8 +88,7 @@ def test_a_consumers_record_is_found_by_its_message_too() -> None:
     """The producer's own record may have been purged before."""
     consume(operate("alice"))
     IdempotencyRecord.objects.filter(account_id="alice").delete()
-    result, left = erase()
-    assert (result.records, result.messages, left) == (1, 1, {})
+    assert erase() == (1, 1, {})
 
 
 def test_a_client_that_names_another_accounts_trace_has_nothing_of_that_erased() -> None:
@@ -112,12 +111,9 @@ def make_unfinished() -> None:
 def test_what_is_under_way_is_left_and_what_waits_for_somebody_unless_the_caller_says_so() -> None:
     make_unfinished()
     make_records(1, account_id="alice")
-    result, left = erase()
-    assert (result.records, result.messages) == (1, 0)
-    assert left == {"live": 1, "abandoned": 2, "parked": 3, "pending": 4, "dead": 5}
-    result, left = erase(include_unresolved=True)
-    assert (result.records, result.messages) == (5, 5)
-    assert left == {"live": 1, "pending": 4}, "a live claim may have its effect yet, and a message has to be sent"
+    assert erase() == (1, 0, {"live": 1, "abandoned": 2, "parked": 3, "pending": 4, "dead": 5})
+    # A live claim may have its effect yet, and a message has to be sent.
+    assert erase(include_unresolved=True) == (5, 5, {"live": 1, "pending": 4})
 
 
 def test_a_record_whose_message_is_still_to_be_delivered_is_left() -> None:
@@ -127,10 +123,9 @@ def test_a_record_whose_message_is_still_to_be_delivered_is_left() -> None:
     consume(message)
     with claim("tests.erasure.own", account_id="alice", key=message.idempotency_key) as run:
         run.result = None
-    result, left = erase()
-    assert (result.records, left) == (1, {"finished": 2, "pending": 1})
+    assert erase() == (1, 0, {"finished": 2, "pending": 1})
     OutboxMessage.objects.update(status=MessageStatus.SENT)
-    assert erase()[1] == {}
+    assert erase()[2] == {}
 
 
 def test_batches_are_bounded_and_the_outbox_is_read_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +133,9 @@ def test_batches_are_bounded_and_the_outbox_is_read_in_windows(monkeypatch: pyte
     monkeypatch.setattr(erasure, "PREFIXES", 2)
     make_records(7, account_id="alice")
     make_messages(7, MessageStatus.SENT, account_id="alice")
-    batches = list(erasure.erase_batches(find_traces("alice"), batch_size=3))
-    assert [(batch.messages, batch.records) for batch in batches] == [(3, 0), (3, 0), (1, 0), (0, 3), (0, 3), (0, 1)]
-    assert [batch.touched for batch in batches] == [3, 3, 1, 3, 3, 1]
+    batches = erasure.erase_batches(find_traces("alice"), batch_size=3)
+    found = [(batch.messages, batch.records, batch.touched) for batch in batches]
+    assert found == [(3, 0, 3), (3, 0, 3), (1, 0, 1), (0, 3, 3), (0, 3, 3), (0, 1, 1)]
 
 
 def test_a_claim_that_is_taken_between_the_look_and_the_deletion_is_left() -> None:
@@ -176,8 +171,7 @@ def test_the_audit_tells_of_the_erasure_and_does_not_name_the_account(
 
 
 def command(account_id: str = "alice", **options: Any) -> tuple[int, list[str]]:
-    code, lines, _ = run_command("erase_idempotency", account_id, **options)
-    return code, lines
+    return run_command("erase_idempotency", account_id, **options)[:2]
 
 
 def test_the_command_erases_and_says_what_is_left_and_why() -> None:
@@ -226,10 +220,7 @@ def test_a_signal_ends_it_after_the_batch_in_hand() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        ({"account_id": ""}, "must not be empty"),
-        ({"batch_size": 501}, "--batch-size must be between 1 and 500"),
-    ],
+    [({"account_id": ""}, "must not be empty"), ({"batch_size": 501}, "--batch-size must be between 1 and 500")],
     ids=str,
 )
 def test_wrong_arguments_are_refused(options: dict[str, Any], said: str) -> None:

@@ -29,8 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_message_is_there_when_its_transaction_has_committed() -> None:
-    with transaction.atomic():
-        message = publish("orders.placed", {"id": 1}, headers={"tenant": "a"}, ordering_key="order 1", sender=SENDER)
+    message = send(payload={"id": 1}, headers={"tenant": "a"}, ordering_key="order 1")
     stored = OutboxMessage.objects.get()
     assert stored.message_id == message.message_id
     assert (stored.pk, stored.created_at, stored.next_try_at) == (message.pk, message.created_at, message.next_try_at)
@@ -95,8 +94,7 @@ def test_outside_of_a_transaction_it_is_refused_with_the_remedy() -> None:
 def test_the_transaction_of_a_test_case_is_not_the_callers() -> None:
     with pytest.raises(NoTransactionError):
         publish("orders.placed", sender=SENDER)
-    with transaction.atomic():
-        publish("orders.placed", sender=SENDER)
+    send()
     assert len(ids()) == 1
 
 
@@ -108,8 +106,7 @@ def test_a_message_costs_one_statement() -> None:
 
 
 def test_a_delayed_message_is_kept_back() -> None:
-    with transaction.atomic():
-        message = publish("orders.placed", sender=SENDER, delay=timedelta(hours=1))
+    message = send(delay=timedelta(hours=1))
     assert message.next_try_at - message.created_at == timedelta(hours=1)
     assert relay_once().sent == 0
     OutboxMessage.objects.update(next_try_at=from_now(timedelta(0)))

@@ -58,13 +58,6 @@ def test_a_message_that_is_refused_is_tried_again_later_and_later() -> None:
     assert message(pk).error == ""
 
 
-def test_a_message_that_is_refused_holds_up_no_other() -> None:
-    make_messages(5)
-    broker.refuse(1, 3, error=ConnectionError())
-    assert relay_once() == RelayResult(sent=3, postponed=2)
-    assert broker.payloads == [0, 2, 4]
-
-
 def test_a_sender_that_is_not_there_any_more_is_a_refusal() -> None:
     (pk,) = make_messages(sender="tests.outbox.removed")
     assert relay_once().postponed == 1

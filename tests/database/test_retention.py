@@ -26,7 +26,7 @@ from idempotency.sql import DeletedBatch, Store
 from idempotency.sql.portable import PortableStore
 from idempotency.sql.postgresql import PostgreSQLStore
 from idempotency.upkeep import retention
-from idempotency.upkeep.retention import PurgeResult, due, purge_batches, purge_once
+from idempotency.upkeep.retention import PurgeResult, purge_batches, purge_once
 from tests.commands import run_command
 from tests.concurrency.racing import elsewhere, race
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire
@@ -37,31 +37,12 @@ from tests.records import HOUR, make_records, remaining
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_what_is_past_retention_goes_and_the_rest_stays() -> None:
-    make_records(2, Status.COMPLETED)
-    make_records(2, Status.RECOVERABLE)
-    kept = make_records(2, Status.COMPLETED, expires=HOUR) + make_records(2, Status.RECOVERABLE, expires=HOUR)
-    assert due().count() == 4
-    assert purge_once().deleted == 4
-    assert remaining() == {*kept}
-    assert not due().exists()
-
-
 @pytest.mark.parametrize("lease", [HOUR, -HOUR, None], ids=["live", "abandoned", "without lease"])
 @pytest.mark.parametrize("include_parked", [False, True])
 def test_a_claim_is_never_purged(lease: timedelta | None, include_parked: bool) -> None:
     kept = make_records(3, Status.IN_PROGRESS, lease=lease)
     assert purge_once(include_parked=include_parked) == PurgeResult()
     assert remaining() == {*kept}
-
-
-def test_a_parked_record_goes_only_when_asked_for() -> None:
-    kept = make_records(3, Status.PARKED)
-    make_records(1)
-    assert purge_once().deleted == 1
-    assert remaining() == {*kept}
-    assert purge_once(include_parked=True).deleted == 3
-    assert remaining() == set()
 
 
 def test_a_batch_takes_no_more_than_its_size_oldest_first() -> None:
@@ -154,7 +135,8 @@ def make_sent(count: int) -> None:
 def test_it_purges_all_that_is_due_and_says_so() -> None:
     make_records(1_234)
     make_sent(1)
-    kept = make_records(2, expires=HOUR) + make_records(2, Status.PARKED) + make_records(2, Status.IN_PROGRESS)
+    kept = make_records(2, expires=HOUR) + make_records(2, Status.RECOVERABLE, expires=HOUR)
+    kept += make_records(2, Status.PARKED) + make_records(2, Status.IN_PROGRESS)
     for status, times in NOT_DUE.items():
         make_messages(1, status, **times)
     assert purge() == (
