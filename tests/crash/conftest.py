@@ -10,10 +10,6 @@ import pytest
 from tests.crash.arena import Arena, arena
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "crash: breaks real processes on purpose; takes its time")
-
-
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Arena]:
     with arena(os.environ["DATABASE_URL"]) as made:

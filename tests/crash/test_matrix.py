@@ -12,8 +12,6 @@ from tests.crash.arena import Arena
 from tests.crash.matrix import run_matrix
 from tests.crash.points import DATABASES, DECLARATIONS, EXCLUSIONS, FAULTS, POINTS, cells, excluded
 
-pytestmark = pytest.mark.crash
-
 #: Which scenarios a column of the matrix is: a downstream effect is not repeated, and a kill in mid-handler leaves one
 #: effect (3, 22). A process that slept beyond its lease leaves nothing, and frees nobody's claim if it fails (23, 24).
 SCENARIOS: dict[str, dict[str, tuple[int, ...]]] = {

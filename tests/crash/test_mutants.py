@@ -13,7 +13,7 @@ from tests.crash.mutations import MUTATIONS
 from tests.crash.points import Cell
 
 # They break the statements of the PostgreSQL module.
-pytestmark = [pytest.mark.crash, pytest.mark.postgres]
+pytestmark = pytest.mark.postgres
 
 #: For each mutation the cells that have to fail, and what has to be seen in at least one of them.
 CAUGHT_BY = {

@@ -12,8 +12,6 @@ from tests.crash.cells import Run, Verdict, run_cell
 from tests.crash.points import DECLARATIONS, LATE_CALL, Cell
 from tests.harness.zygote import wait_until
 
-pytestmark = pytest.mark.crash
-
 #: How many abandoned claims a sweep finds in scenario 26.
 CLAIMS = 12
 #: Seconds: a process is killed, buried, and asked after within it, on a loaded machine too.

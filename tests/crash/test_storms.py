@@ -8,7 +8,7 @@ from tests.crash.arena import Arena
 from tests.crash.matrix import run_zombies
 from tests.crash.storms import run_lost_acknowledgements, run_restarts, server_to_stop
 
-pytestmark = [pytest.mark.crash, pytest.mark.postgres]
+pytestmark = pytest.mark.postgres
 
 
 @pytest.mark.scenario(25)

@@ -25,7 +25,8 @@ def hop(tmp_path: Path) -> Iterator[Hop]:
 
     def daemon(name: str) -> Daemon:
         log, command = tmp_path / f"{name}.log", ["sh", "-c", "echo its log; sleep 1000"]
-        return Daemon(name, command, tmp_path, is_ready=lambda: bool(log.read_text()))  # killed, it has said something
+        # Ready when it has written to its log, so that it is never killed before.
+        return Daemon(name, command, tmp_path, is_ready=lambda: bool(log.read_text()))
 
     daemons = [daemon("relay"), daemon("worker")]
     hop = Hop(Redis(tmp_path, "no"), Marks(tmp_path), daemons, Books("run", {}))
