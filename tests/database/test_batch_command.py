@@ -109,6 +109,14 @@ def test_it_takes_batches_until_nothing_is_due_and_reports_once(eat: Eat) -> Non
     assert run(eat) == (0, ["Eaten 0."], [])
 
 
+class EatUncomplaining(Eat):
+    complaints = BatchCommand.complaints
+
+
+def test_a_command_that_complains_of_nothing_ends_well() -> None:
+    assert run(EatUncomplaining(), 3) == (0, ["Eaten 3."], [])
+
+
 def test_a_dry_run_counts(eat: Eat) -> None:
     assert run(eat, 5, dry_run=True) == (0, ["5 apples."], [])
     assert eat.batches == 0

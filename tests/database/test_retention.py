@@ -26,7 +26,7 @@ from idempotency.sql import DeletedBatch, Store
 from idempotency.sql.portable import PortableStore
 from idempotency.sql.postgresql import PostgreSQLStore
 from idempotency.upkeep import retention
-from idempotency.upkeep.retention import PurgeResult, purge_batches, purge_once
+from idempotency.upkeep.retention import PurgeResult, due, purge_batches, purge_once
 from tests.commands import run_command
 from tests.concurrency.racing import elsewhere, race
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire
@@ -163,6 +163,7 @@ def test_a_dry_run_counts_and_deletes_nothing() -> None:
     assert purge(dry_run=True) == (0, [would.format("5 records"), claims, parked, messages])
     assert purge(dry_run=True, include_parked=True) == (0, [would.format("7 records"), claims, messages])
     assert (remaining(), OutboxMessage.objects.count()) == (before, 5)
+    assert (due().count(), due(include_parked=True).count()) == (5, 7)
     assert purge(include_parked=True)[1][0] == "Purged 7 records from database 'default'."
 
 
