@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connections
 from django.db.models import F
 from django.http import HttpResponse, JsonResponse
 from django.test import RequestFactory
@@ -28,6 +27,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.protocol.claims import retry_after
 from idempotency.sql import Row
 from testproject.models import Charge
+from tests.concurrency.racing import elsewhere
 from tests.contrib.senders import Sender, no_sleep
 from tests.contrib.servers import Server, answer, cut, pass_on, problem
 from tests.factories import TokenFactory, UserFactory
@@ -138,7 +138,7 @@ def test_a_key_of_the_callers_own_is_kept_within_an_operation(sender: Sender, se
     assert server.keys == ["mine"]
 
 
-def take_over() -> Callable[[], None]:
+def take_over() -> Callable[[], object]:
     """Let another attempt own the record, and this one notice: what its heartbeat does, in a thread of its own."""
     running = require_claim()
 
@@ -146,13 +146,8 @@ def take_over() -> Callable[[], None]:
         IdempotencyRecord.objects.update(attempt=F("attempt") + 1)
         with suppress(LeaseLostError):
             running.renew()
-        connections.close_all()
 
-    def in_a_thread() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(notice).result()
-
-    return in_a_thread
+    return lambda: elsewhere(notice)
 
 
 @pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "mine"}], ids=["derived key", "own key"])

@@ -245,16 +245,6 @@ def test_a_lock_that_a_frozen_process_holds_is_not_waited_for_without_bound() ->
 # Counts add up over threads, forks and processes
 
 
-@pytest.fixture
-def _threads_take_turns() -> Iterator[None]:
-    """Let the interpreter switch between threads wherever it may."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("_threads_take_turns")
 @pytest.mark.parametrize("flushing", [False, True], ids=["counting", "counting and flushing"])
 def test_no_count_is_lost_or_written_twice_between_threads(flushing: bool) -> None:
     receive = counters._receiver("claimed")
@@ -266,7 +256,12 @@ def test_no_count_is_lost_or_written_twice_between_threads(flushing: bool) -> No
             if flushing:
                 counters.flush()
 
-    race([work] * 8)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # the interpreter switches between threads wherever it may
+    try:
+        race([work] * 8)
+    finally:
+        sys.setswitchinterval(before)
     counters.flush()
     assert written() == {CLAIMED: 40_000}
 
