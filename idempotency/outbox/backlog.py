@@ -117,9 +117,8 @@ def purge_sent_once(
         sql.store(using).bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
         due = sent_past_retention(using) if after is None else sent_past_retention(using).filter(sent_at__gte=after)
         due = due.order_by("sent_at", "pk")
-        if connection.features.has_select_for_update_skip_locked:
-            due = due.select_for_update(skip_locked=True)  # another purge deletes a locked row
-        found = list(due.values_list("pk", "sent_at")[:batch_size])
+        # Another purge deletes a locked row.
+        found = sql.store(using).lock_free(due.values_list("pk", "sent_at"), batch_size)
         ids = [pk for pk, _ in found]
         # A statement takes a bounded number of parameters. On SQLite that number is low.
         step = max(1, connection.ops.bulk_batch_size([OutboxMessage._meta.pk], ids))

@@ -166,9 +166,7 @@ def _take(using: str, limit: int, skip: Collection[str]) -> _Batch:
 
 def _take_in_transaction(using: str, limit: int, skip: Collection[str]) -> _Batch:
     ready = due(using).exclude(sender__in=list(skip)).order_by("next_try_at", "pk")
-    if connections[using].features.has_select_for_update_skip_locked:
-        ready = ready.select_for_update(skip_locked=True)
-    found = list(ready[:limit])
+    found = sql.store(using).lock_free(ready, limit)
     suspicious = [message for message in found if _may_be_poison(message)]
     dead = [message for message in suspicious if message.attempts >= MAX_ATTEMPTS]
     suspects = [message for message in suspicious if message.attempts < MAX_ATTEMPTS][:1]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import ProgrammingError
+from django.db.models import QuerySet
 
 from .portable import PortableStore
 from .watch import TransactionWatch
+
+_Found = TypeVar("_Found")
 
 # The numbers of the server's errors.
 DUPLICATE_KEY = 1062
@@ -38,6 +41,19 @@ class MySQLStore(PortableStore):
     def bounded_wait(self) -> AbstractContextManager[Any]:
         connection: Any = self.connection
         return connection.execute_wrapper(_wait_for_a_bounded_time) if connection.mysql_is_mariadb else nullcontext()
+
+    def commit_at_once(self) -> None:
+        # Otherwise a process that freezes between its statement and its COMMIT would keep the record locked, because
+        # the server has no limit for that unless it is configured. Django's block sends no more messages than before.
+        if not self.is_nested:
+            self.connection.connection.autocommit(True)
+
+    def lock_free(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
+        # InnoDB locks every row that a locking SELECT reads in an index, also those that its conditions leave out, so
+        # two of them would miss each other's rows. A SELECT by ids alone reads only the rows that it is to lock.
+        ids = list(rows.values_list("pk", flat=True)[:limit])
+        by_id = rows.model._base_manager.using(rows.db).filter(pk__in=ids)
+        return list(rows.filter(pk__in=super().lock_free(by_id.values_list("pk", flat=True))))
 
     def watch_transaction(self) -> TransactionWatch:
         # The driver doesn't tell whether a transaction is open, so the watch has only the statements' texts. Whatever

@@ -14,9 +14,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
 
 from ..identity.scope import Scope
 from ..lifecycle import Status
@@ -25,6 +26,8 @@ from .watch import TransactionWatch
 
 if TYPE_CHECKING:
     from ..models import OutboxMessage
+
+_Found = TypeVar("_Found")
 
 #: With these SQLSTATE classes a server may answer a COMMIT although it succeeded: connection exception, operator
 #: intervention (the server was told to stop), system error, internal error.
@@ -153,6 +156,15 @@ class Store(ABC):
         :param idle: how long the transaction may wait for its client's next statement.
         :param statement: how long any further statement in it may run; None sets no bound.
         """
+
+    def lock_free(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
+        """Fetch rows and lock them. Rows that another transaction has locked are left out.
+
+        A database that can't skip locked rows locks none.
+        """
+        if self.connection.features.has_select_for_update_skip_locked:
+            rows = rows.select_for_update(skip_locked=True)
+        return list(rows[:limit])
 
     @abstractmethod
     def watch_transaction(self) -> TransactionWatch:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from django.db import connections, router, transaction
+from django.db import router, transaction
 from django.db.models import Max, Min, Q, QuerySet
 from django.db.models.functions import Now
 
@@ -260,15 +260,13 @@ def _delete(rows: QuerySet[Any], account_id: str | None = None) -> int:
     def transact() -> int:
         with transaction.atomic(using=using, durable=True):
             sql.store(using).bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
-            skips = connections[using].features.has_select_for_update_skip_locked
-            free = rows.select_for_update(skip_locked=True) if skips else rows
-            ids = list(free.values_list("pk", flat=True))
+            ids = sql.store(using).lock_free(rows.values_list("pk", flat=True))
             if account_id is not None:
                 steps = IdempotencyStep.objects.using(using)
                 steps.filter(account_id=account_id, record_id__in=ids).delete()
             # The DELETE repeats the conditions, because on a database that locks no rows here a record may have been
             # claimed since it was selected.
-            return (rows.filter(pk__in=ids) if skips else rows).delete()[0]
+            return rows.filter(pk__in=ids).delete()[0]
 
     return sql.retry_lost_races(_MAX_ROUNDS, using, transact)
 

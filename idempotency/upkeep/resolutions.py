@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import DateTimeField, ExpressionWrapper, F, Q, Value
 from django.db.models.functions import Greatest, Now
 from django.http.response import HttpResponseBase
 
-from .. import signals
+from .. import signals, sql
 from ..exceptions import IdempotencyError
 from ..identity.keys import shorten
 from ..lifecycle import Recovery, Status
@@ -173,13 +173,10 @@ def _resolve(
     # This may run inside a transaction of the caller, such as the admin's under ATOMIC_REQUESTS. A claim may not,
     # because other requests have to see it at once. Nobody waits for a decision.
     with transaction.atomic(using=using):
-        changeable = seen
-        if connections[using].features.has_select_for_update_skip_locked:
-            # If another transaction has locked the row, it is settling the record now, or it is frozen while doing so.
-            # In both cases the decision is refused at once, so that the person doesn't wait for the lock.
-            free_rows = seen.select_for_update(skip_locked=True)
-            changeable = seen.filter(pk__in=list(free_rows.values_list("pk", flat=True)))
-        if changeable.update(status=status, lease_expires_at=None, **changes) != 1:
+        # If another transaction has locked the row, it is settling the record now, or it is frozen while doing so. In
+        # both cases the decision is refused at once, so that the person doesn't wait for the lock.
+        changeable = sql.store(using).lock_free(seen.values_list("pk", flat=True))
+        if seen.filter(pk__in=changeable).update(status=status, lease_expires_at=None, **changes) != 1:
             raise _refusal(record, using, may_be_alive=free is None)
         # The entry does not name the account, because it stays when the account's records are erased.
         audit.enter(record, f"{record.operation}, attempt {record.attempt}", verb, by, reason)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from django.db import connections, transaction
+from django.db import transaction
 
 from .. import signals, sql
 from ..exceptions import IdempotencyError, InProgressError, OutcomeUnknownError
@@ -121,9 +121,7 @@ def _settle_at_once(
     with transaction.atomic(using=using, durable=True):
         sql.store(using).bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
         due = abandoned(using).filter(operation__in=sorted(operations))
-        if connections[using].features.has_select_for_update_skip_locked:
-            due = due.select_for_update(skip_locked=True)  # a locked row is being taken over, renewed or completed
-        found = list(due[:limit])
+        found = sql.store(using).lock_free(due, limit)  # a locked row is being taken over, renewed or completed
         fault_point("sweep.selected")
         for recovery, status in _SETTLED_AS.items():
             rows = [row for row in found if operations[row.operation].recovery is recovery]

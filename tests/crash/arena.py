@@ -7,18 +7,32 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import psycopg
-
 from idempotency.identity.scope import Scope
 from testproject.provider import Effect, Provider
-from tests.harness.world import LONG_AGO, Database, World, world
+from tests.harness.world import LONG_AGO, Database, World, vendor_of, world
 from tests.harness.zygote import wait_until
+
+#: How long a change of the observer waits for a frozen process's lock: half a second, or a whole one.
+BOUND_WAITING = {
+    "sqlite": "PRAGMA busy_timeout = 500",
+    "postgres": "SET lock_timeout = '500ms'",
+    "mariadb": "SET innodb_lock_wait_timeout = 1",
+}
+NOW = {
+    "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now')",
+    "postgres": "statement_timestamp()",
+    "mariadb": "utc_timestamp(6)",
+}
+#: Ends a session, and finds one.
+END_SESSION = {
+    "postgres": ("SELECT pg_terminate_backend(%s)", "SELECT 1 FROM pg_stat_activity WHERE pid = %s"),
+    "mariadb": ("KILL %s", "SELECT 1 FROM information_schema.processlist WHERE id = %s"),
+}
 
 
 class Observer(Database):
@@ -28,7 +42,7 @@ class Observer(Database):
         super().__init__(url)
         #: The cell's own file, on SQLite.
         self.path = path
-        self.query("PRAGMA busy_timeout = 500" if self.is_sqlite else "SET lock_timeout = '500ms'")
+        self.query(BOUND_WAITING[self.vendor])
 
     def record(self, operation: str, key: str = "%") -> dict[str, Any] | None:
         names = ("id", "status", "attempt", "response_status", "response_body", "lease_expires_at")
@@ -46,32 +60,31 @@ class Observer(Database):
         return record
 
     def end_lease(self, operation: str, key: str = "%") -> None:
-        self._patiently(
-            "UPDATE idempotency_record SET lease_expires_at = %s "
-            "WHERE operation = %s AND idempotency_key LIKE %s AND status = 'in_progress'",
-            LONG_AGO,
-            operation,
-            key,
+        self._back_date(
+            "lease_expires_at", "operation = %s AND idempotency_key LIKE %s AND status = 'in_progress'", operation, key
         )
 
     def end_retention(self, operation: str) -> None:
-        self._patiently("UPDATE idempotency_record SET expires_at = %s WHERE operation = %s", LONG_AGO, operation)
+        self._back_date("expires_at", "operation = %s", operation)
 
-    def _patiently(self, statement: str, *parameters: Any) -> None:
-        """Not for longer than a worker waits, should a frozen one hold the row: its lease is over then anyway."""
-        try:
-            self.query(statement, *parameters)
-        except psycopg.errors.LockNotAvailable:
-            pass
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error):
-                raise
+    def _back_date(self, column: str, condition: str, *parameters: str) -> None:
+        """Not for longer than a worker waits, should a frozen one hold the row: its lease is over then anyway.
+
+        By its id, because MariaDB locks every row that an update reads.
+        """
+        for (record_id,) in self.query(f"SELECT id FROM idempotency_record WHERE {condition}", *parameters):
+            update = f"UPDATE idempotency_record SET {column} = %s WHERE id = %s AND {condition}"
+            try:
+                self.query(update, LONG_AGO, record_id, *parameters)
+            except Exception as error:  # of the one driver or another, raised on
+                if not any(said in str(error).lower() for said in ("is locked", "lock timeout", "lock wait timeout")):
+                    raise
 
     def lease_is_over(self, operation: str) -> bool:
-        now = "strftime('%Y-%m-%d %H:%M:%f', 'now')" if self.is_sqlite else "statement_timestamp()"
         return bool(
             self.query(
-                f"SELECT 1 FROM idempotency_record WHERE operation = %s AND lease_expires_at <= {now}", operation
+                f"SELECT 1 FROM idempotency_record WHERE operation = %s AND lease_expires_at <= {NOW[self.vendor]}",
+                operation,
             )
         )
 
@@ -82,13 +95,14 @@ class Observer(Database):
 
     def wait_until_gone(self, operation: str) -> None:
         """Wait until the sessions of an operation's workers are gone, as they are soon after a worker was killed."""
-        if not self.is_sqlite:
+        if self.vendor == "postgres":  # MariaDB's sessions don't say whose they are
             sessions = "SELECT 1 FROM pg_stat_activity WHERE application_name = %s"
             wait_until(lambda: not self.query(sessions, operation[:63]), "the sessions of a killed process end")
 
     def end_session(self, session: int) -> None:
-        self.query("SELECT pg_terminate_backend(%s)", session)
-        wait_until(lambda: not self.query("SELECT 1 FROM pg_stat_activity WHERE pid = %s", session), "a session ends")
+        end, find = END_SESSION[self.vendor]
+        self.query(end, session)
+        wait_until(lambda: not self.query(find, session), "a session ends")
 
 
 class Arena:
@@ -100,12 +114,12 @@ class Arena:
 
     @property
     def database(self) -> str:
-        return "sqlite" if self.url.startswith("sqlite") else "postgres"
+        return vendor_of(self.url)
 
     @contextmanager
     def observer(self, name: str) -> Iterator[Observer]:
         """A view of the database; on SQLite a file of the cell's own, because a frozen writer locks all of one."""
-        if self.database == "postgres":
+        if self.database != "sqlite":
             with closing(Observer(self.url, None)) as observer:
                 yield observer
             return

@@ -52,7 +52,7 @@ DECLARATIONS = {
     "park": "transaction=False, PARK",
 }
 
-DATABASES = ("postgres", "sqlite")
+DATABASES = ("mariadb", "postgres", "sqlite")
 
 #: Where what is broken is not a first request.
 OF_A_SWEEP = ("sweep.selected",)
@@ -97,7 +97,7 @@ class Where:
 
 
 LIVE = ("stop-live",)
-POSTGRES, SQLITE = (("postgres",), ("sqlite",))
+MARIADB, SERVERS, SQLITE = (("mariadb",), ("mariadb", "postgres"), ("sqlite",))
 #: The cells that make no sense, and why.
 EXCLUSIONS = {
     Where(
@@ -107,11 +107,17 @@ EXCLUSIONS = {
         ("claim.unanswered",), databases=SQLITE
     ): "SQLite is a library in the process: there is no moment between a statement and its answer",
     Where(
-        ("complete.sent",), LIVE, ("again", "ask"), POSTGRES
-    ): "PostgreSQL commits an outcome outside of the handler's transaction with its statement, so no attempt can win",
+        ("claim.unanswered",), databases=MARIADB
+    ): "MariaDB's driver sends a statement and reads its answer in one call",
     Where(
-        ("claim.sent",), LIVE, ("park",), POSTGRES
-    ): "PostgreSQL commits a claim with its statement, so a parked operation isn't run by another attempt",
+        ("commit.sent",), ("drop",), databases=MARIADB
+    ): "MariaDB's driver sends COMMIT and reads its answer in one call",
+    Where(
+        ("complete.sent",), LIVE, ("again", "ask"), SERVERS
+    ): "an outcome outside of the handler's transaction is committed with its statement, so no attempt can win",
+    Where(
+        ("claim.sent",), LIVE, ("park",), SERVERS
+    ): "a claim is committed with its statement, so a parked operation isn't run by another attempt",
     Where(
         ("heartbeat.before",), declarations=("inside",), databases=SQLITE
     ): "there is no heartbeat: while the one writer has its transaction open nobody else could take over",

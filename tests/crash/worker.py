@@ -131,7 +131,9 @@ class Worker:
         """The database's name for the session of the thread that is to lose it."""
         connection = connections["default"]
         connection.ensure_connection()
-        return connection.connection.info.backend_pid if connection.vendor == "postgresql" else None
+        if connection.vendor == "postgresql":
+            return int(connection.connection.info.backend_pid)
+        return int(connection.connection.thread_id()) if connection.vendor == "mysql" else None
 
     def _arm_commit(self, fault: str) -> None:
         """Strike when the first COMMIT after a completing update is on its way, and has not been answered."""

@@ -43,6 +43,7 @@ def running_mariadb() -> Iterator[str]:
         command = [_find("mariadbd"), "--no-defaults", f"--datadir={data}", f"--init-file={directory / 'create.sql'}"]
         command += [f"--socket={directory / 'socket'}", "--bind-address=127.0.0.1", f"--port={port}", *_owner()]
         command += ["--character-set-server=latin1", "--max-connections=300", "--skip-name-resolve"]
+        command += ["--idle-transaction-timeout=5"]  # in seconds, as docs/reference/databases.md advises
         with Daemon("mariadb", command, directory, is_ready=lambda: answers(("127.0.0.1", port))):
             yield f"mysql://root@127.0.0.1:{port}/app"
 

@@ -34,14 +34,26 @@ User.objects.create(pk=1, username="alice")
 """
 
 
+def vendor_of(url: str) -> str:
+    """The name of a kind of database, as ``--database`` has it."""
+    return {"sqlite": "sqlite", "mysql": "mariadb"}.get(urlsplit(url).scheme, "postgres")
+
+
 class Database:
     """A connection that knows nothing of the package. Statements mark their parameters with ``%s``."""
 
     def __init__(self, url: str) -> None:
+        self.vendor = vendor_of(url)
         parts = urlsplit(url)
-        self.is_sqlite = parts.scheme == "sqlite"
-        if self.is_sqlite:
-            self.connection: Any = sqlite3.connect(parts.path.removeprefix("/"), isolation_level=None, timeout=PATIENCE)
+        self.connection: Any
+        if self.vendor == "sqlite":
+            self.connection = sqlite3.connect(parts.path.removeprefix("/"), isolation_level=None, timeout=PATIENCE)
+        elif self.vendor == "mariadb":
+            import MySQLdb
+
+            self.connection = MySQLdb.connect(
+                host=parts.hostname, port=parts.port, user=parts.username, database=parts.path[1:], autocommit=True
+            )
         else:
             import psycopg
 
@@ -51,7 +63,8 @@ class Database:
         self.connection.close()
 
     def query(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        cursor = self.connection.execute(statement.replace("%s", "?") if self.is_sqlite else statement, parameters)
+        cursor = self.connection.cursor()
+        cursor.execute(statement.replace("%s", "?") if self.vendor == "sqlite" else statement, parameters)
         return [] if cursor.description is None else list(cursor.fetchall())
 
     def transfers(self, prefix: str) -> Counter[str]:
@@ -88,7 +101,7 @@ def world(module: str, url: str | None = None) -> Iterator[World]:
     """Bring up what a run shares.
 
     :param module: what the zygote's forks run.
-    :param url: of a PostgreSQL to make a database in, or "sqlite:". Without it a PostgreSQL is run.
+    :param url: of a server to make a database in, or "sqlite:". Without it a PostgreSQL is run.
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="harness-")))
@@ -108,12 +121,12 @@ def own_database(url: str) -> Iterator[str]:
     """A new database on the server of ``url``."""
     name = f"harness_{uuid4().hex[:12]}"
     with closing(Database(url)) as server:
-        server.query(f'CREATE DATABASE "{name}"')
+        server.query(f"CREATE DATABASE {name}")
     try:
         yield urlsplit(url)._replace(path=f"/{name}").geturl()
     finally:
         with closing(Database(url)) as server:
-            server.query(f'DROP DATABASE "{name}" WITH (FORCE)')
+            server.query(f"DROP DATABASE {name}{' WITH (FORCE)' if server.vendor == 'postgres' else ''}")
 
 
 def migrate(url: str) -> None:

@@ -13,9 +13,7 @@ from ..store import DeletedBatch, Store
 class Purge(Store):
     def delete_due(self, statuses: Collection[Status], limit: int, after: datetime | None) -> DeletedBatch:
         records = self._due(statuses, after).order_by("expires_at", "id")
-        if self.connection.features.has_select_for_update_skip_locked:
-            records = records.select_for_update(skip_locked=True)
-        found = list(records.values_list("id", "expires_at")[:limit])
+        found = self.lock_free(records.values_list("id", "expires_at"), limit)
         ids = [pk for pk, _ in found]
         # A statement takes a bounded number of parameters. On SQLite that number is low.
         step = max(1, self.connection.ops.bulk_batch_size([IdempotencyRecord._meta.pk], ids))
