@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from unittest.mock import Mock
+
 import pytest
 from django.db import IntegrityError, OperationalError, ProgrammingError, connections
+from django.test.utils import CaptureQueriesContext
 
-from idempotency.models import IdempotencyRecord
+from idempotency.models import IdempotencyCounter, IdempotencyRecord
 from idempotency.sql.mysql import MySQLStore
 from idempotency.sql.portable import PortableStore
 
-mysql, portable = MySQLStore(connections["default"]), PortableStore(connections["default"])
+connection = connections["default"]
+mysql, portable = MySQLStore(connection), PortableStore(connection)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +73,65 @@ def test_mysql_s_statements_that_end_a_transaction_are_known_by_their_first_word
     assert watch.ended is ends
 
 
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("mariadb", "begins"), [(True, "SET STATEMENT innodb_lock_wait_timeout = 1 FOR "), (False, "")]
+)
+def test_mariadb_s_claims_wait_for_a_bounded_time(mariadb: bool, begins: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(connection), "mysql_is_mariadb", mariadb)
+    sent: list[str] = []
+    with mysql.bounded_wait(), connection.execute_wrapper(lambda execute, sql, *rest: sent.append(sql)):
+        connection.cursor().execute("INSERT")
+    assert sent == [f"{begins}INSERT"]
+
+
+@pytest.mark.django_db
+def test_mysql_s_claim_is_committed_with_its_statement_but_in_a_test_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Mock()
+    monkeypatch.setattr(connection, "connection", driver)
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "savepoint_ids", [])
+        mysql.commit_at_once()
+    driver.autocommit.assert_called_once_with(True)
+    monkeypatch.setattr(connection, "savepoint_ids", ["of a test case"])
+    mysql.commit_at_once()
+    driver.autocommit.assert_called_once_with(True)
+
+
+@pytest.mark.django_db
+def test_mysql_locks_rows_by_their_ids_and_keeps_their_order() -> None:
+    for name in "abc":
+        IdempotencyCounter.objects.create(operation=name, event="claimed")
+    rows = IdempotencyCounter.objects.exclude(operation="b").order_by("-operation").values_list("operation", flat=True)
+    with CaptureQueriesContext(connection) as statements:
+        assert (mysql.lock_free(rows), mysql.lock_free(rows, 1)) == (["c", "a"], ["c"])
+    found, locked, fetched = (one["sql"].partition(" WHERE ")[2] for one in statements.captured_queries[:3])
+    assert ("operation" in found, "operation" in locked, "operation" in fetched) == (True, False, True)
+
+
+@pytest.mark.except_mariadb
+@pytest.mark.parametrize(
+    ("partial", "columns"), [(True, ["status", "lease_expires_at"]), (False, ["lease_expires_at"])]
+)
+def test_an_index_of_unfinished_records_holds_no_other_column_where_it_would_hold_every_record(
+    partial: bool, columns: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection.features, "supports_partial_indexes", partial)
+    (index,) = (one for one in IdempotencyRecord._meta.indexes if one.name == "idempotency_record_unfinished")
+    statement = str(index.create_sql(IdempotencyRecord, connection.schema_editor(collect_sql=True)))
+    assert re.findall(r"\w+", statement.partition("(")[2].partition(")")[0]) == columns
+    assert ("WHERE" in statement) is partial
+
+
+@pytest.mark.parametrize("name", ["response_body", "response_reference"])
+@pytest.mark.parametrize(("vendor", "collation"), [("mysql", "utf8mb4_bin"), ("postgresql", None)])
+def test_texts_may_have_any_characters(
+    name: str, vendor: str, collation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "vendor", vendor)
+    assert IdempotencyRecord._meta.get_field(name).db_parameters(connection)["collation"] == collation
+
+
 @pytest.mark.failure_mode(20)
 @pytest.mark.parametrize(
     ("vendor", "mariadb", "collation"),
@@ -81,7 +145,6 @@ def test_mysql_s_statements_that_end_a_transaction_are_known_by_their_first_word
 def test_keys_are_compared_byte_for_byte(
     vendor: str, mariadb: bool, collation: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection = connections["default"]
     monkeypatch.setattr(connection, "vendor", vendor)
     monkeypatch.setattr(connection, "mysql_is_mariadb", mariadb, raising=False)
     for name in ("account_id", "operation", "idempotency_key"):
