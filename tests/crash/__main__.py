@@ -1,7 +1,7 @@
 """``python -m tests.crash``: the full matrix and the full storms, and their tables in Markdown.
 
-It brings up a PostgreSQL of its own, unless ``DATABASE_URL`` names one that may make databases. What goes wrong is told
-at once, and the exit code is 1 then.
+It brings up a server of its own, unless ``DATABASE_URL`` names one that may make databases. What goes wrong is told at
+once, and the exit code is 1 then.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import argparse
 import os
 import sys
 import time
+from contextlib import ExitStack
 
 from tests.crash.arena import arena
 from tests.crash.matrix import run_matrix, run_zombies
 from tests.crash.points import DATABASES, DECLARATIONS, FAULTS, POINTS, cells
 from tests.crash.processes import Verdict
 from tests.crash.storms import run_lost_acknowledgements, run_restarts, server_to_stop
+from tests.harness.mariadb import running_mariadb
 from tests.harness.world import say
 
 #: How many cells between two signs of life.
@@ -61,7 +63,11 @@ def main() -> int:
         if all(getattr(cell, name) in (getattr(options, name) or [getattr(cell, name)]) for name in NAMES)
     ]
     report = Report()
-    with arena("sqlite:" if options.database == "sqlite" else os.environ.get("DATABASE_URL")) as shared:
+    with ExitStack() as stack:
+        url = "sqlite:" if options.database == "sqlite" else os.environ.get("DATABASE_URL")
+        if options.database == "mariadb" and url is None:
+            url = stack.enter_context(running_mariadb())
+        shared = stack.enter_context(arena(url))
         matrix = run_matrix(shared, chosen, tell=report.cell)
         report.total("The matrix", matrix.totals(), passed=not matrix.failures)
         say(f"\n{matrix.table()}\n\n{matrix.reasons()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.handlers.asgi import ASGIHandler
+from django.core.signals import request_started
 from django.db import connection, connections
 from django.http import HttpRequest
 from django.test import AsyncRequestFactory
@@ -18,6 +20,7 @@ from django.urls import resolve
 from idempotency import idempotent
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
+from idempotency.protocol import faults
 from tests.http.callers import Caller, effects, multipart
 from tests.http.serving import OUTSIDE, Framework, Serve, policies
 from tests.http.views import plain_answer, work
@@ -128,6 +131,26 @@ def test_a_run_whose_client_goes_away_ends_and_is_recorded(alice: Caller, serve:
     assert effects() == 1
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
     assert effects() == 1
+
+
+def test_a_claim_is_made_in_the_thread_whose_connections_django_closes(
+    alice: Caller, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    monkeypatch.setitem(faults.armed, "claim.committed", lambda: threads.append(threading.get_ident()))
+    slow = Slow(serve)
+    slow.go_on.set()
+
+    def note(**event: Any) -> None:
+        threads.append(threading.get_ident())
+
+    request_started.connect(note)
+    try:
+        assert visited(Visit(alice, KEY)) == [201]
+    finally:
+        request_started.disconnect(note)
+    assert len(threads) == 2
+    assert len(set(threads)) == 1
 
 
 @pytest.mark.failure_mode(33)
