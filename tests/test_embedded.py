@@ -58,17 +58,10 @@ def test_a_server_listens_on_its_own_socket_only_and_is_deleted_with_its_data() 
         directory = directory_of(url)
         assert environ.Env.db_url_config(url)["OPTIONS"] == {"host": str(directory)}
         assert directory.stat().st_mode & 0o077 == 0
+        expected = {"listen_addresses": "", "max_connections": "17", "fsync": "on", "application_name": "it's"}
         with psycopg.connect(url) as connection:
-
-            def setting(name: str) -> str:
-                row = connection.execute("SELECT current_setting(%s)", [name]).fetchone()
-                assert row is not None
-                return str(row[0])
-
-            assert setting("listen_addresses") == ""
-            assert setting("max_connections") == "17"
-            assert setting("fsync") == "on"
-            assert setting("application_name") == "it's"
+            found = connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", [[*expected]])
+            assert dict(found.fetchall()) == expected
     assert not directory.exists()
 
 
@@ -91,17 +84,11 @@ def test_a_killed_owner_takes_its_server_along() -> None:
 
 
 def test_a_server_that_does_not_start_says_why_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Path] = []
-    make_directory = embedded._make_directory
-
-    def remember() -> Path:
-        made.append(make_directory())
-        return made[-1]
-
-    monkeypatch.setattr(embedded, "_make_directory", remember)
+    made = embedded._make_directory()
+    monkeypatch.setattr(embedded, "_make_directory", lambda: made)
     with pytest.raises(EmbeddedPostgresError, match="no_such_parameter"), embedded_postgres({"no_such_parameter": "1"}):
         pass
-    assert not made[0].exists()
+    assert not made.exists()
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,11 +23,6 @@ BOUND_WAITING = {
     "postgres": "SET lock_timeout = '500ms'",
     "mariadb": "SET innodb_lock_wait_timeout = 1",
 }
-NOW = {
-    "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now')",
-    "postgres": "statement_timestamp()",
-    "mariadb": "utc_timestamp(6)",
-}
 #: Ends a session, and finds one.
 END_SESSION = {
     "postgres": ("SELECT pg_terminate_backend(%s)", "SELECT 1 FROM pg_stat_activity WHERE pid = %s"),
@@ -81,12 +76,8 @@ class Observer(Database):
                     raise
 
     def lease_is_over(self, operation: str) -> bool:
-        return bool(
-            self.query(
-                f"SELECT 1 FROM idempotency_record WHERE operation = %s AND lease_expires_at <= {NOW[self.vendor]}",
-                operation,
-            )
-        )
+        over = "SELECT 1 FROM idempotency_record WHERE operation = %s AND lease_expires_at <= CURRENT_TIMESTAMP"
+        return bool(self.query(over, operation))
 
     def writes(self, label: str) -> list[str]:
         """Which attempts have left an effect in the database."""

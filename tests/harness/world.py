@@ -51,9 +51,8 @@ class Database:
         elif self.vendor == "mariadb":
             import MySQLdb
 
-            self.connection = MySQLdb.connect(
-                host=parts.hostname, port=parts.port, user=parts.username, database=parts.path[1:], autocommit=True
-            )
+            place = {"host": parts.hostname, "port": parts.port, "user": parts.username, "database": parts.path[1:]}
+            self.connection = MySQLdb.connect(**place, autocommit=True, init_command="SET time_zone = '+00:00'")
         else:
             import psycopg
 

@@ -144,13 +144,9 @@ def test_a_claim_is_made_in_the_thread_whose_connections_django_closes(
     def note(**event: Any) -> None:
         threads.append(threading.get_ident())
 
-    request_started.connect(note)
-    try:
-        assert visited(Visit(alice, KEY)) == [201]
-    finally:
-        request_started.disconnect(note)
-    assert len(threads) == 2
-    assert len(set(threads)) == 1
+    request_started.connect(note)  # until the function is gone, with the test
+    assert visited(Visit(alice, KEY)) == [201]
+    assert (len(threads), len(set(threads))) == (2, 1)
 
 
 @pytest.mark.failure_mode(33)

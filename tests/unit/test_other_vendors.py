@@ -123,30 +123,22 @@ def test_an_index_of_unfinished_records_holds_no_other_column_where_it_would_hol
     assert ("WHERE" in statement) is partial
 
 
-@pytest.mark.parametrize("name", ["response_body", "response_reference"])
-@pytest.mark.parametrize(("vendor", "collation"), [("mysql", "utf8mb4_bin"), ("postgresql", None)])
-def test_texts_may_have_any_characters(
-    name: str, vendor: str, collation: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "vendor", vendor)
-    assert IdempotencyRecord._meta.get_field(name).db_parameters(connection)["collation"] == collation
-
-
 @pytest.mark.failure_mode(20)
 @pytest.mark.parametrize(
-    ("vendor", "mariadb", "collation"),
+    ("vendor", "mariadb", "of_keys", "of_texts"),
     [
-        ("postgresql", False, "C"),
-        ("mysql", False, "utf8mb4_0900_bin"),
-        ("mysql", True, "utf8mb4_nopad_bin"),
-        ("sqlite", False, None),
+        ("postgresql", False, "C", None),
+        ("mysql", False, "utf8mb4_0900_bin", "utf8mb4_bin"),
+        ("mysql", True, "utf8mb4_nopad_bin", "utf8mb4_bin"),
+        ("sqlite", False, None, None),
     ],
 )
-def test_keys_are_compared_byte_for_byte(
-    vendor: str, mariadb: bool, collation: str | None, monkeypatch: pytest.MonkeyPatch
+def test_keys_are_compared_byte_for_byte_and_texts_have_any_characters(
+    vendor: str, mariadb: bool, of_keys: str | None, of_texts: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "vendor", vendor)
     monkeypatch.setattr(connection, "mysql_is_mariadb", mariadb, raising=False)
-    for name in ("account_id", "operation", "idempotency_key"):
-        column = IdempotencyRecord._meta.get_field(name).db_parameters(connection)
-        assert column.get("collation") == collation
+    expected = dict.fromkeys(("account_id", "operation", "idempotency_key"), of_keys)
+    expected |= dict.fromkeys(("response_body", "response_reference"), of_texts)
+    columns = {name: IdempotencyRecord._meta.get_field(name).db_parameters(connection) for name in expected}
+    assert {name: column.get("collation") for name, column in columns.items()} == expected
