@@ -36,6 +36,7 @@ BARE_ATOMIC = Variant("bare view, own `atomic()`", views.BareAtomicView)
 PACKAGE_ATOMIC = Variant("this package, view has its own `atomic()`", views.PackageAtomicView)
 ATOMIC = Variant("hand-written, claim in `atomic()`", views.HandwrittenAtomicView)
 ONE_STATEMENT = Variant("hand-written, claim and read in one statement", views.HandwrittenOneStatementView)
+PROMISES = Variant("hand-written, with the same promises", views.HandwrittenPromisesView)
 FIRST_EXECUTIONS = (
     Variant("bare view, autocommit", views.BareView),
     BARE_ATOMIC,
@@ -43,11 +44,12 @@ FIRST_EXECUTIONS = (
     Variant("hand-written, claim waits for the disk", views.HandwrittenDurableView),
     ATOMIC,
     ONE_STATEMENT,
+    PROMISES,
     PACKAGE,
     Variant("this package, claim waits for the disk", views.PackageDurableView),
     PACKAGE_ATOMIC,
 )
-REPLAYS = (BASELINE, ATOMIC, ONE_STATEMENT, PACKAGE)
+REPLAYS = (BASELINE, ATOMIC, ONE_STATEMENT, PROMISES, PACKAGE)
 
 
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:

@@ -7,10 +7,13 @@ body, one claim, one completing update, a release on failure; no policy, no leas
 from __future__ import annotations
 
 import hashlib
+import hmac
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from django.conf import settings
 from django.db import connection, transaction
 from django.http import HttpResponse, JsonResponse
 from rest_framework import serializers
@@ -40,7 +43,7 @@ RETURNING id
 INSERT_WITHOUT_DISK = INSERT.replace("1, now()", "length(set_config('synchronous_commit', 'off', true)) - 2, now()", 1)
 
 READ = """
-SELECT request_hash, status, response_status, response_body::text
+SELECT request_hash, status, response_status, response_body::text, response_headers::text
 FROM handwritten_record
 WHERE account_id = %s AND operation = 'transfers' AND idempotency_key = %s
 """
@@ -129,10 +132,13 @@ class HandwrittenView(BareView):
         key = request.META.get("HTTP_IDEMPOTENCY_KEY", "")
         if not 0 < len(key) <= 255:
             return JsonResponse({"detail": "Idempotency-Key is missing or too long."}, status=400)
-        digest = hashlib.sha256(request.body).hexdigest()
+        digest = self.digest(request)
         scope = (str(request.user.pk), key)
         claimed, found = self.claim(scope, digest)
         return self.replay(found, digest) if claimed is None else self.run(request, claimed)
+
+    def digest(self, request: Request) -> str:
+        return hashlib.sha256(request.body).hexdigest()
 
     def claim(self, scope: tuple[str, str], digest: str) -> tuple[int | None, Any]:
         with connection.cursor() as cursor:
@@ -151,7 +157,7 @@ class HandwrittenView(BareView):
         return HttpResponse(body, status=201, content_type="application/json")
 
     def replay(self, found: Any, digest: str) -> HttpResponse:
-        request_hash, status, response_status, body = found
+        request_hash, status, response_status, body, *_ = found
         if request_hash != digest:
             return JsonResponse({"detail": "Idempotency-Key was used with another payload."}, status=422)
         if status != "completed":
@@ -181,6 +187,48 @@ class HandwrittenOneStatementView(HandwrittenView):
             cursor.execute(INSERT_OR_READ, (*scope, digest, *scope))
             won, *found = cursor.fetchone()
         return won, found
+
+
+class HandwrittenPromisesView(HandwrittenView):
+    """What the package promises on these two paths, in one view: a keyed digest of the payload's values, bounded waits,
+    a claim that is refused in an open transaction, a fence, recorded headers, and a replay that is DRF's own response.
+    """
+
+    insert = INSERT_WITHOUT_DISK.replace("length(", "length(set_config('lock_timeout', '1s', true) || ").replace(
+        "- 2", "- 4"
+    )
+    complete = COMPLETE.replace("response_body", "response_headers = %s, response_body") + (
+        "AND attempt = 1 AND request_hash = %s AND status || '' = 'in_progress'"
+        " AND set_config('idle_in_transaction_session_timeout', '5s', true) <> ''"
+    )
+
+    def digest(self, request: Request) -> str:
+        payload = [request.method, request._request.path, json.loads(request._request.body)]
+        text = json.dumps(payload, sort_keys=True, separators=(",", ":"))
+        self.sent = hmac.digest(settings.SECRET_KEY.encode(), text.encode(), "sha256").hex()
+        return self.sent
+
+    def claim(self, scope: tuple[str, str], digest: str) -> tuple[int | None, Any]:
+        with transaction.atomic(durable=True):
+            connection.connection.autocommit = True  # the server commits each statement by itself
+            return super().claim(scope, digest)
+
+    def run(self, request: Request, claimed: int) -> HttpResponse:
+        with transaction.atomic(durable=True), connection.cursor() as cursor:
+            response = self.finalize_response(request, Response(self.work(request), status=201)).render()
+            headers = json.dumps(list(response.items()))
+            cursor.execute(self.complete, (headers, response.content.decode(), claimed, self.sent))
+            assert cursor.rowcount == 1, "another attempt owns the record"
+        return response
+
+    def replay(self, found: Any, digest: str) -> HttpResponse:
+        answer = super().replay(found, digest)
+        if answer.status_code >= 400:
+            return answer
+        response = Response(json.loads(answer.content), status=answer.status_code, headers=dict(json.loads(found[4])))
+        response.content = answer.content
+        response["Idempotency-Replayed"] = "true"
+        return response
 
 
 class PackageView(IdempotentMixin, BareView):
