@@ -125,8 +125,8 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search for what is cheapest to find first, one after the other, because an OR of them costs as much as the
-        dearest. Last comes the beginning of a key, which is what logs show.
+        """Search for one thing after another, the cheapest first, because an OR costs as much as its most expensive
+        part. The last one is the beginning of a key, which is what logs show.
 
         The unique index begins with account_id. To find a key alone, the database reads that index and not the table.
         """

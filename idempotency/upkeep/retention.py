@@ -26,8 +26,8 @@ from ..signals import purged
 from .batches import BatchResult, check_batch_size, in_batches
 
 # A batch is one transaction. Claims of its keys wait for it, a standby replays it in one piece, and its work is lost if
-# the process is killed. So it is small: five thousand rows take PostgreSQL 65 to 100 ms. A thousand take half as long
-# again a row.
+# the process is killed. So it is small: five thousand rows take PostgreSQL 65 to 100 ms. Smaller batches take
+# longer for each row.
 DEFAULT_BATCH_SIZE: Final = 5000
 # A larger batch would be no faster, and would hold its row locks for longer than a claim waits for a lock.
 MAX_BATCH_SIZE: Final = 10_000
