@@ -50,8 +50,8 @@ class MySQLStore(PortableStore):
 
     def lock_free(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
         # InnoDB locks every row that a locking SELECT reads in an index, also those that its conditions leave out, so
-        # two of them would miss each other's rows. A SELECT by ids alone reads only the rows that it is to lock. At other
-        # isolation levels than Django's default, the last SELECT would see the rows as they were before their locks.
+        # two of them would miss each other's rows. A SELECT by ids alone reads only the rows that it is to lock. If a
+        # snapshot is older than the locks, the last SELECT would show the rows as they were before.
         connection: Any = self.connection
         if connection.isolation_level != "read committed":
             return super().lock_free(rows, limit)

@@ -186,8 +186,8 @@ def messages(alice: Caller, status: int, url: str = "/") -> int:
         assert alice.post("/none/", key="k").status_code == 204
 
     asked, authenticated = round_trips(ask), round_trips(authenticate)
-    if asked is None or authenticated is None:
-        pytest.skip("libpq can't trace on this system")  # it can on Linux, where every release is tested
+    assert asked is not None, "libpq can only show its messages on Linux"
+    assert authenticated is not None
     return asked - authenticated
 
 
