@@ -50,6 +50,10 @@ class Adapter:
         return isinstance(request, HttpRequest)
 
     @classmethod
+    def prepare_class(cls, view_class: Any) -> None:
+        """Called each time a class with protected handlers is routed, whatever its framework."""
+
+    @classmethod
     def request_of_django(cls, request: Any) -> HttpRequest:
         """Django's own request, which the framework may have wrapped."""
         django_request: HttpRequest = request
@@ -111,6 +115,12 @@ def unregister(adapter: type[Adapter]) -> None:
     """Forget an adapter. For tests that register one."""
     with suppress(ValueError):
         _registered.remove(adapter)
+
+
+def prepare_class(view_class: Any) -> None:
+    """Let each framework adapt a class with protected handlers that is being routed."""
+    for adapter in _registered:
+        adapter.prepare_class(view_class)
 
 
 def adapter_type_for(request: object) -> type[Adapter] | None:

@@ -19,6 +19,7 @@ from django.views import View
 
 from ..identity import keys
 from ..operation import Operation
+from .adapters import prepare_class
 from .atomic_requests import EveryDatabase, Handler, databases_with_atomic_requests, exempted_by_project
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -134,6 +135,7 @@ def guard(view_class: type) -> None:
             )
         inherited: Any = super(view_class, cls)
         make = inherited.as_view if own is None else own.__get__(None, cls)
+        prepare_class(cls)
         view = make(*args, **initkwargs)
         if isinstance(getattr(view, "_non_atomic_requests", None), EveryDatabase):
             return view
@@ -168,16 +170,24 @@ def _exempt(view: Callable[..., Any], view_class: type) -> Callable[..., Any]:
     return wrapper
 
 
-def _is_protected(view_class: Any, request: HttpRequest, actions: Mapping[str, str] | None) -> bool:
-    method = request.method or ""
+def operation_of_request(view_class: Any, method: str, actions: Mapping[str, str] | None) -> Operation | None:
+    """The operation that protects a request with this method to a class, if it is protected.
+
+    :param actions: the actions of a ViewSet by method in lower case, or None.
+    """
     operation: Operation | None = getattr(view_class, "idempotent_function", None)
     if operation is not None:
         served = methods_of_class(view_class)
-        protected = method in served and protects_function(operation, method, served)
-    else:
-        name = (actions or {}).get(method.lower(), method.lower())
-        if name == "head" and not hasattr(view_class, "head"):
-            name = (actions or {}).get("get", "get")  # as Django serves it
-        operation = protected_operation(view_class, name)
-        protected = operation is not None and protects_handler(operation, method, served_methods(name, actions))
-    return operation is not None and protected and (operation.required or keys.META_NAME in request.META)
+        return operation if method in served and protects_function(operation, method, served) else None
+    name = (actions or {}).get(method.lower(), method.lower())
+    if name == "head" and not hasattr(view_class, "head"):
+        name = (actions or {}).get("get", "get")  # as Django serves it
+    operation = protected_operation(view_class, name)
+    if operation is None or not protects_handler(operation, method, served_methods(name, actions)):
+        return None
+    return operation
+
+
+def _is_protected(view_class: Any, request: HttpRequest, actions: Mapping[str, str] | None) -> bool:
+    operation = operation_of_request(view_class, request.method or "", actions)
+    return operation is not None and (operation.required or keys.META_NAME in request.META)

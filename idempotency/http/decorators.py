@@ -27,7 +27,7 @@ from .class_views import (
     refuse_handler,
     served_methods,
 )
-from .exchange import Exchange, is_running
+from .exchange import Exchange, is_running, refusal_of
 from .route import route_of
 
 if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
@@ -113,11 +113,13 @@ class Protected:
         request, http = adapter.request, adapter.http
         if is_running(self.operation, http):
             return call()
-        if not self._protects(args[0] if args[0] is not request else None, request):
+        refusal = refusal_of(http)
+        if refusal is None and not self._protects(args[0] if args[0] is not request else None, request):
             return Handler(call, http, self).pass_through()
         handler = Handler(async_to_sync(call) if self._is_async else call, http, self)
         exchange = Exchange(self.operation, adapter, handler, functools.partial(route_of, http, kwargs))
-        return _shielded(exchange.respond) if self._is_async else exchange.respond()
+        respond = exchange.respond if refusal is None else functools.partial(exchange.replay_or_raise, refusal)
+        return _shielded(respond) if self._is_async else respond()
 
     def _own_name(self, homes: list[str]) -> None:
         registry.bind(self.operation.name, homes)

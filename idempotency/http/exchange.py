@@ -73,8 +73,35 @@ class Exchange:
                 raise
             response = self._refuse(error)
         if response is not None:  # if the handler returned None, Django reports that
-            response[keys.HEADER] = self.meta[keys.META_NAME]  # as it was sent, which is harmless because it is valid
+            self._echo_key(response)
         return response
+
+    def replay_or_raise(self, refusal: Exception) -> Any:
+        """Answer a request that the framework has refused: replay its outcome, if one is recorded.
+
+        Nothing is claimed and nothing runs.
+
+        :raises Exception: ``refusal``, if the request has no key or would not be answered by a replay.
+        """
+        try:
+            outcome = self._recorded_outcome()
+            response = None if outcome is None else self._replay(outcome)
+        except IdempotencyError as error:
+            report(error, self.operation.name, self.key)
+            response = None
+        if response is None:
+            raise refusal
+        self._echo_key(response)
+        return response
+
+    def _recorded_outcome(self) -> Outcome | None:
+        if not self._has_key():
+            return None
+        self.scope = self._scope()
+        return claims.recorded_outcome(self.operation, self.scope, self._payload())
+
+    def _echo_key(self, response: Any) -> None:
+        response[keys.HEADER] = self.meta[keys.META_NAME]  # as it was sent, which is harmless because it is valid
 
     def _has_key(self) -> bool:
         if keys.META_NAME in self.meta:
@@ -85,7 +112,7 @@ class Exchange:
 
     def _answer(self) -> Any:
         self.handler.refuse_open_transactions(self.operation)
-        self.scope = scope_of(self.operation.name, self.operation.account(self.adapter.request), self.key)
+        self.scope = self._scope()
         payload = self._payload()
         held = acquire_or_wait(self.operation, self.scope, payload)
         if isinstance(held, Outcome):
@@ -97,6 +124,9 @@ class Exchange:
                 raise
             logger.warning("Operation %r: attempt %d lost its lease", self.operation.name, held.attempt)
             return self._replay(claims.read_winner(held, payload))
+
+    def _scope(self) -> Scope:
+        return scope_of(self.operation.name, self.operation.account(self.adapter.request), self.key)
 
     def _payload(self) -> Payload:
         try:
@@ -155,6 +185,23 @@ class Exchange:
                 return accepted_response(error)
         custom = settings.error_response
         return self.adapter.answer_to_error(error) if custom is None else custom(self.adapter.request, error)
+
+
+_REFUSED = "_idempotency_refused"
+
+
+def refuse_unless_recorded(http: HttpRequest, refusal: Exception) -> None:
+    """Answer the request by a recorded outcome only. For a framework that refuses a request before its handler.
+
+    Call it only if the request goes to a protected handler. The handler then raises ``refusal``, unless it can replay.
+    """
+    setattr(http, _REFUSED, refusal)
+
+
+def refusal_of(http: HttpRequest) -> Exception | None:
+    """The error with which the framework has refused the request, unless there is a recorded outcome."""
+    refusal: Exception | None = getattr(http, _REFUSED, None)
+    return refusal
 
 
 def is_running(operation: Operation, http: HttpRequest) -> bool:

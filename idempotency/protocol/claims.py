@@ -109,14 +109,31 @@ def _one_round(request: ClaimRequest, expect_record: bool) -> Ownership | Outcom
         row = request.store.read(request.scope)
     if row is None:
         return None  # the record was purged after the insert had found it
-    decision = decide(
+    return _ANSWERS[_decide(request, row)](request, row)
+
+
+def _decide(request: ClaimRequest, row: Row) -> Decision:
+    return decide(
         row.status,
         lease_over=row.lease_over,
         retention_over=row.retention_over,
         same_payload=request.payload.matches(row.request_hash),
         recovery=request.operation.recovery,
     )
-    return _ANSWERS[decision](request, row)
+
+
+def recorded_outcome(operation: Operation, scope: Scope, payload: Payload) -> Outcome | None:
+    """The outcome that a retry with this payload would get, or None if it would get anything else. Nothing is claimed.
+
+    :raises UnavailableError: the record can't be read.
+    :raises PayloadInvalidError: the payload has no canonical form.
+    """
+    request = ClaimRequest(operation, scope, payload, alias())
+    with store_errors(request.using):
+        row = request.store.read(scope)
+    if row is None or _decide(request, row) is not Decision.REPLAY:
+        return None
+    return _replay(request, row)
 
 
 def _insert(request: ClaimRequest) -> Ownership | None:

@@ -19,6 +19,7 @@ from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.parsers import JSONParser, MultiPartParser
 from rest_framework.renderers import BrowsableAPIRenderer
 from rest_framework.response import Response
+from rest_framework.views import APIView
 
 from ...exceptions import IdempotencyError
 from ...http import bodies
@@ -31,6 +32,7 @@ from ...outcome import UNREADABLE, Outcome, decode_body, is_json
 from ...protocol.transactions import alias
 from .commands import as_sent, declared_fields
 from .errors import IdempotencyAPIException
+from .throttling import answer_throttled_retries
 
 
 @register
@@ -45,6 +47,11 @@ class RestFrameworkAdapter(Adapter):
     @classmethod
     def speaks_for(cls, request: object) -> bool:
         return getattr(request, "parser_context", None) is not None
+
+    @classmethod
+    def prepare_class(cls, view_class: Any) -> None:
+        if issubclass(view_class, APIView):
+            answer_throttled_retries(view_class)
 
     @classmethod
     def request_of_django(cls, request: Any) -> HttpRequest:
