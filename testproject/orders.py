@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import transaction
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers, status
 from rest_framework.decorators import api_view
 from rest_framework.exceptions import APIException
@@ -40,6 +41,13 @@ class OrderSerializer(serializers.Serializer[Any]):
     source = serializers.ChoiceField(choices=SOURCES, default="card")  # type: ignore[assignment]
 
 
+class CreatedOrderSerializer(serializers.Serializer[Any]):
+    id = serializers.IntegerField()
+    label = serializers.CharField()  # type: ignore[assignment]
+    amount = serializers.IntegerField()
+
+
+@extend_schema(request=OrderSerializer, responses={201: CreatedOrderSerializer})
 @api_view(["POST"])
 @idempotent("orders.charge")
 def create_order(request: Request) -> Response:
@@ -50,6 +58,7 @@ def create_order(request: Request) -> Response:
     return _charge(Charge, request, order)
 
 
+@extend_schema(request=OrderSerializer, responses={201: CreatedOrderSerializer})
 @api_view(["POST"])
 def create_unprotected_order(request: Request) -> Response:
     """POST /unprotected/orders/: the control."""

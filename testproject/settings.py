@@ -29,6 +29,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "rest_framework",
     "rest_framework.authtoken",
+    "drf_spectacular",
     "idempotency",
     "testproject",
 ]
@@ -107,7 +108,10 @@ REST_FRAMEWORK = {
     "DEFAULT_PAGINATION_CLASS": "rest_framework.pagination.PageNumberPagination",
     "PAGE_SIZE": 100,
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
+    "DEFAULT_SCHEMA_CLASS": "idempotency.contrib.spectacular.AutoSchema",
 }
+
+SPECTACULAR_SETTINGS = {"TITLE": "Sample payments API", "VERSION": "1", "SERVE_INCLUDE_SCHEMA": False}
 
 # How long, in seconds, a charge pretends to call a card network, half of it before its effect and half after it. The
 # demo sets it, so that broken connections and killed workers hit requests before and after the effect.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.contrib import admin
 from django.urls import include, path
+from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import SimpleRouter
 
 from . import orders, views
@@ -24,6 +25,7 @@ urlpatterns = [
     path("exports/", views.create_export, name="export-list"),
     path("exports/<uuid:pk>/", views.show_export, name="export-detail"),
     path("notifications/", views.create_notification, name="notification-list"),
+    path("schema/", SpectacularAPIView.as_view(), name="schema"),
     path("health/", views.health, name="health"),
     path("admin/", admin.site.urls),
 ]

@@ -11,7 +11,19 @@ from django.test import Client
 
 # Made of what the extras install, and of what these bring along that the core could come to lean on.
 EXTRAS = [
-    *["celery", "environ", "httpx", "kombu", "psutil", "psycopg", "psycopg2", "requests", "rest_framework", "rich"],
+    *[
+        "celery",
+        "drf_spectacular",
+        "environ",
+        "httpx",
+        "kombu",
+        "psutil",
+        "psycopg",
+        "psycopg2",
+        "requests",
+        "rest_framework",
+        "rich",
+    ],
     "tenacity",
 ]
 

@@ -11,6 +11,7 @@ import pytest
 import idempotency.contrib.celery
 import idempotency.contrib.httpx
 import idempotency.contrib.requests
+import idempotency.contrib.spectacular
 import idempotency.tasks  # noqa: F401 - imported before a library is taken away
 
 
@@ -24,6 +25,7 @@ import idempotency.tasks  # noqa: F401 - imported before a library is taken away
         ("idempotency.contrib.requests", "requests", "requests"),
         ("idempotency.contrib.requests", "tenacity", "requests"),
         ("idempotency.contrib.retrying", "tenacity", "httpx"),
+        ("idempotency.contrib.spectacular", "drf_spectacular", "spectacular"),
     ],
 )
 def test_without_its_libraries_the_error_names_what_to_install(

@@ -1,0 +1,137 @@
+"""What a protected operation adds to its description in an OpenAPI schema: the header, its answers, their headers.
+
+The functions here change plain dictionaries of an OpenAPI 3 document and import no schema generator. What is described
+already stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .. import exceptions
+from ..exceptions import DuplicateError, IdempotencyError, InProgressError, KeyMissingError, RequestError
+from ..http.problems import CONTENT_TYPE
+from ..identity import keys
+from ..operation import Operation
+from ..options.values import ACCEPTED, Attach
+from ..outcome import REPLAYED_HEADER
+
+#: The name of the one component schema of all problems.
+PROBLEM_NAME = "IdempotencyProblem"
+
+PROBLEM: dict[str, Any] = {
+    "type": "object",
+    "description": "A problem of RFC 9457.",
+    "properties": {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"type": "string", "description": "Tells a client what to do. It does not change between releases."},
+    },
+    "required": ["type", "title", "status", "detail", "code"],
+}
+
+#: The header's value: a bare key, or a structured-field string, in which a quote and a backslash are escaped.
+KEY_SCHEMA: dict[str, Any] = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 2 * keys.MAX_LENGTH + 2,
+    "pattern": (
+        rf'^(?:[!#-+\--:<-~]{{1,{keys.MAX_LENGTH}}}|"(?:[!#-\[\]-~]|\\["\\]){{1,{keys.MAX_LENGTH}}}")$'  # as in keys.py
+    ),
+}
+
+KEY_DESCRIPTION = (
+    f"One unique value for each logical operation, the same at each retry: 1 to {keys.MAX_LENGTH} visible ASCII "
+    f"characters, bare or in double quotes. A random UUID is enough."
+)
+
+RETRY_AFTER: dict[str, Any] = {
+    "description": "Seconds after which a retry with the same key makes sense.",
+    "schema": {"type": "integer", "minimum": 0},
+}
+
+
+def problem_content(reference: str = f"#/components/schemas/{PROBLEM_NAME}") -> dict[str, Any]:
+    """The content of a response that is a problem."""
+    return {CONTENT_TYPE: {"schema": {"$ref": reference}}}
+
+
+def key_parameter(operation: Operation) -> dict[str, Any]:
+    """The header of a protected request as a parameter."""
+    return {
+        "name": keys.HEADER,
+        "in": "header",
+        "required": operation.required,
+        "description": KEY_DESCRIPTION,
+        "schema": dict(KEY_SCHEMA),
+    }
+
+
+def add_responses(operation: Operation, responses: dict[Any, Any], content: dict[str, Any] | None) -> None:
+    """Add the answers of a protected operation to its described ``responses``.
+
+    An answer with a status that is described already only gains what its description lacks: our content type and the
+    headers.
+
+    :param content: the content of our errors, or None if it is not known.
+    """
+    described = {str(status): response for status, response in responses.items()}
+    for status, response in _answers(operation, content):
+        if status in described:
+            _complete(described[status], response)
+        else:
+            responses[status] = response
+    for status, response in described.items():
+        if status.isdigit() and operation.recordable(int(status)):
+            _complete(response, {"headers": _headers_of_outcome()})
+
+
+def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Our answers in place of an outcome, by status."""
+    by_status: dict[int, list[type[IdempotencyError]]] = {}
+    for error in _errors(operation):
+        by_status.setdefault(error.status_code, []).append(error)
+    for status, errors in sorted(by_status.items()):
+        answer: dict[str, Any] = {"description": "; ".join(f"{error.title} (`{error.code}`)" for error in errors)}
+        if content is not None:
+            answer["content"] = dict(content)
+        if {InProgressError, exceptions.UnavailableError} & set(errors):
+            answer["headers"] = {"Retry-After": dict(RETRY_AFTER)}
+        yield str(status), answer
+    if operation.in_progress is ACCEPTED or isinstance(operation.in_progress, Attach):
+        headers = {"Retry-After": dict(RETRY_AFTER)}
+        if isinstance(operation.in_progress, Attach):
+            headers["Location"] = {
+                "description": "Where the job is.",
+                "schema": {"type": "string", "format": "uri-reference"},
+            }
+        yield "202", {"description": "A request with this key is still being processed", "headers": headers}
+
+
+def _errors(operation: Operation) -> Iterator[type[IdempotencyError]]:
+    """The errors that a client of the operation may get."""
+    for error in (*RequestError.__subclasses__(), *DuplicateError.__subclasses__(), exceptions.UnavailableError):
+        if error.__module__ == exceptions.__name__ and (operation.required or error is not KeyMissingError):
+            yield error
+
+
+def _headers_of_outcome() -> dict[str, Any]:
+    return {
+        keys.HEADER: {"description": "The key, as it was sent.", "schema": {"type": "string"}},
+        REPLAYED_HEADER: {
+            "description": "Present if this is the recorded outcome of an earlier request.",
+            "schema": {"type": "string", "enum": ["true"]},
+        },
+    }
+
+
+def _complete(described: dict[str, Any], addition: dict[str, Any]) -> None:
+    """Add what is missing. A response that is a reference is described elsewhere and stays as it is."""
+    if "$ref" in described:
+        return
+    for part in ("content", "headers"):
+        if part in addition:
+            described[part] = {**addition[part], **described.get(part, {})}
