@@ -67,7 +67,8 @@ class AutoSchema(openapi.AutoSchema):
         """
         if settings.error_response is not None or self.view.get_exception_handler() is not exception_handler:
             return None
-        component = ResolvedComponent(
+        make: Any = ResolvedComponent  # it has no types
+        component = make(
             name=PROBLEM_NAME, type=ResolvedComponent.SCHEMA, object=PROBLEM_NAME, schema=copy.deepcopy(PROBLEM)
         )
         self.registry.register_on_missing(component)
