@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
+from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.test import TransactionTestCase
 
@@ -36,7 +39,10 @@ DO $$
 DECLARE
     written regclass[];
 BEGIN
-    written := ARRAY(SELECT each FROM unnest('{{{tables}}}'::regclass[]) AS each WHERE pg_relation_size(each) > 0);
+    written := ARRAY(
+        SELECT each FROM unnest('{{{tables}}}'::regclass[]) AS each
+        WHERE coalesce((SELECT sum(pg_relation_size(relid)) FROM pg_partition_tree(each)), pg_relation_size(each)) > 0
+    );
     IF EXISTS (SELECT FROM unnest(written) AS each WHERE pg_relation_size(each) > {large}) THEN
         TRUNCATE {tables};
     ELSE
@@ -77,6 +83,14 @@ def _delete_rows(case: TransactionTestCase) -> None:
                 continue
             for table in tables:
                 cursor.execute(f"DELETE FROM {table}")
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
+    """With ``TEST_PARTITIONS``, the tests run on partitioned tables."""
+    if partitions := os.environ.get("TEST_PARTITIONS"):
+        with django_db_blocker.unblock():
+            call_command("idempotency_partition", partitions=int(partitions), verbosity=0)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from django.db import NotSupportedError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
@@ -59,6 +60,15 @@ class Row:
     @property
     def lease_over(self) -> bool:
         return self.lease_left <= 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the table of records that a purge takes by itself: the whole table, or one of its partitions."""
+
+    records: str = "idempotency_record"
+    #: The table that has the steps of these records.
+    steps: str = "idempotency_step"
 
 
 @dataclass(frozen=True)
@@ -173,13 +183,25 @@ class Store(ABC):
     # Maintenance
 
     @abstractmethod
-    def delete_due(self, statuses: Collection[Status], limit: int, after: datetime | None) -> DeletedBatch:
+    def delete_due(self, part: Part, statuses: Collection[Status], limit: int, after: datetime | None) -> DeletedBatch:
         """Delete records whose retention is over, oldest first, with their steps. Locked rows are skipped.
 
+        :param part: the part of the table to delete from.
         :param statuses: only records in one of these states are deleted.
         :param limit: how many records to delete at most.
         :param after: skip records that became due before this time; None begins with the oldest.
         """
+
+    def parts(self) -> list[Part]:
+        """The parts of the table of records. Together they are the whole table."""
+        return [Part()]
+
+    def plan_partitions(self, count: int) -> list[str]:
+        """The statements of one transaction that splits records and steps into partitions by account.
+
+        :raises NotSupportedError: the database or the table can't be partitioned.
+        """
+        raise NotSupportedError(f"A {self.connection.display_name} database can't be partitioned by this command.")
 
     @abstractmethod
     def add_counts(self, counts: Mapping[tuple[str, str], int]) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from django.db import connections
+
 _Result = TypeVar("_Result", bound="BatchResult")
+_Outcome = TypeVar("_Outcome")
 
 
 @dataclass
@@ -52,6 +57,32 @@ def in_batches(take: Callable[[_Result | None], _Result]) -> Iterator[_Result]:
     while batch is None or not batch.exhausted:
         batch = take(batch)
         yield batch
+
+
+@contextmanager
+def side_by_side(jobs: int) -> Iterator[Callable[[Sequence[Callable[[], _Outcome]]], list[_Outcome]]]:
+    """Run ``jobs`` calls at the same time, each in a thread with database connections of its own.
+
+    A single job runs in the caller's thread, over the caller's connection.
+
+    :returns: a context manager, whose value is a function that makes the calls, waits for all of them, and returns
+        their results or raises their first error.
+    """
+    if jobs == 1:
+        yield lambda calls: [call() for call in calls]
+        return
+    with ExitStack() as stack:
+        # One executor for each thread, because connections can only be closed by their thread.
+        threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(jobs)]
+        for thread in threads:
+            stack.callback(thread.submit, connections.close_all)
+
+        def run(calls: Sequence[Callable[[], _Outcome]]) -> list[_Outcome]:
+            running = [thread.submit(call) for thread, call in zip(threads, calls, strict=True)]
+            wait(running)
+            return [future.result() for future in running]
+
+        yield run
 
 
 def check_batch_size(batch_size: int, largest: int) -> None:

@@ -10,10 +10,13 @@ Several purges may run at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final
+from functools import partial
+from typing import Final, TypeAlias
 
 from django.db import transaction
 
@@ -23,7 +26,7 @@ from ..models import IdempotencyRecord, RecordQuerySet
 from ..protocol.faults import fault_point
 from ..protocol.transactions import alias
 from ..signals import purged
-from .batches import BatchResult, check_batch_size, in_batches
+from .batches import BatchResult, check_batch_size, side_by_side
 
 # A batch is one transaction. Claims of its keys wait for it, a standby replays it in one piece, and its work is lost if
 # the process is killed. So it is small: five thousand rows take PostgreSQL 65 to 100 ms. Smaller batches take
@@ -31,6 +34,11 @@ from .batches import BatchResult, check_batch_size, in_batches
 DEFAULT_BATCH_SIZE: Final = 5000
 # A larger batch would be no faster, and would hold its row locks for longer than a claim waits for a lock.
 MAX_BATCH_SIZE: Final = 10_000
+
+#: More connections than a server has cores bring nothing.
+MAX_JOBS: Final = 64
+
+WHOLE_TABLE: Final = sql.Part()
 
 PURGED: Final = frozenset({Status.COMPLETED, Status.RECOVERABLE})
 
@@ -44,6 +52,10 @@ _IDLE_TIMEOUT = timedelta(seconds=5)
 # The database cancels a statement that runs for longer, for example because of a bad plan. The largest batch takes a
 # second.
 _STATEMENT_TIMEOUT = timedelta(seconds=60)
+
+
+#: Parts of the table, each with the time from which to go on.
+_Left: TypeAlias = "deque[tuple[sql.Part, datetime | None]]"
 
 
 @dataclass
@@ -71,6 +83,7 @@ def purge_once(
     batch_size: int = DEFAULT_BATCH_SIZE,
     include_parked: bool = False,
     after: datetime | None = None,
+    part: sql.Part = WHOLE_TABLE,
     using: str | None = None,
 ) -> PurgeResult:
     """Delete up to ``batch_size`` records past retention, oldest first, in a transaction of its own.
@@ -78,6 +91,7 @@ def purge_once(
     :param batch_size: 1 to 10,000.
     :param include_parked: also delete parked records.
     :param after: skip records whose retention ended before this time; see ``purge_batches``.
+    :param part: one of the partitions of the table; by default the whole table.
     :param using: a database alias; by default the one that records are written to.
     :raises ValueError: the batch size is not between 1 and 10,000.
     :raises DatabaseError: the database refuses. Nothing of the batch is deleted then.
@@ -90,7 +104,7 @@ def purge_once(
     def transact() -> PurgeResult:
         with transaction.atomic(using=using, durable=True):
             store.bound_transaction(idle=_IDLE_TIMEOUT, statement=_STATEMENT_TIMEOUT)
-            batch = store.delete_due(statuses, batch_size, after)
+            batch = store.delete_due(part, statuses, batch_size, after)
             fault_point("purge.selected")
         return PurgeResult(batch.deleted, batch.reached, exhausted=batch.exhausted)
 
@@ -101,22 +115,50 @@ def purge_once(
 
 
 def purge_batches(
-    *, batch_size: int = DEFAULT_BATCH_SIZE, include_parked: bool = False, using: str | None = None
+    *,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    include_parked: bool = False,
+    jobs: int = 1,
+    using: str | None = None,
 ) -> Iterator[PurgeResult]:
     """Purge batch after batch until nothing more is due. The caller may stop between any two.
 
-    Each batch starts where the one before it ended. If it started at the beginning, it would read again the index
-    entries of all deleted records, which stay until a vacuum, and of all records that are kept, so each batch would
-    cost more than the one before. Rows that another transaction has locked are skipped; the next run deletes them.
+    A partitioned table is purged one partition after the other, in transactions of their own. In each, a batch starts
+    where the one before it ended. If it started at the beginning, it would read again the index entries of all deleted
+    records, which stay until a vacuum, and of all records that are kept, so each batch would cost more than the one
+    before. Rows that another transaction has locked are skipped; the next run deletes them.
 
-    Takes the arguments of ``purge_once`` and raises the same errors.
+    Takes the arguments of ``purge_once``, but for ``after`` and ``part``, and raises the same errors.
+
+    :param jobs: 1 to 64. So many batches run at the same time, each on another partition and over a connection of its
+        own. What is yielded is then the sum of their results.
+    :raises ValueError: the number of jobs is not between 1 and 64.
     """
+    check_batch_size(batch_size, MAX_BATCH_SIZE)
+    if not 1 <= jobs <= MAX_JOBS:
+        raise ValueError(f"jobs must be between 1 and {MAX_JOBS}, not {jobs}.")
+    left: _Left = deque((part, None) for part in sql.store(using or alias()).parts())
+    purge = partial(purge_once, include_parked=include_parked, using=using)
+    with side_by_side(jobs) as run:
+        while left:
+            batches = run([partial(_purge_next, left, purge, batch_size)] * jobs)
+            yield replace(sum(batches, PurgeResult()), exhausted=not left)
 
-    def take(before: PurgeResult | None) -> PurgeResult:
-        after = before.reached if before else None
-        return purge_once(batch_size=batch_size, include_parked=include_parked, after=after, using=using)
 
-    return in_batches(take)
+def _purge_next(left: _Left, purge: Callable[..., PurgeResult], batch_size: int) -> PurgeResult:
+    """Purge from the first part, and from the next ones as long as the batch has room.
+
+    :param left: the parts that may have more, each with the time from which to go on. Other threads take from it, too.
+    """
+    batch = PurgeResult()
+    with suppress(IndexError):  # no part is left
+        while batch.deleted < batch_size:
+            part, after = left.popleft()
+            taken = purge(batch_size=batch_size - batch.deleted, part=part, after=after)
+            if not taken.exhausted:
+                left.appendleft((part, taken.reached))
+            batch += taken
+    return batch
 
 
 def _statuses(include_parked: bool) -> frozenset[Status]:

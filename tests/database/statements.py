@@ -90,6 +90,11 @@ def most_rows_read(call: Callable[[], Any]) -> int:
     return max(_rows(node) for node in nodes if not node.get("Relation Name", "").startswith("pg_"))
 
 
+def relations_read(statement: str) -> set[str]:
+    """The tables and partitions in which a statement looks for rows."""
+    return {node["Relation Name"] for node in _plan(statement) if node["Node Type"].endswith("Scan")}
+
+
 def _plan(statement: str) -> Iterator[dict[str, Any]]:
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from idempotency.outbox.backlog import purge_sent_batches
 from idempotency.outbox.relay import relay_batches
 from idempotency.upkeep.batches import BatchResult
 from idempotency.upkeep.erasure import erase_batches, find_traces
-from idempotency.upkeep.retention import purge_batches
+from idempotency.upkeep.retention import purge_batches, purge_once
 from idempotency.upkeep.sweep import recover_batches
 from tests.concurrency.racing import elsewhere
 from tests.database.statements import before_statement, explaining, fill, fill_outbox
@@ -41,6 +42,7 @@ class Work:
         return next(self.batches(batch_size=batch_size))
 
 
+PURGE_ONCE = Work(make_records, lambda **options: iter([purge_once(**options)]), 10_000)
 PURGE = Work(make_records, purge_batches, 10_000)
 PURGE_MESSAGES = Work(
     lambda count: make_messages(count, MessageStatus.SENT, sent=-96 * HOUR), purge_sent_batches, 10_000
@@ -102,7 +104,7 @@ def test_each_batch_is_a_transaction_of_its_own(work: Work) -> None:
 
 #: What of each is refused under REPEATABLE READ if a row has changed since the snapshot.
 RACED = [
-    pytest.param(PURGE, "DELETE FROM", IdempotencyRecord.objects, "attempt", id="purge"),
+    pytest.param(PURGE_ONCE, "DELETE FROM", IdempotencyRecord.objects, "attempt", id="purge"),
     pytest.param(RELAY, "SKIP LOCKED", OutboxMessage.objects, "attempts", id="relay"),
 ]
 
@@ -132,14 +134,14 @@ def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(
             with pytest.raises(OperationalError, match="could not serialize"):
                 work.take(10)
     assert len(rounds) == min(races + 1, 5)
-    assert elsewhere(rows.count) == (0 if work is PURGE and races == 1 else 3)
+    assert elsewhere(rows.count) == (0 if work is PURGE_ONCE and races == 1 else 3)
 
 
 @pytest.mark.postgres
 @pytest.mark.parametrize(
     ("work", "statement", "index"),
     [
-        (PURGE, "DELETE FROM", "idempotency_record_expires_at"),
+        (PURGE, "DELETE FROM", r"idempotency_record_(p\d+_)?expires_at"),
         (PURGE_MESSAGES, "SKIP LOCKED", "idempotency_outbox_sent"),
     ],
     ids=["records", "messages"],
@@ -150,5 +152,5 @@ def test_a_purge_walks_its_index(work: Work, statement: str, index: str) -> None
     work.make_due(10)
     with explaining(statement) as plans:
         assert work.take(5).touched == 5
-    assert f"Index Scan using {index}" in plans[0]
+    assert re.search(f"Index Scan using {index}", plans[0])
     assert "LockRows" in plans[0]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.utils import timezone
 
 from idempotency.lifecycle import Status
@@ -26,6 +26,7 @@ from idempotency.sql import DeletedBatch, Store
 from idempotency.sql.portable import PortableStore
 from idempotency.sql.postgresql import PostgreSQLStore
 from idempotency.upkeep import retention
+from idempotency.upkeep.batches import side_by_side
 from idempotency.upkeep.retention import PurgeResult, due, purge_batches, purge_once
 from tests.commands import run_command
 from tests.concurrency.racing import elsewhere, race
@@ -80,6 +81,34 @@ def test_two_purges_at_once_share_the_work() -> None:
     assert remaining() == {*kept}
 
 
+def test_jobs_share_the_partitions_and_close_their_connections() -> None:
+    for number in range(12):
+        make_records(1, account_id=f"account-{number}")
+    assert purge(jobs=3, batch_size=2)[0] == 0
+    assert remaining() == set()
+
+    used: list[Any] = []
+
+    def use() -> int:
+        used.append(connections["default"])
+        return IdempotencyRecord.objects.count()
+
+    with side_by_side(2) as run:
+        assert run([use, use]) == [0, 0]
+        with pytest.raises(ZeroDivisionError):
+            run([use, lambda: 1 // 0])
+        assert [each.connection is None for each in used] == [False] * 3
+    assert [each.connection is None for each in used] == [True] * 3
+
+
+@pytest.mark.parametrize("jobs", [0, 65])
+def test_jobs_have_bounds(jobs: int) -> None:
+    with pytest.raises(ValueError, match=f"jobs must be between 1 and 64, not {jobs}"):
+        next(purge_batches(jobs=jobs))
+    with pytest.raises(CommandError, match="--jobs must be between 1 and 64"):
+        purge(jobs=jobs)
+
+
 @pytest.mark.failure_mode(30)
 @pytest.mark.sqlite
 def test_a_record_that_is_claimed_anew_between_finding_and_deleting_stays() -> None:
@@ -105,7 +134,7 @@ def test_a_record_that_is_locked_is_passed_over_without_waiting(store: type[Stor
         with transaction.atomic(durable=True):
             with connection.cursor() as cursor:
                 cursor.execute("SET LOCAL lock_timeout = '5s'")  # would be an error here, and not a hanging test
-            return store(connection).delete_due(retention.PURGED, 10, None)
+            return store(connection).delete_due(retention.WHOLE_TABLE, retention.PURGED, 10, None)
 
     with transaction.atomic():
         IdempotencyRecord.objects.filter(pk=claimed).update(status=Status.IN_PROGRESS)

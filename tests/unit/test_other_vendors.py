@@ -6,7 +6,7 @@ import re
 from unittest.mock import Mock
 
 import pytest
-from django.db import IntegrityError, OperationalError, ProgrammingError, connections
+from django.db import IntegrityError, NotSupportedError, OperationalError, ProgrammingError, connections
 from django.test.utils import CaptureQueriesContext
 
 from idempotency.models import IdempotencyCounter, IdempotencyRecord
@@ -41,6 +41,11 @@ def test_an_unknown_database_is_known_by_the_kinds_of_its_errors() -> None:
     assert portable.is_duplicate(IntegrityError("of any text"))
     assert portable.is_permanent(ProgrammingError("of any text"))
     assert not portable.is_busy(OperationalError("of any text"))
+
+
+def test_a_database_without_hash_partitions_says_so() -> None:
+    with pytest.raises(NotSupportedError, match=f"{connection.display_name} database can't be partitioned"):
+        portable.plan_partitions(4)
 
 
 @pytest.mark.django_db

@@ -12,7 +12,7 @@ from ...lifecycle import Status
 from ...models import IdempotencyRecord
 from ...outbox.backlog import purge_sent_batches, sent_past_retention
 from ...protocol.transactions import alias
-from ...upkeep.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult, due, purge_batches
+from ...upkeep.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, MAX_JOBS, PurgeResult, due, purge_batches
 from ..running import (
     EXIT_REFUSED,
     EXIT_USAGE,
@@ -56,10 +56,15 @@ class Command(BatchCommand[PurgeResult]):
         parser.add_argument(
             "--pause", type=float, default=0.0, metavar="S", help="seconds to wait between batches (default: 0)"
         )
+        parser.add_argument(
+            "--jobs", type=int, default=1, metavar="N", help="purge N partitions of the table at a time (default: 1)"
+        )
         parser.add_argument("--include-parked", action="store_true", help="delete parked records past retention too")
 
     def take_options(self, options: Mapping[str, Any]) -> None:
-        self.pause, self.include_parked = options["pause"], options["include_parked"]
+        self.pause, self.jobs, self.include_parked = options["pause"], options["jobs"], options["include_parked"]
+        if not 1 <= self.jobs <= MAX_JOBS:
+            raise CommandError(f"--jobs must be between 1 and {MAX_JOBS}.", returncode=EXIT_USAGE)
         if not 0 <= self.pause <= MAX_PAUSE:
             raise CommandError(f"--pause must be between 0 and {MAX_PAUSE:.0f} seconds.", returncode=EXIT_USAGE)
 
@@ -67,7 +72,9 @@ class Command(BatchCommand[PurgeResult]):
         return alias()
 
     def work(self) -> Work[PurgeResult]:
-        batches = purge_batches(batch_size=self.batch_size, include_parked=self.include_parked, using=self.using)
+        batches = purge_batches(
+            batch_size=self.batch_size, include_parked=self.include_parked, jobs=self.jobs, using=self.using
+        )
         return _work("record", batches, due(include_parked=self.include_parked, using=self.using))
 
     def run_once(self) -> None:

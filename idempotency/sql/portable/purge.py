@@ -7,11 +7,11 @@ from datetime import datetime
 
 from ...lifecycle import Status
 from ...models import IdempotencyRecord, IdempotencyStep, RecordQuerySet
-from ..store import DeletedBatch, Store
+from ..store import DeletedBatch, Part, Store
 
 
 class Purge(Store):
-    def delete_due(self, statuses: Collection[Status], limit: int, after: datetime | None) -> DeletedBatch:
+    def delete_due(self, part: Part, statuses: Collection[Status], limit: int, after: datetime | None) -> DeletedBatch:
         records = self._due(statuses, after).order_by("expires_at", "id")
         found = self.lock_free(records.values_list("id", "expires_at"), limit)
         ids = [pk for pk, _ in found]

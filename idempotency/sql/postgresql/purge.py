@@ -6,7 +6,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from ...lifecycle import Status
-from ..store import DeletedBatch, Store
+from ..store import DeletedBatch, Part, Store
 
 # COMMIT need not wait for the disk, because it is harmless to lose a batch in a crash of the server: the next run
 # deletes it again. A new claim of a purged key comes later in the same log, so it can't survive without the deletion.
@@ -19,19 +19,19 @@ _DONT_WAIT_FOR_DISK = "SET LOCAL synchronous_commit = off"
 _DELETE_DUE = """
 WITH due AS MATERIALIZED (
     SELECT id, account_id, expires_at
-    FROM idempotency_record
+    FROM {records}
     WHERE expires_at <= statement_timestamp() AND expires_at >= %(after)s AND status = ANY(%(statuses)s)
     ORDER BY expires_at, id
     LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED
 ), deleted AS (
-    DELETE FROM idempotency_record AS record
+    DELETE FROM {records} AS record
     USING due
     WHERE record.account_id = due.account_id AND record.id = due.id
         AND record.expires_at <= statement_timestamp() AND record.status = ANY(%(statuses)s)
     RETURNING record.id, record.account_id
 ), steps AS (
-    DELETE FROM idempotency_step AS step
+    DELETE FROM {steps} AS step
     USING deleted
     WHERE step.account_id = deleted.account_id AND step.record_id = deleted.id
 )
@@ -42,7 +42,7 @@ _BEGINNING = "-infinity"
 
 
 class Purge(Store):
-    def delete_due(self, statuses: Collection[Status], limit: int, after: datetime | None) -> DeletedBatch:
+    def delete_due(self, part: Part, statuses: Collection[Status], limit: int, after: datetime | None) -> DeletedBatch:
         parameters = {
             "after": _BEGINNING if after is None else after,
             "statuses": [status.value for status in statuses],
@@ -51,7 +51,7 @@ class Purge(Store):
         with self.connection.cursor() as cursor:
             if not self.is_nested:
                 cursor.execute(_DONT_WAIT_FOR_DISK)
-            cursor.execute(_DELETE_DUE, parameters)
+            cursor.execute(_DELETE_DUE.format(records=part.records, steps=part.steps), parameters)
             row = cursor.fetchone()
         assert row is not None  # a SELECT of aggregates
         deleted, found, reached = row
