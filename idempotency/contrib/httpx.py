@@ -21,9 +21,18 @@ except ImportError as error:
     ) from error
 
 from ..identity.keys import HEADER
-from .retrying import RetryPolicy, Tries, bounded, new_key
+from .retrying import KeyStatus, RetryPolicy, Tries, bounded, new_key, read_key_status
 
-__all__ = ["AsyncIdempotentTransport", "IdempotentTransport", "RetryPolicy", "UnresolvedRequestError", "new_key"]
+__all__ = [
+    "AsyncIdempotentTransport",
+    "IdempotentTransport",
+    "KeyStatus",
+    "RetryPolicy",
+    "UnresolvedRequestError",
+    "afetch_key_status",
+    "fetch_key_status",
+    "new_key",
+]
 
 #: The extensions of a request that these transports read.
 NAME = "idempotency_name"
@@ -224,3 +233,24 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self.transport.aclose()
+
+
+def fetch_key_status(client: httpx.Client, url: str, key: str) -> KeyStatus:
+    """Ask a server what has become of a key. Nothing runs there.
+
+    :param client: any client, with the credentials of the account that used the key.
+    :param url: the URL of a ``KeyStatusView``, absolute or below the client's ``base_url``.
+    :param key: the key, as it was sent.
+    :raises httpx.HTTPError: there is no answer, or it has another status than 2xx.
+    :raises ValueError: the answer is not that of a ``KeyStatusView``.
+    """
+    return _read_key_status(client.get(url, headers={HEADER: key}))
+
+
+async def afetch_key_status(client: httpx.AsyncClient, url: str, key: str) -> KeyStatus:
+    """``fetch_key_status`` for ``httpx.AsyncClient``."""
+    return _read_key_status(await client.get(url, headers={HEADER: key}))
+
+
+def _read_key_status(response: httpx.Response) -> KeyStatus:
+    return read_key_status(response.raise_for_status().json(), response.headers)

@@ -24,9 +24,17 @@ except ImportError as error:
     ) from error
 
 from ..identity.keys import HEADER
-from .retrying import RetryPolicy, Tries, bounded, new_key
+from .retrying import KeyStatus, RetryPolicy, Tries, bounded, new_key, read_key_status
 
-__all__ = ["NAME_HEADER", "IdempotentAdapter", "RetryPolicy", "UnresolvedRequestError", "new_key"]
+__all__ = [
+    "NAME_HEADER",
+    "IdempotentAdapter",
+    "KeyStatus",
+    "RetryPolicy",
+    "UnresolvedRequestError",
+    "fetch_key_status",
+    "new_key",
+]
 
 #: The header with the name of a call inside its protected operation. The adapter removes it, so it is never sent.
 NAME_HEADER = "Idempotency-Name"
@@ -136,6 +144,23 @@ class IdempotentAdapter(HTTPAdapter):
             return response
 
         return Retrying(sleep=self.sleep, **tries.options)(attempt)
+
+
+def fetch_key_status(
+    session: requests.Session, url: str, key: str, *, timeout: float | tuple[float, float] = 10.0
+) -> KeyStatus:
+    """Ask a server what has become of a key. Nothing runs there.
+
+    :param session: any session, with the credentials of the account that used the key.
+    :param url: the URL of a ``KeyStatusView``.
+    :param key: the key, as it was sent.
+    :param timeout: in seconds, as ``requests`` takes it.
+    :raises requests.RequestException: there is no answer, or it has the status of an error, or it is no JSON.
+    :raises ValueError: the answer is not that of a ``KeyStatusView``.
+    """
+    response = session.get(url, headers={HEADER: key}, timeout=timeout)
+    response.raise_for_status()
+    return read_key_status(response.json(), response.headers)
 
 
 def hold_body(request: Any) -> Callable[[], object]:

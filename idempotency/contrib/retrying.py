@@ -80,6 +80,44 @@ class RetryPolicy:
                 raise ValueError(f"RetryPolicy.{name} must be above 0, not {getattr(self, name)!r}.")
 
 
+@dataclass(frozen=True)
+class KeyStatus:
+    """What the server says of a key. See ``idempotency.http.key_status``.
+
+    :param status: ``in_progress``, ``completed``, ``recoverable``, ``parked`` or ``unknown``.
+    :param response_status: the status of the recorded outcome, if it is ``completed``.
+    :param created_at: when the request was claimed.
+    :param completed_at: when the outcome was recorded.
+    :param expires_at: until when the server recognises the key.
+    :param retry_after: in how many seconds it makes sense to ask again, if it is ``in_progress``.
+    """
+
+    status: str
+    response_status: int | None = None
+    created_at: datetime | None = None
+    completed_at: datetime | None = None
+    expires_at: datetime | None = None
+    retry_after: float | None = None
+
+
+def read_key_status(document: Any, headers: Mapping[str, str]) -> KeyStatus:
+    """Read the answer of a ``KeyStatusView``.
+
+    :param document: the parsed body.
+    :raises ValueError: it is the answer of something else, such as a login page.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("status"), str):
+        raise ValueError("The server did not answer with the status of a key. Is this the URL of a KeyStatusView?")
+    times = {name: _time(document.get(name)) for name in ("created_at", "completed_at", "expires_at")}
+    response_status = document.get("response_status")
+    return KeyStatus(document["status"], response_status, retry_after=retry_after(headers), **times)
+
+
+def _time(text: Any) -> datetime | None:
+    # Python 3.10 reads no Z.
+    return None if text is None else datetime.fromisoformat(str(text).replace("Z", "+00:00"))
+
+
 class Answer(Protocol):
     """What the libraries' responses have in common."""
 

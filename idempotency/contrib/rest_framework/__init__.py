@@ -2,6 +2,7 @@
 
 ``mixin`` declares the protected handlers of a class. ``adapter`` translates between the core and DRF for one request.
 ``errors`` turns the package's errors into DRF's exceptions. ``commands`` reads a payload through a serializer's fields.
+``throttling`` answers throttled retries. ``key_status`` is a view that tells what has become of a key.
 """
 
 try:
@@ -14,6 +15,7 @@ except ImportError as error:  # pragma: no cover - the base environment has no D
 from .adapter import RestFrameworkAdapter
 from .commands import declared_fields
 from .errors import IdempotencyAPIException
+from .key_status import KeyStatusView
 from .mixin import IdempotentMixin
 
-__all__ = ["IdempotencyAPIException", "IdempotentMixin", "RestFrameworkAdapter", "declared_fields"]
+__all__ = ["IdempotencyAPIException", "IdempotentMixin", "KeyStatusView", "RestFrameworkAdapter", "declared_fields"]

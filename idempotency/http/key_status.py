@@ -1,0 +1,100 @@
+"""``KeyStatusView``: tells the owner of a key what has become of it, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from typing import Any, ClassVar
+
+from django.core.exceptions import ImproperlyConfigured
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.views import View
+
+from ..conf import settings
+from ..exceptions import IdempotencyError, KeyMissingError
+from ..identity import keys
+from ..identity.scope import scope_of
+from ..operation import Operation, registry
+from ..protocol.inquiry import KeyStatus, key_status
+from .adapters import Adapter
+from .problems import report
+
+
+class KeyStatusView(View):
+    """Answer ``GET`` with the status of the key in the header ``Idempotency-Key``, for the account that asks::
+
+        path("keys/<str:operation>/", login_required(KeyStatusView.as_view()))
+        path("charges/key/", login_required(KeyStatusView.as_view(operation="charges.create")))
+
+    The account is that of the operation's own resolver, so protect the view by the same authentication and permissions
+    as the operation's view. A key of another account is as unknown as one that nobody has used. The key is not part of
+    the URL, because URLs are logged. For a DRF view, use the class of this name in ``contrib.rest_framework``.
+    """
+
+    http_method_names: ClassVar[list[str]] = ["get", "head", "options"]
+    #: The operation, or its name. None takes the name from the argument ``operation`` of the URL.
+    operation: str | Operation | None = None
+
+    def get(self, request: HttpRequest, **route: Any) -> HttpResponse:
+        response: HttpResponse = tell_status(
+            asked_operation(self.operation, route), Adapter(request), lambda members: JsonResponse(dict(members))
+        )
+        return response
+
+
+def asked_operation(fixed: str | Operation | None, route: Mapping[str, Any]) -> Operation:
+    """The operation that a status view is asked about.
+
+    :raises Http404: the URL names an operation that is not declared.
+    :raises ImproperlyConfigured: the view names none, or one that is not declared.
+    """
+    if isinstance(fixed, Operation):
+        return fixed
+    name = route.get("operation") if fixed is None else fixed
+    declared = registry.get(name) if isinstance(name, str) else None
+    if declared is not None:
+        return declared
+    if fixed is None and name is not None:
+        raise Http404("There is no such operation.")
+    raise ImproperlyConfigured(
+        f"KeyStatusView needs the name of a declared operation, not {name!r}: as_view(operation=...), or the argument "
+        f"`operation` of its URL."
+    )
+
+
+def tell_status(operation: Operation, adapter: Adapter, make: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """The response to a question about a key.
+
+    :param make: makes the response from its JSON members.
+    """
+    meta = adapter.http.META
+    try:
+        if keys.META_NAME not in meta:
+            raise KeyMissingError
+        account = operation.account(adapter.request)
+        status = key_status(operation, scope_of(operation.name, account, keys.parse_header(meta[keys.META_NAME])))
+    except IdempotencyError as error:
+        report(error, operation.name)
+        custom = settings.error_response
+        response = adapter.answer_to_error(error) if custom is None else custom(adapter.request, error)
+    else:
+        response = make(_members(status))
+        response[keys.HEADER] = meta[keys.META_NAME]
+        if status.retry_after is not None:
+            response["Retry-After"] = str(status.retry_after)
+    response["Cache-Control"] = "no-store"  # the next answer may be another one, and belongs to one account
+    return response
+
+
+def _members(status: KeyStatus) -> dict[str, Any]:
+    return {
+        "status": status.status,
+        "response_status": status.response_status,
+        "created_at": _text(status.created_at),
+        "completed_at": _text(status.completed_at),
+        "expires_at": _text(status.expires_at),
+    }
+
+
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,171 @@
+"""The owner of a key learns what has become of it, and nobody else learns anything."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.db.utils import OperationalError
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+
+from idempotency import PARK, REEXECUTE, Operation, Reconcile, idempotent
+from idempotency.contrib.rest_framework import KeyStatusView as KeyStatusAPIView
+from idempotency.http.key_status import KeyStatusView
+from idempotency.models import IdempotencyRecord
+from testproject.authentication import token_required
+from tests.factories import RecordFactory
+from tests.http.callers import Caller, effects, problem_code
+from tests.http.test_cost import LOOK, authentication, statements
+from tests.http.views import plain_answer
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+URL = "/keys/tests.asked/"
+UNKNOWN = {
+    "status": "unknown",
+    "response_status": None,
+    "created_at": None,
+    "completed_at": None,
+    "expires_at": None,
+}
+
+
+@pytest.fixture(params=["plain", "drf"])
+def operation(request: pytest.FixtureRequest, settings: Any) -> Operation:
+    """An operation at ``/``, and two views that tell of its keys: one by the URL's argument, one of its own."""
+    made = Operation("tests.asked")
+    drf = request.param == "drf"
+
+    def view(**fixed: Any) -> Any:
+        return KeyStatusAPIView.as_view(**fixed) if drf else token_required(KeyStatusView.as_view(**fixed))
+
+    settings.ROOT_URLCONF = (
+        path("", csrf_exempt(token_required(idempotent(made)(plain_answer)))),
+        path("bare/", csrf_exempt(token_required(plain_answer))),
+        path("keys/<str:operation>/", view()),
+        path("key/", view(operation="tests.asked")),
+        path("same/", view(operation=made)),
+        path("missing/", view(operation="tests.missing")),
+    )
+    return made
+
+
+def ask(caller: Caller, key: str = "k", url: str = URL) -> dict[str, Any]:
+    answer = caller.get(url, key=key)
+    assert (answer.status_code, answer["Cache-Control"], answer["Idempotency-Key"]) == (200, "no-store", key)
+    told: dict[str, Any] = json.loads(answer.content)
+    assert told.keys() == UNKNOWN.keys()
+    assert ("Retry-After" in answer) == (told["status"] == "in_progress")
+    return told
+
+
+@pytest.mark.usefixtures("operation")
+def test_the_owner_learns_the_status_of_the_outcome_and_its_times(alice: Caller) -> None:
+    assert ask(alice) == UNKNOWN
+    alice.post("/?status=402", key="k")
+    told = [ask(alice, '"k"' if url == "/key/" else "k", url) for url in (URL, "/key/", "/same/")]
+    assert told[0] == told[1] == told[2]
+    assert (told[0]["status"], told[0]["response_status"]) == ("completed", 402)
+    times = {
+        name: datetime.fromisoformat(told[0][name].replace("Z", "+00:00")) for name in told[0] if name.endswith("_at")
+    }
+    record = IdempotencyRecord.objects.get()
+    assert times == {name: getattr(record, name) for name in times}
+    assert len(times) == 3
+
+
+@pytest.mark.parametrize(
+    ("recovery", "traits", "status"),
+    [
+        (REEXECUTE, {}, "in_progress"),
+        (PARK, {"past_retention": True}, "in_progress"),  # a live claim may still commit
+        (REEXECUTE, {"abandoned": True}, "recoverable"),
+        (Reconcile(print), {"abandoned": True}, "recoverable"),
+        (PARK, {"abandoned": True}, "parked"),
+        (REEXECUTE, {"recoverable": True}, "recoverable"),
+        (REEXECUTE, {"parked": True}, "parked"),
+        (REEXECUTE, {"completed": True}, "completed"),
+        (REEXECUTE, {"completed": True, "past_retention": True}, "unknown"),
+    ],
+)
+def test_the_status_says_what_a_retry_would_meet(
+    alice: Caller, operation: Operation, recovery: Any, traits: dict[str, bool], status: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(operation, "recovery", Operation("tests.recovering", recovery=recovery).recovery)
+    RecordFactory(account_id=str(alice.user.pk), operation=operation.name, idempotency_key="k", **traits)
+    before = list(IdempotencyRecord.objects.values())
+    told = ask(alice)
+    assert told["status"] == status
+    assert (told["response_status"], told["completed_at"] is not None) == (
+        (201, True) if status == "completed" else (None, False)
+    )
+    assert (told["created_at"] is None) == (told["expires_at"] is None) == (status == "unknown")
+    assert list(IdempotencyRecord.objects.values()) == before
+
+
+def test_a_key_of_somebody_else_or_of_another_operation_is_as_unknown_as_any(
+    alice: Caller, bob: Caller, operation: Operation
+) -> None:
+    alice.post(key="k")
+    Operation("tests.other")
+    assert ask(bob) == ask(bob, "nobody's") == ask(alice, url="/keys/tests.other/") == UNKNOWN
+    with statements() as of_bob:
+        ask(bob)
+    with statements() as of_nobody:
+        ask(bob, "nobody's")
+    assert of_bob == of_nobody
+    assert of_bob[-1:] == LOOK
+
+
+def test_to_ask_is_one_read_and_runs_nothing(alice: Caller, operation: Operation) -> None:
+    before = authentication(alice)
+    done = effects()
+    with statements() as made:
+        ask(alice)
+    assert made == [*before, *LOOK]
+    assert effects() == done
+
+
+@pytest.mark.usefixtures("operation")
+def test_what_can_not_be_asked_is_refused(alice: Caller, anonymous: Caller, settings: Any) -> None:
+    assert problem_code(alice.get(URL)) == "idempotency_key_missing"
+    refused = alice.get(URL, key="a,b")
+    assert (problem_code(refused), refused["Cache-Control"]) == ("idempotency_key_invalid", "no-store")
+    assert anonymous.get(URL, key="k").status_code == 401
+    assert alice.get("/keys/tests.nothing/", key="k").status_code == 404
+    assert alice.get("/missing/", key="k").status_code == 500
+    assert alice.post(URL, key="k").status_code == 405
+    settings.IDEMPOTENCY = {"ACCOUNT": f"{__name__}.nobody"}
+    assert problem_code(alice.get(URL, key="k")) == "idempotency_account_required"
+    settings.IDEMPOTENCY = {"ERROR_RESPONSE": f"{__name__}.envelope"}
+    assert alice.get(URL).content == b"idempotency_key_missing"
+
+
+def nobody(request: Any) -> None:
+    return None
+
+
+def envelope(request: HttpRequest, error: Any) -> Any:
+    return HttpResponse(error.code, status=error.status_code)
+
+
+@pytest.mark.usefixtures("operation")
+def test_records_that_can_not_be_read_are_a_503(alice: Caller) -> None:
+    def fail(execute: Any, sql: str, *arguments: Any) -> Any:
+        if "idempotency_record" in sql:
+            raise OperationalError("gone")
+        return execute(sql, *arguments)
+
+    with connections["default"].execute_wrapper(fail):
+        assert problem_code(alice.get(URL, key="k")) == "idempotency_unavailable"
+
+
+def test_the_wait_is_as_of_a_duplicate(alice: Caller, operation: Operation) -> None:
+    RecordFactory(account_id=str(alice.user.pk), operation=operation.name, idempotency_key="k")
+    asked, retried = alice.get(URL, key="k"), alice.post(key="k")
+    assert (retried.status_code, asked["Retry-After"]) == (409, retried["Retry-After"])
