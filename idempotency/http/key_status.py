@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
-from typing import Any, ClassVar
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
@@ -31,7 +31,7 @@ class KeyStatusView(View):
     the URL, because URLs are logged. For a DRF view, use the class of this name in ``contrib.rest_framework``.
     """
 
-    http_method_names: ClassVar[list[str]] = ["get", "head", "options"]
+    http_method_names = ["get", "head", "options"]  # noqa: RUF012 - as Django declares it
     #: The operation, or its name. None takes the name from the argument ``operation`` of the URL.
     operation: str | Operation | None = None
 
