@@ -21,6 +21,8 @@ class IdempotencyConfig(AppConfig):
         import_module("idempotency.upkeep.counters")  # connects the counters to the signals
         if find_spec("rest_framework") is not None:
             import_module("idempotency.contrib.rest_framework")  # registers its adapter; the core never imports it
+        if find_spec("ninja") is not None:
+            import_module("idempotency.contrib.ninja")  # before the project declares its routes
         if find_spec("celery") is not None:
             # Every process needs this, whether or not the project has imported Celery already: it passes an operation's
             # identity on to the messages that it publishes, and it checks idempotent tasks. The import takes 0.13 s.

@@ -4,19 +4,20 @@
 does differently. Register it with ``register``::
 
     @register
-    class NinjaAdapter(Adapter):
+    class ShinobiAdapter(Adapter):
         @classmethod
         def speaks_for(cls, request):
-            return hasattr(request, "ninja_api")
+            return hasattr(request, "shinobi_api")
 
         def render(self, answer): ...
 
 The module that registers it must be imported before the first request, for example in an app's ``ready()``.
-``contrib.rest_framework`` is imported there, too.
+``contrib.rest_framework`` and ``contrib.ninja`` are imported there, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -43,6 +44,8 @@ class Adapter:
     def __init__(self, request: Any) -> None:
         self.request = request
         self.http: HttpRequest = self.request_of_django(request)
+        #: The keyword arguments that the handler was called with.
+        self.kwargs: Mapping[str, Any] = {}
 
     @classmethod
     def speaks_for(cls, request: object) -> bool:
@@ -54,10 +57,18 @@ class Adapter:
         """Called each time a class with protected handlers is routed, whatever its framework."""
 
     @classmethod
+    def prepare_view(cls, view: Any) -> None:
+        """Called once for each view and method under ``@idempotent``, whatever its framework."""
+
+    @classmethod
     def request_of_django(cls, request: Any) -> HttpRequest:
         """Django's own request, which the framework may have wrapped."""
         django_request: HttpRequest = request
         return django_request
+
+    def served_methods(self) -> set[str]:
+        """The methods that lead to the handler, if it is a function; empty if that is not known."""
+        return set()
 
     def payload(self, operation: Operation) -> object:
         """What the fingerprint is taken of: the operation's command object, or the parsed body.
@@ -121,6 +132,12 @@ def prepare_class(view_class: Any) -> None:
     """Let each framework adapt a class with protected handlers that is being routed."""
     for adapter in _registered:
         adapter.prepare_class(view_class)
+
+
+def prepare_view(view: Any) -> None:
+    """Let each framework adapt a view under ``@idempotent``."""
+    for adapter in _registered:
+        adapter.prepare_view(view)
 
 
 def adapter_type_for(request: object) -> type[Adapter] | None:

@@ -14,7 +14,7 @@ from django.views import View
 
 from ..operation import Operation, operation_for, registry
 from ..options.table import OperationPolicy
-from .adapters import adapter_for
+from .adapters import Adapter, adapter_for, prepare_view
 from .api_view import docstring_of
 from .atomic_requests import EveryDatabase, Handler, exempted_by_project
 from .class_views import (
@@ -75,6 +75,8 @@ class Protected:
     def __init__(self, operation: Operation, view: Callable[..., Any], *, owns_name: bool = False) -> None:
         _refuse_unprotectable(operation, view)
         functools.update_wrapper(self, view)
+        # Django Ninja evaluates the annotations of a view in it, because it does not look at __wrapped__.
+        self.__globals__ = getattr(view, "__globals__", {})
         self.__doc__ = docstring_of(view, operation)
         self.operation = operation
         self.view = view
@@ -89,6 +91,7 @@ class Protected:
         self._owes_name = owns_name and not _is_stand_in(view)
         if self._owes_name and not _is_in_class_body(view):
             self._own_name([_home_of(view)])
+        prepare_view(self)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -110,11 +113,12 @@ class Protected:
         if self._owes_name:  # another decorator has hidden the method from its class
             self._own_name([_home_of(self.view)])
         call = functools.partial(self.view, *args, **kwargs)
+        adapter.kwargs = kwargs
         request, http = adapter.request, adapter.http
         if is_running(self.operation, http):
             return call()
         refusal = refusal_of(http)
-        if refusal is None and not self._protects(args[0] if args[0] is not request else None, request):
+        if refusal is None and not self._protects(args[0] if args[0] is not request else None, adapter):
             return Handler(call, http, self).pass_through()
         handler = Handler(async_to_sync(call) if self._is_async else call, http, self)
         exchange = Exchange(self.operation, adapter, handler, functools.partial(route_of, http, kwargs))
@@ -125,8 +129,8 @@ class Protected:
         registry.bind(self.operation.name, homes)
         self._owes_name = False
 
-    def _protects(self, instance: object, request: Any) -> bool:
-        name = self.name
+    def _protects(self, instance: object, adapter: Adapter) -> bool:
+        name, request = self.name, adapter.request
         if instance is None and isinstance(self.view, functools.partial):
             # method_decorator(idempotent(...)) wraps the bound method in a function at every call.
             instance = getattr(self.view.func, "__self__", None)
@@ -137,9 +141,7 @@ class Protected:
                 self.operation, request.method, served_methods(name, getattr(instance, "action_map", None))
             )
         view_class = getattr(self.view, "view_class", None)  # of as_view()
-        if view_class is None and getattr(request, "parser_context", None) is not None:
-            view_class = type(request.parser_context["view"])  # of @api_view
-        served = set() if view_class is None else methods_of_class(view_class)
+        served = adapter.served_methods() if view_class is None else methods_of_class(view_class)
         return protects_function(self.operation, request.method, served)
 
 

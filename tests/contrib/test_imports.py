@@ -10,6 +10,7 @@ import pytest
 
 import idempotency.contrib.celery
 import idempotency.contrib.httpx
+import idempotency.contrib.ninja
 import idempotency.contrib.requests
 import idempotency.contrib.spectacular
 import idempotency.tasks  # noqa: F401 - imported before a library is taken away
@@ -25,6 +26,7 @@ import idempotency.tasks  # noqa: F401 - imported before a library is taken away
         ("idempotency.contrib.requests", "requests", "requests"),
         ("idempotency.contrib.requests", "tenacity", "requests"),
         ("idempotency.contrib.retrying", "tenacity", "httpx"),
+        ("idempotency.contrib.ninja", "ninja", "ninja"),
         ("idempotency.contrib.spectacular", "drf_spectacular", "spectacular"),
     ],
 )

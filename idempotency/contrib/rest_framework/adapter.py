@@ -24,6 +24,7 @@ from rest_framework.views import APIView
 from ...exceptions import IdempotencyError
 from ...http import bodies
 from ...http.adapters import Adapter, register
+from ...http.class_views import methods_of_class
 from ...http.problems import CONTENT_TYPE, problem
 from ...identity import keys
 from ...identity.parsing import parse_json
@@ -57,6 +58,9 @@ class RestFrameworkAdapter(Adapter):
     def request_of_django(cls, request: Any) -> HttpRequest:
         http: HttpRequest = request._request  # Django's request, because DRF's wrapper proxies attributes slowly
         return http
+
+    def served_methods(self) -> set[str]:
+        return methods_of_class(type(self.view))  # the class that @api_view made
 
     def payload(self, operation: Operation) -> object:
         # If DRF answers by itself, for example because it can't parse the payload, its response has the view's headers.

@@ -1,0 +1,131 @@
+"""Django Ninja: the adapter with which ``@idempotent`` protects a route, and the route's description in Ninja's schema.
+
+Ninja authenticates, throttles and validates within its own operation, before it calls the handler. So all of that
+happens before a replay, and what it refuses is never recorded.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+try:
+    import ninja  # noqa: F401 - only to say what to install
+except ImportError as error:
+    raise ImportError(
+        "idempotency.contrib.ninja needs Django Ninja. Install it with\n"
+        "    python -m pip install 'django-idempotency[ninja]'"
+    ) from error
+
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
+from ninja.decorators import decorate_view
+from ninja.utils import contribute_operation_callback
+
+from ..conf import settings
+from ..http.adapters import Adapter, register
+from ..http.class_views import protects_function, refuse_excluded
+from ..http.problems import CONTENT_TYPE
+from ..identity import keys
+from ..operation import Operation
+from .openapi import PROBLEM, PROBLEM_NAME, add_responses, key_parameter
+
+#: The attribute of Django's request that holds Ninja's operation.
+_OPERATION = "_idempotency_ninja_operation"
+
+
+@register
+class NinjaAdapter(Adapter):
+    """The adapter for Django's request while an operation of Ninja's handles it."""
+
+    def __init__(self, request: Any) -> None:
+        super().__init__(request)
+        self.route: Any = getattr(request, _OPERATION)
+
+    @classmethod
+    def speaks_for(cls, request: object) -> bool:
+        return isinstance(request, HttpRequest) and hasattr(request, _OPERATION)
+
+    @classmethod
+    def prepare_view(cls, view: Any) -> None:
+        contribute_operation_callback(view, functools.partial(_declare, view.operation))
+        decorate_view(_remember_operation)(view)
+
+    def served_methods(self) -> set[str]:
+        return set(self.route.methods)
+
+    def render(self, answer: Any) -> Any:
+        """Let Ninja make the response now, within the transaction, from what the handler returned."""
+        # The handler may have a parameter for the response, and have set headers of it.
+        response = self.kwargs.get(self.route.signature.response_arg)
+        if response is None:
+            response = self.route.api.create_temporal_response(self.request)
+        return super().render(self.route._result_to_response(self.request, answer, response))
+
+    def answer_to_exception(self, error: Exception) -> Any | None:
+        try:
+            return self.route.api.on_exception(self.request, error)
+        except Exception as unhandled:
+            if unhandled is not error:
+                raise
+        return super().answer_to_exception(error)  # errors that Django answers and Ninja doesn't know
+
+
+def _remember_operation(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate the ``run()`` of an operation. Ninja decorates that of each copy of the operation, too."""
+    operation = getattr(inspect.unwrap(run), "__self__", None)
+    if operation is None:
+        raise ImproperlyConfigured(
+            "A decorator of decorate_view() below @idempotent hides Ninja's operation. Use functools.wraps() in it, or "
+            "put decorate_view() above @idempotent."
+        )
+
+    @functools.wraps(run)
+    def remembering(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        setattr(request, _OPERATION, operation)
+        return run(request, *args, **kwargs)
+
+    return remembering
+
+
+def _declare(operation: Operation, route: Any) -> None:
+    """Check and describe a route under ``@idempotent``. Ninja calls this when the route is declared.
+
+    :raises ImproperlyConfigured: the route can't be protected, or would not be.
+    """
+    refuse_excluded(operation, route.methods, f"route {route.path!r}")
+    if getattr(route, "stream_format", None) is not None:
+        raise ImproperlyConfigured(
+            f"Operation {operation.name!r} is declared for route {route.path!r}, which streams its response. A stream "
+            f"can't be recorded. Return a response with rebuild= instead."
+        )
+    # A wrong setting is reported by the system checks, which could not run if this raised.
+    with suppress(ImproperlyConfigured):
+        if all(protects_function(operation, method, route.methods) for method in route.methods):
+            route.openapi_extra = _description(operation, route)
+
+
+def _description(operation: Operation, route: Any) -> dict[str, Any]:
+    """What the schema says of the route beside what Ninja finds out itself. What the project has said stays."""
+    described = copy.deepcopy(route.openapi_extra or {})
+    if not _declares_header(described, route):
+        described["parameters"] = [key_parameter(operation), *described.get("parameters", [])]
+    responses = described.setdefault("responses", {})
+    known = {str(status) for status in responses}
+    responses.update({status: {} for status in route.response_models if str(status) not in known})
+    # Ninja's schema has no place for a component that is not a model, so the problem is written out.
+    problem = {CONTENT_TYPE: {"schema": {"title": PROBLEM_NAME, **PROBLEM}}}
+    add_responses(operation, responses, problem if settings.error_response is None else None)
+    return described
+
+
+def _declares_header(described: dict[str, Any], route: Any) -> bool:
+    declared = {str(parameter.get("name", "")).lower() for parameter in described.get("parameters", [])}
+    for model in route.models:
+        if model.__ninja_param_source__ == "header":
+            declared |= {name.lower().replace("_", "-") for name in model.__ninja_flatten_map__}
+    return keys.HEADER.lower() in declared

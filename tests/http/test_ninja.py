@@ -1,0 +1,291 @@
+"""Django Ninja: its routes under ``@idempotent``, sync and async, and their description in its schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.db import connection
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+from rest_framework.authtoken.models import Token
+
+from idempotency import ACCEPTED, idempotent
+from idempotency.models import IdempotencyRecord
+from testproject.models import Transfer
+from tests.http.callers import Caller, effects, problem_code, replayed
+
+ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
+
+from ninja.decorators import decorate_view  # noqa: E402
+from ninja.errors import HttpError  # noqa: E402
+from ninja.security import APIKeyHeader  # noqa: E402
+from ninja.testing import TestClient  # noqa: E402
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+
+PAYLOAD = {"amount": 5}
+
+
+class TransferIn(ninja.Schema):
+    amount: int
+
+
+class TransferOut(ninja.Schema):
+    id: int
+    amount: int
+
+
+class ApiToken(APIKeyHeader):
+    """Ninja's own authentication: it sets ``request.auth``, and ``request.user`` stays anonymous."""
+
+    param_name = "Authorization"
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Any:
+        token = Token.objects.filter(key=(key or "").removeprefix("Token ")).select_related("user").first()
+        return None if token is None else token.user
+
+
+def protect(name: str = "tests.ninja", **policy: Any) -> Any:
+    return idempotent(name, **{"account": lambda request: str(request.auth.pk), **policy})
+
+
+def transfer(request: Any, amount: int) -> Transfer:
+    return Transfer.objects.create(account=request.auth, recipient="carol", amount=amount)
+
+
+@pytest.fixture
+def api(settings: Any) -> Any:
+    api = ninja.NinjaAPI(auth=ApiToken(), urls_namespace="tests")
+    settings.ROOT_URLCONF = ()  # read again once the routes are declared
+    return api
+
+
+def serve(api: Any, settings: Any) -> None:
+    settings.ROOT_URLCONF = (path("", api.urls),)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_route_takes_effect_once(api: Any, settings: Any, alice: Caller, transport: str, is_async: bool) -> None:
+    if is_async:
+
+        @api.post("/", response={201: TransferOut})
+        @protect()
+        async def create(request: HttpRequest, payload: TransferIn) -> Any:
+            assert connection.vendor
+            return await Transfer.objects.acreate(account=request.auth, recipient="carol", amount=payload.amount)
+
+    else:
+
+        @api.post("/", response={201: TransferOut})
+        @protect()
+        def create(request: HttpRequest, payload: TransferIn) -> Any:
+            assert connection.in_atomic_block
+            return transfer(request, payload.amount)
+
+    serve(api, settings)
+    alice.transport = transport
+    first, _ = replayed(alice, data=PAYLOAD)
+    assert (first.status_code, json.loads(first.content)["amount"]) == (201, 5)
+    assert problem_code(alice.post(data={"amount": 6}, key="k")) == "idempotency_key_reused"
+    assert problem_code(alice.post(data=PAYLOAD)) == "idempotency_key_missing"
+    assert effects() == 1
+
+
+def test_what_ninja_refuses_comes_before_a_replay_and_is_not_recorded(
+    api: Any, settings: Any, alice: Caller, anonymous: Caller, bob: Caller
+) -> None:
+    @api.post("/")
+    @protect()
+    def create(request: HttpRequest, payload: TransferIn) -> Any:
+        return {"id": transfer(request, payload.amount).pk}
+
+    serve(api, settings)
+    refused = alice.post(data={"amount": "much"}, key="k")
+    assert (refused.status_code, "detail" in json.loads(refused.content)) == (422, True)
+    assert not IdempotencyRecord.objects.exists()
+    assert alice.post(data=PAYLOAD, key="k").status_code == 200
+    assert json.loads(anonymous.post(data=PAYLOAD, key="k").content) == {"detail": "Unauthorized"}
+    assert "Idempotency-Replayed" not in bob.post(data=PAYLOAD, key="k")
+    assert effects() == 2
+
+
+def test_an_account_that_only_ninja_knows_must_be_declared(api: Any, settings: Any, alice: Caller) -> None:
+    @api.post("/")
+    @idempotent("tests.undeclared")
+    def create(request: HttpRequest) -> Any: ...
+
+    serve(api, settings)
+    assert problem_code(alice.post(key="k")) == "idempotency_account_required"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(HttpError(402, "declined"), 402), (PermissionDenied(), 403), (HttpError(503, "busy"), 503)]
+)
+def test_an_error_is_rolled_back_and_recorded_if_it_is_an_outcome(
+    api: Any, settings: Any, alice: Caller, error: Exception, status: int
+) -> None:
+    @api.post("/")
+    @protect()
+    def create(request: HttpRequest) -> Any:
+        transfer(request, 1)
+        raise error
+
+    serve(api, settings)
+    answers = [alice.post(key="k") for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [status, status]
+    assert ["Idempotency-Replayed" in answer for answer in answers] == [False, status < 500]
+    assert effects() == 0
+
+
+def test_errors_are_answered_by_the_projects_own_handlers(api: Any, settings: Any, alice: Caller) -> None:
+    class DeclinedError(Exception): ...
+
+    class BrokenHandlerError(Exception): ...
+
+    @api.exception_handler(DeclinedError)
+    def answer(request: HttpRequest, error: Exception) -> HttpResponse:
+        if "broken" in request.GET:
+            raise BrokenHandlerError
+        return api.create_response(request, {"declined": True}, status=402)
+
+    @api.post("/")
+    @protect()
+    def create(request: HttpRequest) -> Any:
+        raise DeclinedError if "crash" not in request.GET else ZeroDivisionError
+
+    serve(api, settings)
+    assert [(alice.post(key="k").status_code) for _ in range(2)] == [402, 402]
+    for trouble in ("crash", "broken"):
+        assert alice.post(f"/?{trouble}=1", key=trouble).status_code == 500
+    assert set(IdempotencyRecord.objects.values_list("status", flat=True)) == {"completed", "recoverable"}
+
+
+def test_headers_that_the_handler_sets_and_an_empty_answer_are_kept(api: Any, settings: Any, alice: Caller) -> None:
+    @api.post("/", response={204: None})
+    @protect()
+    def create(request: HttpRequest, response: HttpResponse) -> None:
+        response["Location"] = f"/transfers/{transfer(request, 1).pk}/"
+
+    serve(api, settings)
+    first, replay = replayed(alice)
+    assert (first.status_code, first.content) == (204, b"")
+    assert first["Location"] == replay["Location"]
+
+
+def test_a_route_is_protected_whatever_its_one_method(api: Any, settings: Any, alice: Caller) -> None:
+    @api.put("/put")
+    @protect("tests.ninja_put")
+    def put(request: HttpRequest) -> Any:
+        return transfer(request, 1).pk
+
+    @api.api_operation(["GET", "POST"], "/both")
+    @protect("tests.ninja_both")
+    def both(request: HttpRequest) -> Any:
+        return request.method
+
+    serve(api, settings)
+    replayed(alice, "/put", method="PUT")
+    assert "Idempotency-Key" not in alice.get("/both", key="k")
+    assert alice.post("/both", key="k")["Idempotency-Key"] == "k"
+    paths = api.get_openapi_schema(path_prefix="")["paths"]
+    assert "409" in paths["/put"]["put"]["responses"]
+    assert "409" not in paths["/both"]["post"]["responses"]  # Ninja describes all methods of a route as one
+
+
+def test_a_router_may_be_nested_and_its_test_client_works(api: Any, settings: Any, alice: Caller) -> None:
+    router, outer = ninja.Router(), ninja.Router()
+
+    @decorate_view(lambda run: run)
+    @router.post("/transfers/{number}")
+    @decorate_view(lambda run: lambda request, **values: run(request, **values))
+    @protect()
+    def create(request: HttpRequest, number: int, payload: TransferIn) -> Any:
+        return {"number": number, "id": transfer(request, payload.amount).pk}
+
+    outer.add_router("/inner", router)
+    api.add_router("/outer", outer)
+    serve(api, settings)
+    replayed(alice, "/outer/inner/transfers/1", PAYLOAD)
+    assert problem_code(alice.post("/outer/inner/transfers/2", PAYLOAD, key="k")) == "idempotency_key_reused"
+    assert alice.token is not None
+    headers = {"AUTHORIZATION": f"Token {alice.token.key}", "IDEMPOTENCY-KEY": "test"}  # as Ninja's client needs them
+    client = TestClient(api)
+    answers = [client.post("/outer/inner/transfers/1", json=PAYLOAD, headers=headers) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[1]["Idempotency-Replayed"] == "true"
+
+
+def test_a_route_that_could_not_be_protected_is_refused(api: Any) -> None:
+    def stream(request: HttpRequest) -> Any: ...
+
+    with pytest.raises(ImproperlyConfigured, match="protects nothing"):
+        api.post("/a")(protect("tests.ninja_put_only", methods=["PUT"])(stream))
+
+    def hide(run: Any) -> Any:
+        return lambda request, **values: run(request, **values)
+
+    with pytest.raises(ImproperlyConfigured, match="decorate_view"):
+        api.post("/b")(protect("tests.ninja_hidden")(decorate_view(hide)(stream)))
+    streaming = pytest.importorskip("ninja.streaming", reason="this Django Ninja has no streams")
+    with pytest.raises(ImproperlyConfigured, match="streams"):
+        api.post("/c", response=streaming.SSE[TransferOut])(protect("tests.ninja_stream")(stream))
+
+
+def described(api: Any, policy: Any = {}, **route: Any) -> Any:  # noqa: B006 - never changed
+    """What the schema says of a protected route."""
+
+    @api.post("/", **route)
+    @protect(**policy)
+    def create(request: HttpRequest, payload: TransferIn) -> Any: ...
+
+    return json.loads(json.dumps(api.get_openapi_schema(path_prefix="")))["paths"]["/"]["post"]
+
+
+def test_the_schema_describes_the_header_and_the_answers(api: Any) -> None:
+    operation = described(api, response={201: TransferOut, 409: TransferOut}, policy={"in_progress": ACCEPTED})
+    (header,) = operation["parameters"]
+    assert (header["name"], header["in"], header["required"]) == ("Idempotency-Key", "header", True)
+    responses = operation["responses"]
+    assert responses.keys() == {"201", "202", "400", "401", "409", "422", "503"}
+    assert "Idempotency-Replayed" in responses["201"]["headers"]
+    assert responses["409"]["content"].keys() == {"application/json", "application/problem+json"}
+    assert responses["409"]["description"] == "Conflict"
+    problem = responses["422"]["content"]["application/problem+json"]["schema"]
+    assert (problem["title"], problem["required"][-1]) == ("IdempotencyProblem", "code")
+
+
+def test_what_a_route_says_itself_wins(api: Any) -> None:
+    own = {
+        "parameters": [{"name": "idempotency-key", "in": "header", "description": "Own.", "schema": {}}],
+        "responses": {"409": {"description": "Own."}},
+    }
+    operation = described(api, openapi_extra=own)
+    assert [parameter["description"] for parameter in operation["parameters"]] == ["Own."]
+    assert operation["responses"]["409"]["description"] == "Own."
+    assert "Retry-After" in operation["responses"]["409"]["headers"]
+
+
+def test_a_declared_header_parameter_stays_the_only_one(api: Any) -> None:
+    @api.post("/")
+    @protect()
+    def create(request: HttpRequest, idempotency_key: str = ninja.Header()) -> Any: ...
+
+    parameters = api.get_openapi_schema(path_prefix="")["paths"]["/"]["post"]["parameters"]
+    assert len(parameters) == 1
+
+
+def shaped(request: Any, error: Any) -> HttpResponse:
+    return HttpResponse(status=error.status_code)
+
+
+def test_errors_in_another_form_are_not_described(api: Any, settings: Any) -> None:
+    settings.IDEMPOTENCY = {"ERROR_RESPONSE": f"{__name__}.shaped"}
+    assert "content" not in described(api)["responses"]["422"]
+
+
+def test_wrong_settings_do_not_keep_routes_from_being_declared(api: Any, settings: Any) -> None:
+    settings.IDEMPOTENCY = {"REQUIRED": 1}
+    assert described(api)["responses"].keys() == {"200"}
