@@ -1,0 +1,16 @@
+"""``IdempotentAPIClient``: Django REST framework's test client with keys."""
+
+from __future__ import annotations
+
+from rest_framework.test import APIClient
+
+from ...testing import IdempotentClientMixin
+
+
+class IdempotentAPIClient(IdempotentClientMixin, APIClient):
+    """Django REST framework's test client, which sends a new ``Idempotency-Key`` with each mutating request that has
+    none.
+
+    An ``APITestCase`` uses it if its ``client_class`` is this class. A key in ``credentials()`` is sent with every
+    request, as it is.
+    """

@@ -1,0 +1,218 @@
+"""The checks of ``assert_idempotent``. Each repeats a request in one way, and raises ``Broken`` or ``NotRun``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+from uuid import uuid4
+
+from django.db import connections
+
+from ..lifecycle import Recovery
+from ..protocol.transactions import alias
+from .records import abandoned, expired
+from .report import Broken, NotRun
+from .trial import PROTECT, Answer, Trial, changed, refused
+
+#: Problems that tell about a record.
+ABOUT_A_RECORD = {"idempotency_key_reused", "idempotency_in_progress", "idempotency_outcome_unknown"}
+
+#: Answers to a duplicate whose outcome isn't there yet: running, accepted, throttled, not available.
+COME_BACK = {202, 409, 429, 503}
+
+
+def new_key(trial: Trial) -> None:
+    """The same request under another key is another operation. The other checks need that, too."""
+    request, before = trial.make_request(), trial.effects()
+    answer = trial.send(request, str(uuid4()))
+    if answer.is_replay or (answer.succeeded and trial.effects() == before):
+        raise Broken(
+            f"the same request under a new key was answered {answer} and had no effect.",
+            "Look for a cache of responses around the view, and for a deduplication by payload. The key alone says "
+            "what is a retry.",
+        )
+    if not answer.succeeded:
+        raise refused(answer)
+
+
+def retry(trial: Trial) -> None:
+    """The same request once more."""
+    sent = trial.first()
+    answer = trial.again(sent)
+    trial.expect_once(sent.effects_before, "the retry took effect again", PROTECT)
+    trial.expect_replay(sent.answer, answer, "the retry")
+
+
+def concurrent(trial: Trial) -> None:
+    """The same request from several threads at once."""
+    connection = connections[alias()]
+    if connection.in_atomic_block:
+        raise NotRun(
+            "the test runs in a transaction that other threads can't see. Use TransactionTestCase, or "
+            "@pytest.mark.django_db(transaction=True)."
+        )
+    is_in_memory = getattr(connection, "is_in_memory_db", None)
+    if is_in_memory is not None and is_in_memory():
+        raise NotRun("threads can't share an SQLite database in memory. Give the test database a TEST NAME.")
+    request, key, before = trial.make_request(), str(uuid4()), trial.effects()
+    answers = trial.at_once(request, key)
+    done = [answer for answer in answers if answer.succeeded and answer.status != 202]
+    last = trial.send(request, key)
+    trial.expect_once(
+        before,
+        f"{trial.threads} simultaneous requests under one key and a retry took effect other than once",
+        PROTECT,
+    )
+    for answer in (*answers, last):
+        if not answer.succeeded and answer.status not in COME_BACK:
+            raise Broken(
+                f"a simultaneous request was answered {answer}.",
+                "A duplicate gets the outcome, or is told to come back. Look at what the view does before @idempotent.",
+            )
+    for answer in done:
+        trial.expect_replay(last, answer, "a simultaneous request")
+
+
+def other_payload(trial: Trial) -> None:
+    """Another payload under the same key."""
+    sent = trial.first()
+    payload = changed(sent.request.data) if trial.other_payload is None else trial.other_payload
+    answer = trial.send(sent.request.with_data(payload), sent.key)
+    trial.expect_once(sent.effects_before, "another payload under the same key took effect, too", PROTECT)
+    if answer.succeeded or answer.failed:
+        raise Broken(
+            f"another payload under the same key was answered {answer}. It must be refused.",
+            "The fingerprint leaves the payload out: look at command= of the operation, which must return every field "
+            "that matters. If the changed fields don't matter, give other_payload=.",
+        )
+
+
+def other_account(trial: Trial) -> None:
+    """The same request and key from another account."""
+    if trial.other_client is None:
+        raise NotRun("give other_client=, a client of another account.")
+    sent = trial.first()
+    before = trial.effects()
+    answer = trial.send(sent.request, sent.key, trial.other_client)
+    is_leak = trial.effects() == before and answer == sent.answer
+    if answer.is_replay or is_leak or answer.problem in ABOUT_A_RECORD:
+        raise Broken(
+            f"another account with the same key was answered {answer}: it learns of the first one's operation.",
+            "Both requests belong to one account. Let account= return what identifies the caller, from the server's "
+            "own data. Is there a cache of responses around the view?",
+        )
+    if answer.failed:
+        raise Broken(f"another account with the same key was answered {answer}.", PROTECT)
+
+
+def crash(trial: Trial) -> None:
+    """The process dies after the handler has run, and before its outcome is committed."""
+    request, key, before = trial.make_request(), str(uuid4()), trial.effects()
+    answer = trial.send_and_crash(request, key, "complete.sent" if trial.keeps_transaction else "render.after")
+    if answer is not None:
+        raise _not_recorded(answer)
+    abandoned(key)
+    answer = trial.send(request, key)
+    _expect_recovered(trial, answer, before)
+
+
+def _not_recorded(answer: Answer) -> Broken:
+    return Broken(
+        f"the request was answered {answer}, but no outcome was recorded. After a crash nobody could tell whether it "
+        f"had run.",
+        PROTECT,
+    )
+
+
+def _expect_recovered(trial: Trial, answer: Answer, before: int) -> None:
+    count, recovery = trial.effects() - before, _recovery_of(trial)
+    what = f"the process died before the outcome was committed, and the retry was answered {answer}"
+    if count > trial.once:
+        raise Broken(f"{what}. There are {trial.times(before)}.", _mend_of_twice(trial, recovery))
+    if answer.succeeded and count != trial.once:
+        raise Broken(f"{what}, but there are {trial.times(before)}.", PROTECT)
+    waits_for_somebody = answer.problem in ABOUT_A_RECORD and recovery is not Recovery.REEXECUTE
+    if not answer.succeeded and not waits_for_somebody:
+        raise Broken(
+            f"{what}.",
+            "The handler must be able to run again after its writes were rolled back. Look for state that outlives the "
+            "transaction, such as a cache.",
+        )
+
+
+def _mend_of_twice(trial: Trial, recovery: Recovery) -> str:
+    if trial.keeps_transaction:
+        return (
+            "The effect is not in the record's transaction. Let the handler write to the database of the records, or "
+            "declare transaction=False with the recovery= that fits, or pass current_claim().derive_key(…) to a "
+            "service that deduplicates by it."
+        )
+    return (
+        f"The operation declares recovery={recovery.name}. REEXECUTE needs a key from current_claim().derive_key(…) by "
+        f"which the other side deduplicates. A reconciler must find what has happened. PARK never runs again."
+    )
+
+
+def _recovery_of(trial: Trial) -> Recovery:
+    return Recovery.REEXECUTE if trial.operation is None else trial.operation.recovery
+
+
+def lost_response(trial: Trial) -> None:
+    """The process dies after the outcome is committed, and before anything is sent."""
+    request, key, before = trial.make_request(), str(uuid4()), trial.effects()
+    answer = trial.send_and_crash(request, key, "complete.committed")
+    retries = [trial.send(request, key) for _ in range(2)]
+    trial.expect_once(before, "the response was lost, and the request and its retries took effect", PROTECT)
+    if answer is not None:
+        raise _not_recorded(answer)
+    trial.expect_replay(retries[0], retries[1], "a retry after the lost response")
+
+
+def expiry(trial: Trial) -> None:
+    """The same request after the retention is over."""
+    sent = trial.first()
+    if trial.find_record(sent.key) is None:
+        raise NotRun("no record was written, so none can expire.")
+    before = trial.effects()
+    expired(sent.key)
+    answer = trial.again(sent)
+    if answer.is_replay or answer.failed or answer.problem:
+        raise Broken(
+            f"after its retention the key was answered {answer}. It must make a new request.",
+            "Is there a cache of responses around the view?",
+        )
+    if answer.succeeded:
+        trial.expect_once(before, "after its retention the key did not make one new request", PROTECT)
+
+
+def revoked(trial: Trial) -> None:
+    """The same request after the caller has lost the permission."""
+    if trial.revoke is None:
+        raise NotRun("give revoke=, a callable that takes the permission away from the client's account.")
+    sent = trial.first()
+    trial.revoke()
+    answer = trial.again(sent)
+    if answer.is_replay or answer == sent.answer:
+        raise Broken(
+            f"the retry of a caller who has lost the permission was answered {answer}.",
+            "Put @idempotent closest to the function, below every decorator that checks a login or a permission. What "
+            "the handler itself checks is not checked before a replay.",
+        )
+
+
+#: Every check by the name with which it can be left out. All others need what the first one checks, and the last one
+#: changes what the client may do.
+CHECKS: Final[Mapping[str, Callable[[Trial], None]]] = {
+    check.__name__: check
+    for check in (
+        new_key,
+        retry,
+        concurrent,
+        other_payload,
+        other_account,
+        crash,
+        lost_response,
+        expiry,
+        revoked,
+    )
+}

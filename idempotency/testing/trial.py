@@ -1,0 +1,275 @@
+"""``Trial``: sends one request under new keys and old ones, and counts its effects. The checks are in ``checks``."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+from uuid import uuid4
+
+from django.db import connections
+from django.test import Client
+
+from ..identity import keys
+from ..models import IdempotencyRecord
+from ..operation import Operation, registry
+from ..outcome import REPLAYED_HEADER
+from ..protocol import faults
+from ..protocol.transactions import alias
+from .report import Broken, NotRun
+
+#: How long the threads of a check wait for each other, in seconds. It is long, because a test machine may be busy.
+PATIENCE = 60
+
+PROTECT = (
+    "Protect the view: @idempotent(…) closest to the function or method, or IdempotentMixin with "
+    "idempotent_operations. If it is protected, look at methods= and recordable=: do they fit this request and answer?"
+)
+
+
+class Request:
+    """A request that a test client can send again.
+
+    :param method: the HTTP method.
+    :param path: the path, with the query.
+    :param data: the payload, as the client's ``post()`` takes it.
+    :param options: more keyword arguments of the client's ``post()``: ``content_type="application/json"``, or
+        ``format="json"`` for Django REST framework's client.
+    """
+
+    def __init__(self, method: str, path: str, data: Any = None, **options: Any) -> None:
+        self.method = method.upper()
+        self.path = path
+        self.data = data
+        self.options = options
+
+    def __repr__(self) -> str:
+        return f"{self.method} {self.path}"
+
+    def with_data(self, data: Any) -> Request:
+        """The same request with another payload."""
+        return Request(self.method, self.path, data, **self.options)
+
+    def send(self, client: Client, key: str) -> Answer:
+        """Send it under a key."""
+        send = getattr(client, self.method.lower())
+        options = {**self.options, "headers": {**self.options.get("headers", {}), keys.HEADER: key}}
+        return Answer.of(send(self.path, self.data, **options))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a check compares of a response."""
+
+    status: int
+    content_type: str
+    location: str
+    body: bytes = field(repr=False)
+    is_replay: bool = field(compare=False)
+
+    @classmethod
+    def of(cls, response: Any) -> Answer:
+        return cls(
+            response.status_code,
+            response.headers.get("Content-Type", ""),
+            response.headers.get("Location", ""),
+            response.getvalue(),
+            REPLAYED_HEADER in response.headers,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.body[:200].decode(errors='replace')!r}".rstrip()
+
+    @property
+    def succeeded(self) -> bool:
+        return self.status < 400
+
+    @property
+    def failed(self) -> bool:
+        """Whether the server is at fault. It is not if it only says that the record can't be written at the moment."""
+        return self.status >= 500 and self.problem != "idempotency_unavailable"
+
+    @property
+    def problem(self) -> str:
+        """The code of a problem of this package, or an empty text."""
+        with suppress(ValueError, AttributeError):
+            code = json.loads(self.body).get("code")
+            if isinstance(code, str) and code.startswith("idempotency_"):
+                return code
+        return ""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request that was sent under a new key, its answer, and how many effects there were before."""
+
+    request: Request
+    key: str = field(repr=False)
+    answer: Answer
+    effects_before: int
+
+
+@dataclass
+class Trial:
+    """One call of ``assert_idempotent``."""
+
+    client: Client
+    make_request: Callable[[], Request]
+    effects: Callable[[], int]
+    other_client: Client | None
+    other_payload: Any
+    revoke: Callable[[], object] | None
+    threads: int
+    #: How many effects the first request had. Every other one must have as many or none.
+    once: int = 0
+    operation: Operation | None = None
+
+    def begin(self) -> Request:
+        """Send the first request, and learn what its effect and its operation are.
+
+        :returns: the request.
+        :raises AssertionError: the request fails or has no effect, so nothing can be learned from its repetition.
+            If it fails and has an effect, its retry has the effect again.
+        """
+        request, key, before = self.make_request(), str(uuid4()), self.effects()
+        # With the client as it is, so that it raises what the view raises.
+        answer = request.send(_copy(self.client), key)
+        self.once = self.effects() - before
+        if answer.failed and self.once > 0:
+            raise AssertionError(
+                f"{request} was answered {answer} although it took effect. A failure of the server is not recorded, so "
+                f"a retry takes effect again. Let the effect be in the record's transaction, which a failure rolls "
+                f"back, or answer with what has happened."
+            )
+        if not answer.succeeded or self.once < 1:
+            raise AssertionError(
+                f"{request} was answered {answer}, and `effects` counted {self.once} effects of it. Give a request "
+                f"that succeeds, and count its effects where they happen. In a TestCase, callbacks of on_commit() "
+                f"don't run."
+            )
+        found = self.find_record(key)
+        self.operation = None if found is None else registry.get(found.operation)
+        return request
+
+    def first(self) -> Sent:
+        """Send the request under a new key, for a check that repeats it.
+
+        :raises NotRun: it is refused or has no effect although its key is new.
+        """
+        request, key, before = self.make_request(), str(uuid4()), self.effects()
+        answer = self.send(request, key)
+        if not answer.succeeded or self.effects() - before != self.once:
+            raise refused(answer)
+        return Sent(request, key, answer, before)
+
+    def send(self, request: Request, key: str, client: Client | None = None) -> Answer:
+        """Send the request. A crash of the view is a 500, as for a client of the server."""
+        sender = _copy(client or self.client)
+        sender.raise_request_exception = False
+        return request.send(sender, key)
+
+    def again(self, sent: Sent) -> Answer:
+        return self.send(sent.request, sent.key)
+
+    def send_and_crash(self, request: Request, key: str, place: str) -> Answer | None:
+        """Send the request, which dies when it reaches a fault point.
+
+        :returns: None if it died, or the answer if it did not reach the fault point.
+        """
+        with patch.dict(faults.armed, {place: _crash}), suppress(SimulatedCrashError):
+            return self.send(request, key)
+        return None
+
+    def at_once(self, request: Request, key: str) -> list[Answer]:
+        """Send the request from several threads, each with connections of its own."""
+        start = threading.Barrier(self.threads)
+
+        def send() -> Answer:
+            try:
+                start.wait(PATIENCE)
+                return self.send(request, key)
+            finally:
+                connections.close_all()
+
+        with ThreadPoolExecutor(self.threads) as pool:
+            return [sending.result(PATIENCE) for sending in [pool.submit(send) for _ in range(self.threads)]]
+
+    def times(self, effects_before: int) -> str:
+        """How often the operation has taken effect since, for a sentence."""
+        return f"{self.effects() - effects_before} effects instead of {self.once}"
+
+    def expect_once(self, effects_before: int, what: str, mend: str) -> None:
+        """:raises Broken: there is not exactly one effect since."""
+        if self.effects() - effects_before != self.once:
+            raise Broken(f"{what} ({self.times(effects_before)}).", mend)
+
+    def expect_replay(self, first: Answer, answer: Answer, what: str) -> None:
+        """:raises Broken: ``answer`` is not that of the first request."""
+        if self.operation is not None and self.operation.rebuild is not None:
+            is_same = answer.succeeded  # the answer is made anew, so it may tell what has become of a job meanwhile
+        else:
+            is_same = answer == first
+        if not is_same:
+            raise Broken(
+                f"{what} was answered {answer} instead of {first}, the recorded answer.",
+                f"Let every decorator that changes the answer be above @idempotent. {PROTECT}",
+            )
+
+    def find_record(self, key: str) -> IdempotencyRecord | None:
+        return IdempotencyRecord.objects.using(alias()).filter(idempotency_key=key).first()
+
+    @property
+    def keeps_transaction(self) -> bool:
+        """Whether the operation promises that its effects are in the record's transaction."""
+        return self.operation is None or self.operation.transaction
+
+
+class SimulatedCrashError(BaseException):
+    """Ends a request as the death of its process would: nothing that handles errors sees it."""
+
+
+def _crash() -> None:
+    raise SimulatedCrashError
+
+
+def refused(answer: Answer) -> NotRun:
+    return NotRun(
+        f"it needs a request under a new key that takes effect, but that was answered {answer}. If the payload must be "
+        f"unique, give a callable that makes the request."
+    )
+
+
+def changed(payload: Any) -> Any:
+    """The payload with every value changed and every name kept.
+
+    :raises NotRun: it has no value that can be changed.
+    """
+    other = _changed(payload)
+    if other == payload:
+        raise NotRun("the request has no payload that could be changed. Give other_payload=")
+    return other
+
+
+def _changed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _changed(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_changed(each) for each in value]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1
+    return f"{value}1" if isinstance(value, str) else value
+
+
+def _copy(client: Client) -> Client:
+    """A client that sends what ``client`` would. Cookies of its answers don't reach the other one, as in a thread."""
+    copied = copy.copy(client)
+    copied.cookies = copy.deepcopy(client.cookies)
+    return copied

@@ -1,0 +1,428 @@
+"""``assert_idempotent`` passes a protected view, and names the promises that another one breaks."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.http import HttpResponse, JsonResponse
+from django.test import Client, TestCase, override_settings
+from rest_framework.authtoken.models import Token
+
+from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Reconcile, Unknown, idempotent, require_claim
+from idempotency.testing import ChecksNotRunWarning, Request, assert_idempotent
+from idempotency.testing.checks import concurrent
+from idempotency.testing.report import NotRun
+from testproject.models import Transfer
+from tests.factories import TokenFactory, UserFactory
+from tests.http.serving import Serve
+from tests.http.views import plain_answer
+
+transactional = pytest.mark.django_db(transaction=True)
+
+EVERY_CHECK = [
+    "new_key",
+    "retry",
+    "concurrent",
+    "other_payload",
+    "other_account",
+    "crash",
+    "lost_response",
+    "expiry",
+    "revoked",
+]
+
+#: What happens outside of the database, and is not undone.
+ledger: list[int] = []
+
+
+def client_of(user: User) -> Client:
+    return Client(headers={"Authorization": f"Token {TokenFactory(user=user).key}"})
+
+
+def request_to(path: str = "/") -> Request:
+    return Request("POST", path, {"amount": 1, "labels": ["a", None], "urgent": True}, content_type="application/json")
+
+
+def take_token(user: User) -> None:
+    Token.objects.filter(user=user).delete()
+
+
+def dismiss(user: User) -> None:
+    User.objects.filter(pk=user.pk).update(is_staff=False)
+
+
+def examine(path: str = "/", *, revoke: Callable[[User], None] = take_token, **options: Any) -> Any:
+    """Examine the view at ``path``, with every check unless ``options`` say otherwise."""
+    alice, bob = UserFactory(is_staff=True), UserFactory(is_staff=True)
+    ledger.clear()
+    given = {
+        "effects": Transfer.objects.all(),
+        "other_client": client_of(bob),
+        "revoke": lambda: revoke(alice),
+    }
+    return assert_idempotent(client_of(alice), request_to(path), **given | options)
+
+
+def found_by(error: AssertionError) -> dict[str, str]:
+    """What the report says about each promise that broke, by the name of its check."""
+    paragraphs = [paragraph.partition(": ") for paragraph in str(error).split("\n\n")]
+    return {name: text for name, _, text in paragraphs if name in EVERY_CHECK}
+
+
+def all_but(*names: str) -> list[str]:
+    return [name for name in EVERY_CHECK if name not in names]
+
+
+@pytest.mark.urls("tests.http.views")
+@pytest.mark.parametrize("kind", ["function", "async_function", "mixin_model_viewset"])
+@transactional
+def test_a_protected_view_passes_every_check(kind: str) -> None:
+    report = examine(f"/kinds/{kind}/")
+    assert (report.kept, report.not_run) == (EVERY_CHECK, {})
+    assert str(report) == f"POST /kinds/{kind}/\n\nKept: {', '.join(EVERY_CHECK)}"
+
+
+def pay(request: Any) -> HttpResponse:
+    ledger.append(1)
+    return JsonResponse({"paid": len(ledger)}, status=201)
+
+
+def count_payments() -> int:
+    return len(ledger)
+
+
+def found_payment(record: Any) -> Any:
+    return Completed(JsonResponse({"paid": len(ledger)}, status=201))
+
+
+OUTSIDE: dict[str, Any] = {
+    "found": Reconcile(found_payment),
+    "unknown": Reconcile(lambda record: Unknown()),
+    "parked": PARK,
+}
+
+
+@pytest.mark.parametrize("recovery", OUTSIDE)
+@transactional
+def test_an_effect_outside_of_the_database_passes_with_the_recovery_that_fits(recovery: str, serve: Serve) -> None:
+    serve(idempotent("kit.outside", transaction=False, recovery=OUTSIDE[recovery])(pay))
+    assert examine(effects=count_payments, leave_out=all_but("crash")).kept == ["crash"]
+
+
+def permission_checked(view: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(view)
+    def check(request: Any) -> Any:
+        return view(request) if request.user.is_staff else HttpResponse(status=403)
+
+    return check
+
+
+def staff_only_below(view: Callable[..., Any]) -> Callable[..., Any]:
+    return idempotent("kit.order")(permission_checked(view))
+
+
+def cached(view: Callable[..., Any]) -> Callable[..., Any]:
+    answers: dict[bytes, Any] = {}
+
+    def answer_of_payload(request: Any) -> Any:
+        return answers.get(request.body) or answers.setdefault(request.body, view(request))
+
+    return answer_of_payload
+
+
+def signed(view: Callable[..., Any]) -> Callable[..., Any]:
+    numbers = itertools.count()
+
+    def sign(request: Any) -> Any:
+        response = view(request)
+        response.content += b" %d" % next(numbers)
+        return response
+
+    return sign
+
+
+def in_a_dictionary(view: Callable[..., Any]) -> Callable[..., Any]:
+    """A process's own memory of keys: looked up first and written last."""
+    answers: dict[tuple[Any, ...], Any] = {}
+    together = threading.Barrier(4)
+
+    def remembered(request: Any) -> Any:
+        key = (request.user.pk, request.headers["Idempotency-Key"])
+        if key not in answers:
+            if threading.current_thread() is not threading.main_thread():
+                together.wait(60)
+            answers[key] = view(request)
+        return answers[key]
+
+    return remembered
+
+
+def unprotected(view: Callable[..., Any]) -> Callable[..., Any]:
+    return view
+
+
+MUTANTS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
+    "unprotected": (
+        unprotected,
+        {
+            "retry": "took effect again (2 effects instead of 1)",
+            "concurrent": "(5 effects instead of 1)",
+            "other_payload": "took effect, too",
+            "crash": "no outcome was recorded",
+            "lost_response": "(3 effects instead of 1)",
+        },
+    ),
+    "a permission below": (staff_only_below, {"revoked": "below every decorator that checks"}),
+    "a cache of responses above": (
+        lambda view: cached(idempotent("kit.cached")(view)),
+        {"new_key": "Look for a cache of responses"},
+    ),
+    "one account for all": (
+        idempotent("kit.account", account=lambda request: "everybody"),
+        {"other_account": "it learns of the first one's operation"},
+    ),
+    "the payload ignored": (
+        idempotent("kit.payload", command=lambda request: None),
+        {"other_payload": "look at command="},
+    ),
+    "a dictionary": (
+        in_a_dictionary,
+        {
+            "concurrent": "took effect other than once (4",
+            "other_payload": "It must be refused",
+            "crash": "no outcome",
+            "lost_response": "As for concurrent",
+        },
+    ),
+    "an answer that differs": (
+        lambda view: signed(idempotent("kit.signed")(view)),
+        {"retry": "instead of 201", "concurrent": "", "lost_response": ""},
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+@transactional
+def test_each_mistake_breaks_its_promises(mutant: str, serve: Serve) -> None:
+    wrap, expected = MUTANTS[mutant]
+    serve(wrap(plain_answer))
+    with pytest.raises(AssertionError, match="of its promises broke") as raised:
+        examine(revoke=dismiss if mutant == "a permission below" else take_token)
+    found = found_by(raised.value)
+    assert found.keys() == expected.keys()
+    for name, text in expected.items():
+        assert text in found[name]
+
+
+OUTSIDE_MUTANTS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "not declared": ({}, "crash", "The effect is not in the record's transaction"),
+    "run again without a derived key": (
+        {"transaction": False, "recovery": REEXECUTE},
+        "crash",
+        "REEXECUTE needs a key from current_claim().derive_key(…)",
+    ),
+    "a reconciler that finds nothing": (
+        {"transaction": False, "recovery": Reconcile(lambda record: NotExecuted())},
+        "crash",
+        "A reconciler must find what has happened",
+    ),
+    "an answer that is not recorded": (
+        {"transaction": False, "recovery": REEXECUTE, "recordable": lambda status: status == 200},
+        "retry",
+        "(2 effects instead of 1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", OUTSIDE_MUTANTS)
+@transactional
+def test_an_effect_outside_of_the_database_that_happens_twice_is_found(mutant: str, serve: Serve) -> None:
+    policy, check, text = OUTSIDE_MUTANTS[mutant]
+    serve(idempotent("kit.outside", **policy)(pay))
+    with pytest.raises(AssertionError, match="1 of its promises broke") as raised:
+        examine(effects=count_payments, leave_out=all_but(check))
+    assert text in found_by(raised.value)[check]
+
+
+@pytest.mark.django_db
+def test_what_a_crash_leaves_behind_must_not_keep_the_retry_from_running(serve: Serve) -> None:
+    seen = set()
+
+    @serve
+    @idempotent("kit.seen")
+    def view(request: Any) -> Any:
+        if request.headers["Idempotency-Key"] in seen:
+            raise RuntimeError
+        seen.add(request.headers["Idempotency-Key"])
+        return plain_answer(request)
+
+    with pytest.raises(AssertionError, match="Look for state that outlives the transaction"):
+        examine(leave_out=all_but("crash"))
+
+
+#: What a view answers to a key that it has seen before, and what its check says.
+DUPLICATES: dict[str, tuple[int, str]] = {
+    "concurrent": (500, "A duplicate gets the outcome, or is told to come back"),
+    "other_account": (500, "another account with the same key was answered 500"),
+    "expiry": (500, "It must make a new request"),
+    "crash": (201, "but there are 0 effects instead of 1"),
+}
+
+
+@pytest.mark.parametrize("check", DUPLICATES)
+@transactional
+def test_a_wrong_answer_to_a_duplicate_is_found(check: str, serve: Serve) -> None:
+    status, text = DUPLICATES[check]
+    seen: set[str] = set()
+    protected = idempotent("kit.duplicates")(plain_answer)
+
+    @serve
+    def view(request: Any) -> Any:
+        key = request.headers["Idempotency-Key"]
+        if key in seen:
+            return HttpResponse(status=status)
+        seen.add(key)
+        return protected(request)
+
+    with pytest.raises(AssertionError, match="1 of its promises broke") as raised:
+        examine(leave_out=all_but(check))
+    assert text in found_by(raised.value)[check]
+
+
+@pytest.mark.django_db
+def test_an_answer_that_is_made_anew_may_change(serve: Serve) -> None:
+    def rebuild(reference: str, request: Any) -> HttpResponse:
+        return HttpResponse(f"still {reference}", status=200)
+
+    @serve
+    @idempotent("kit.rebuilt", rebuild=rebuild)
+    def view(request: Any) -> Any:
+        require_claim().reference = "running"
+        return plain_answer(request)
+
+    assert examine(leave_out=all_but("retry", "lost_response")).kept == ["retry", "lost_response"]
+
+
+@override_settings(ROOT_URLCONF="tests.http.views")
+class KitInTestCase(TestCase):
+    """Other threads don't see the transaction of a TestCase."""
+
+    def test_threads_and_what_is_not_given_are_reported_as_not_run(self) -> None:
+        with pytest.warns(ChecksNotRunWarning) as warned:
+            report = assert_idempotent(
+                client_of(UserFactory()), request_to("/kinds/function/"), effects=Transfer.objects
+            )
+        assert report.kept == all_but(*report.not_run)
+        reasons = {"concurrent": "TransactionTestCase", "other_account": "other_client=", "revoked": "revoke="}
+        assert report.not_run.keys() == reasons.keys()
+        for check, reason in reasons.items():
+            assert reason in report.not_run[check]
+            assert f"{check}: {report.not_run[check]}" in str(warned[0].message)
+        assert warned[0].filename == __file__
+
+    def test_threads_do_not_share_a_database_in_memory(self) -> None:
+        with (
+            mock.patch.object(connection, "in_atomic_block", new=False),
+            mock.patch.object(connection, "is_in_memory_db", return_value=True, create=True),
+            pytest.raises(NotRun, match="an SQLite database in memory"),
+        ):
+            concurrent(mock.Mock())
+
+    def test_a_mistake_is_found(self) -> None:
+        with pytest.raises(AssertionError, match="2 of its promises broke") as raised:
+            examine("/unprotected/DecoratedViewSet/", leave_out=all_but("retry", "concurrent", "crash"))
+        assert found_by(raised.value).keys() == {"retry", "crash"}
+
+    def test_a_check_that_is_left_out_is_not_missed(self) -> None:
+        report = examine("/kinds/function/", leave_out=["concurrent"])
+        assert report.left_out == ["concurrent"]
+        assert (report.kept, report.not_run) == (all_but("concurrent"), {})
+
+
+def unique(view: Any) -> Any:
+    """Refuse a label that there is already, as the validator of a unique field does."""
+
+    def refuse_twice(request: Any) -> Any:
+        label = json.loads(request.body)["label"]
+        if Transfer.objects.filter(label=label).exists():
+            return JsonResponse({"label": ["exists"]}, status=400)
+        response = view(request)
+        Transfer.objects.filter(label=request.method).update(label=label)
+        return response
+
+    return refuse_twice
+
+
+@transactional
+def test_a_payload_that_must_be_unique_is_made_anew_for_each_check(serve: Serve) -> None:
+    numbers = itertools.count()
+    options: dict[str, Any] = {"content_type": "application/json"}
+    serve(idempotent("kit.unique")(unique(plain_answer)))
+    client, effects = client_of(UserFactory()), Transfer.objects
+    checks: dict[str, Any] = {"leave_out": ["other_account", "revoked"]}
+    with pytest.warns(ChecksNotRunWarning):
+        report = assert_idempotent(client, Request("post", "/", {"label": "a"}, **options), effects=effects, **checks)
+    assert report.kept == []
+    assert all("give a callable" in reason for reason in report.not_run.values())
+    labels = iter("bcc")
+    checks["leave_out"] = all_but("retry")
+    with pytest.warns(ChecksNotRunWarning, match=r"retry: it needs a request .* give a callable"):
+        assert_idempotent(
+            client, lambda: Request("post", "/", {"label": next(labels)}, **options), effects=effects, **checks
+        )
+    checks["leave_out"] = ["other_account", "revoked"]
+    report = assert_idempotent(
+        client, lambda: Request("post", "/", {"label": f"d{next(numbers)}"}, **options), effects=effects, **checks
+    )
+    assert report.not_run == {}
+
+
+def fail(request: Any) -> Any:
+    pay(request)
+    return HttpResponse(status=503)
+
+
+WRONG_BEGINNINGS: dict[str, tuple[Callable[..., Any], str]] = {
+    "a refusal": (lambda request: HttpResponse("no", status=400), "was answered 400 'no', and `effects` counted 0"),
+    "no effect": (lambda request: HttpResponse(), "was answered 200 '', and `effects` counted 0"),
+    "a failure with an effect": (fail, "was answered 503 '' although it took effect"),
+}
+
+
+@pytest.mark.parametrize("beginning", WRONG_BEGINNINGS)
+@pytest.mark.django_db
+def test_a_request_of_which_nothing_can_be_learned_is_refused(beginning: str, serve: Serve) -> None:
+    view, message = WRONG_BEGINNINGS[beginning]
+    serve(idempotent("kit.beginning", transaction=False, recovery=PARK)(view))
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        examine(effects=count_payments)
+
+
+def test_a_check_that_does_not_exist_is_refused() -> None:
+    for name, advice in (("retries", "Did you mean 'retry'?"), ("nonsense", "There are new_key, retry, ")):
+        with pytest.raises(ValueError, match=re.escape(advice)):
+            assert_idempotent(Client(), request_to(), effects=count_payments, leave_out=[name])
+
+
+@pytest.mark.django_db
+def test_a_payload_without_values_is_not_changed(serve: Serve) -> None:
+    serve(idempotent("kit.empty")(plain_answer))
+    client = client_of(UserFactory())
+    for data, given in ((None, None), (b"as it is", b"other bytes")):
+        request = Request("POST", "/", data, content_type="text/plain")
+        options = {"effects": Transfer.objects, "leave_out": all_but("other_payload")}
+        if given is None:
+            with pytest.warns(ChecksNotRunWarning, match="other_payload: the request has no payload"):
+                assert_idempotent(client, request, **options)
+        else:
+            assert assert_idempotent(client, request, other_payload=given, **options).kept == ["other_payload"]
