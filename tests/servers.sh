@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Servers for the tests that no package index has, on Debian and Ubuntu:
 #
-#   tests/servers.sh install rabbitmq|mariadb     install one with apt-get, as root; the machine's service is not started
-#   tests/servers.sh check rabbitmq|mariadb       say what is missing, if anything is
+#   tests/servers.sh install rabbitmq|mariadb|promtool   install one with apt-get, as root; the machine's service is not
+#                                                        started
+#   tests/servers.sh check rabbitmq|mariadb|promtool     say what is missing, if anything is
 #
 # The tests start servers of their own, which they kill and start again (tests/harness).
 set -euo pipefail
@@ -14,6 +15,7 @@ case ${2:-} in
     # With what mysqlclient is compiled with.
     mariadb) programs=(mariadbd mariadb-install-db mariadb_config gcc pkg-config)
              packages=(mariadb-server libmariadb-dev gcc libc6-dev pkg-config) ;;
+    promtool) programs=(promtool) packages=(prometheus) ;;  # checks the alert rules
     *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac
 

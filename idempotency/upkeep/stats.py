@@ -7,17 +7,16 @@ bound. The number of the other records is the database's estimate. The events co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from django.db.models import Max, Min, QuerySet
+from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
 from django.db.models.functions import Now
 
 from .. import sql
-from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..protocol.transactions import alias
 from .counters import counters
@@ -59,6 +58,13 @@ class Number:
 
     value: int | float | None
     kind: Precision
+    #: ``parked`` and ``abandoned`` also say how many of their records belong to each operation.
+    by_operation: Mapping[str, int] | None = field(default=None, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The number as plain data: ``{"value": 3, "kind": "exact"}``, and ``"by_operation"`` if it is known."""
+        plain: dict[str, Any] = {"value": self.value, "kind": str(self.kind)}
+        return plain if self.by_operation is None else {**plain, "by_operation": dict(self.by_operation)}
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class Stats:
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """The statistics as plain data: ``{"parked": {"value": 3, "kind": "exact"}, ...}``."""
-        return {name: {"value": number.value, "kind": str(number.kind)} for name, number in self}
+        return {name: number.as_dict() for name, number in self}
 
 
 def stats(using: str | None = None) -> Stats:
@@ -118,41 +124,65 @@ def stats(using: str | None = None) -> Stats:
     records = RecordQuerySet(IdempotencyRecord, using=using)
     size = sql.store(using).measure()
     total = _count(records)
-    unfinished = {status: _count(records.filter(status=status)) for status in Status if status != Status.COMPLETED}
+    claims = _claims_in_progress(records)
+    recoverable, parked = _count(records.recoverable()), _count_by_operation(records.parked())
+    unfinished = (claims["in_progress"], recoverable, parked)
     if total.kind is Precision.AT_LEAST and size.records is not None:
         total = Number(max(size.records, MAX_COUNTED), Precision.ESTIMATE)
     # completed = total - unfinished: exact if the total is exact, otherwise a lower bound.
-    completed = Number(max(0, _whole(total) - sum(map(_whole, unfinished.values()))), total.kind)
+    completed = Number(max(0, _whole(total) - sum(map(_whole, unfinished))), total.kind)
     counted = _name_events(sum(counters.read(using).values(), Counter()))
     return Stats(
         table_bytes=Number(size.in_bytes, Precision.UNKNOWN if size.in_bytes is None else Precision.EXACT),
         records=total,
-        in_progress=unfinished[Status.IN_PROGRESS],
-        recoverable=unfinished[Status.RECOVERABLE],
+        recoverable=recoverable,
         completed=completed,
-        parked=unfinished[Status.PARKED],
-        abandoned=_count(records.abandoned()),
-        **_in_progress(records, unfinished[Status.IN_PROGRESS].kind),
+        parked=parked,
+        **claims,
         **{name: Number(count, Precision.RECENT) for name, count in counted.items()},
         replay_rate=Number(_replay_rate(counted), Precision.RECENT),
     )
 
 
 def by_operation(using: str | None = None) -> dict[str, dict[str, int]]:
-    """Read the counts of events for each operation.
+    """Read what has happened to the records of each operation, and how many of them are stuck now.
 
     :param using: a database alias; by default the one that records are written to.
-    :returns: ``{"charges.create": {"claims": 3, "replays": 1, ...}, ...}``. The names are those of ``Stats``, and every
-        count is ``RECENT``. Operations without events are left out. The empty name stands for operations that were not
-        declared in the process in which somebody resolved one of their records.
+    :returns: ``{"charges.create": {"claims": 3, "replays": 1, ..., "parked": 0, "abandoned": 0}, ...}``. The names are
+        those of ``Stats``. Operations without any of it are left out. The empty name stands for operations that were
+        not declared in the process in which somebody resolved one of their records.
     :raises DatabaseError: the database refuses.
     """
-    counted = counters.read(using or alias())
-    return {operation: _name_events(events) for operation, events in sorted(counted.items())}
+    using = using or alias()
+    records = RecordQuerySet(IdempotencyRecord, using=using)
+    counted = counters.read(using)
+    stuck = {"parked": _count_by_operation(records.parked()), "abandoned": _count_by_operation(records.abandoned())}
+    found = {name: number.by_operation or {} for name, number in stuck.items()}
+    return {
+        operation: {
+            **_name_events(counted.get(operation, Counter())),
+            **{name: numbers.get(operation, 0) for name, numbers in found.items()},
+        }
+        for operation in sorted({*counted, *(operation for numbers in found.values() for operation in numbers)})
+    }
 
 
 def _count(records: QuerySet[IdempotencyRecord]) -> Number:
-    count = records.order_by()[:MAX_COUNTED].count()
+    return _bounded(records.order_by()[:MAX_COUNTED].count())
+
+
+def _count_by_operation(records: QuerySet[IdempotencyRecord]) -> Number:
+    # The names are counted here, because Django's ORM can't group the rows of a bounded query.
+    return _tally(records.order_by().values_list("operation", flat=True)[:MAX_COUNTED])
+
+
+def _tally(operations: Iterable[str]) -> Number:
+    found = Counter(operations)
+    counted = _bounded(sum(found.values()))
+    return Number(counted.value, counted.kind, dict(found))
+
+
+def _bounded(count: int) -> Number:
     return Number(count, Precision.AT_LEAST if count == MAX_COUNTED else Precision.EXACT)
 
 
@@ -160,22 +190,34 @@ def _whole(number: Number) -> int:
     return int(number.value or 0)
 
 
-def _in_progress(records: RecordQuerySet, kind: Precision) -> dict[str, Number]:
-    # In the order of the index. If there are more claims than the bound, this reads those that were abandoned longest.
-    listed = records.in_progress().order_by("lease_expires_at")
-    first = listed.annotate(now=Now()).values_list("now", "lease_expires_at").first()
-    now, lease = first or (None, None)
-    seen = listed[:MAX_COUNTED].aggregate(created_at=Min("created_at"), attempt=Max("attempt"))
+def _claims_in_progress(records: RecordQuerySet) -> dict[str, Number]:
+    """Everything about the claims in progress, from one statement.
+
+    It reads them in the order of the index. If there are more claims than the bound, it sees those that were abandoned
+    longest.
+    """
+    is_over = ExpressionWrapper(Q(lease_expires_at__lte=Now()), output_field=BooleanField())
+    listed = records.in_progress().order_by("lease_expires_at").annotate(is_over=is_over, now=Now())
+    claims = list(
+        listed.values_list("operation", "is_over", "now", "lease_expires_at", "created_at", "attempt")[:MAX_COUNTED]
+    )
+    number = _bounded(len(claims))
+    # Abandoned claims come first in the index, so this count is exact unless all that were seen are abandoned.
+    abandoned = _tally(operation for operation, is_over, *_ in claims if is_over)
+    overdue = _age(claims[0][2], claims[0][3]) if claims else None
+    oldest = max((_age(now, created_at) for *_, now, _, created_at, _ in claims), default=None)
     return {
-        "overdue": Number(_age(now, lease), Precision.EXACT),
-        "oldest_in_progress": Number(_age(now, seen["created_at"]), kind),
-        "most_attempts": Number(seen["attempt"], kind),
+        "in_progress": number,
+        "abandoned": abandoned,
+        "overdue": Number(overdue, Precision.EXACT),
+        "oldest_in_progress": Number(oldest, number.kind),
+        "most_attempts": Number(max((attempt for *_, attempt in claims), default=None), number.kind),
     }
 
 
-def _age(now: datetime | None, since: datetime | None) -> float | None:
-    """:returns: seconds, 0 if ``since`` lies ahead, or None if there is nothing to measure."""
-    return None if now is None or since is None else max(0.0, round((now - since).total_seconds(), 3))
+def _age(now: datetime, since: datetime) -> float:
+    """:returns: seconds, or 0 if ``since`` lies ahead."""
+    return max(0.0, round((now - since).total_seconds(), 3))
 
 
 def _name_events(events: Counter[str]) -> dict[str, int]:

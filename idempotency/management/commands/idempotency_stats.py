@@ -1,16 +1,19 @@
-"""``manage.py idempotency_stats``: the statistics as a table or as JSON."""
+"""``manage.py idempotency_stats``: the statistics as a table or as JSON, and conditions under which it fails."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator, Mapping
 from json import dumps
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...protocol.transactions import alias
-from ...upkeep.stats import EVENTS, Number, stats
+from ...upkeep.stats import EVENTS, Number, Precision, stats
 from ...upkeep.stats import by_operation as stats_by_operation
-from ..running import check_database, refusals_as_errors
+from ..conditions import Condition
+from ..running import EXIT_REFUSED, EXIT_USAGE, check_database, refusals_as_errors
 
 LABELS = {
     "table_bytes": "table and indexes",
@@ -36,7 +39,9 @@ LABELS = {
     "parkings": "parkings",
 }
 
-WIDTH = max(len(LABELS[name]) for name in EVENTS)
+#: The numbers that are shown for each operation.
+OF_OPERATIONS = (*EVENTS, "parked", "abandoned")
+WIDTH = max(len(LABELS[name].strip()) for name in OF_OPERATIONS)
 UNKNOWN_OPERATION = "(settled by an operator, the operation was not known)"
 
 
@@ -52,19 +57,74 @@ class Command(BaseCommand):
         parser.add_argument(
             "--by-operation", action="store_true", help="show instead what has happened to each operation's records"
         )
+        parser.add_argument(
+            "--fail-if",
+            metavar="CONDITION",
+            type=Condition.parser(LABELS),
+            action="append",
+            default=[],
+            help="exit with 1 if this is true, such as 'parked > 0'. May be given several times. With --by-operation "
+            "it is checked for each operation",
+        )
         parser.add_argument("--database", metavar="ALIAS", help="default: the database that records are written to")
 
-    def handle(self, *args: object, json: bool, by_operation: bool, database: str | None, **options: Any) -> None:
+    def handle(
+        self,
+        *args: object,
+        json: bool,
+        by_operation: bool,
+        fail_if: list[Condition],
+        database: str | None,
+        **options: Any,
+    ) -> None:
         using = alias() if database is None else database
         check_database(using)
+        if by_operation:
+            _refuse_totals(fail_if)
+        numbers: dict[str, Mapping[str, Number]]
         with refusals_as_errors(using):
             if by_operation:
                 events = stats_by_operation(using)
                 text = dumps(events) if json else _table_of_operations(events)
+                numbers = {operation: _numbers_of(counts) for operation, counts in events.items()}
             else:
-                numbers = stats(using)
-                text = dumps(numbers.as_dict()) if json else _table_of_numbers(dict(numbers))
+                read = stats(using)
+                text = dumps(read.as_dict()) if json else _table_of_numbers(dict(read))
+                numbers = {"": dict(read)}
         self.stdout.write(text)
+        if complaints := list(_complaints(fail_if, numbers, by_operation)):
+            for complaint in complaints:
+                self.stderr.write(complaint)
+            sys.exit(EXIT_REFUSED)
+
+
+def _refuse_totals(conditions: list[Condition]) -> None:
+    for condition in conditions:
+        if condition.name not in OF_OPERATIONS:
+            raise CommandError(
+                f"{condition.name} is not known for each operation. With --by-operation the numbers are "
+                f"{', '.join(OF_OPERATIONS)}.",
+                returncode=EXIT_USAGE,
+            )
+
+
+def _numbers_of(counts: Mapping[str, int]) -> dict[str, Number]:
+    return {name: Number(count, Precision.RECENT) for name, count in counts.items()}
+
+
+def _complaints(
+    conditions: list[Condition], numbers: Mapping[str, Mapping[str, Number]], by_operation: bool
+) -> Iterator[str]:
+    for operation, known in numbers.items():
+        place = f"{operation or UNKNOWN_OPERATION}: " if by_operation else ""
+        for condition in conditions:
+            number = known[condition.name]
+            if condition.holds(number):
+                yield f"{place}{condition} is true: {condition.name} is {_told(number)}."
+
+
+def _told(number: Number) -> str:
+    return f"at least {number.value}" if number.kind is Precision.AT_LEAST else str(number.value)
 
 
 def _table_of_numbers(numbers: dict[str, Number]) -> str:
@@ -77,7 +137,7 @@ def _table_of_operations(operations: dict[str, dict[str, int]]) -> str:
     lines = []
     for operation, events in operations.items():
         lines.append(operation or UNKNOWN_OPERATION)
-        lines += [f"  {LABELS[name]:{WIDTH}}  {count:>12,}" for name, count in events.items() if count]
+        lines += [f"  {LABELS[name].strip():{WIDTH}}  {count:>12,}" for name, count in events.items() if count]
     return "\n".join(lines) or "Nothing has happened yet."
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from idempotency import signals
 from idempotency.lifecycle import Status
 from idempotency.management.commands import idempotency_stats
+from idempotency.management.commands.idempotency_stats import LABELS
+from idempotency.management.conditions import Condition
 from idempotency.upkeep import stats
 from idempotency.upkeep.counters import Counters, counters
 from idempotency.upkeep.stats import Number, Precision
@@ -45,8 +48,13 @@ def test_a_small_table_is_counted_exactly() -> None:
     make_records(2, Status.PARKED)
     make_records(1, Status.IN_PROGRESS, lease=HOUR, created_at=from_now(-3 * HOUR))
     make_records(2, Status.IN_PROGRESS, lease=-timedelta(minutes=5), attempt=4)
-    seen = numbers()
-    counts = {"records": 11, "in_progress": 3, "recoverable": 1, "completed": 5, "parked": 2, "abandoned": 2}
+    make_records(1, Status.PARKED, operation="payouts.create")
+    with CaptureQueriesContext(connection) as captured:
+        seen = numbers()
+    assert len([one for one in captured if "idempotency_record" in one["sql"]]) <= 5
+    assert seen["parked"].by_operation == {"charges.create": 2, "payouts.create": 1}
+    assert seen["abandoned"].by_operation == {"charges.create": 2}
+    counts = {"records": 12, "in_progress": 3, "recoverable": 1, "completed": 5, "parked": 3, "abandoned": 2}
     for name, number in {**counts, "most_attempts": 4}.items():
         assert seen[name] == Number(number, Precision.EXACT)
     for name, age in (("overdue", 300), ("oldest_in_progress", 3 * 3600)):
@@ -160,16 +168,18 @@ def test_the_command_shows_a_table() -> None:
 def test_the_command_shows_what_has_happened_by_operation() -> None:
     assert (stats.by_operation(), run(by_operation=True)) == ({}, ["Nothing has happened yet."])
     happen()
-    nothing = dict.fromkeys(stats.EVENTS, 0)
+    make_records(1, Status.IN_PROGRESS, lease=-HOUR, operation="payouts.create")
+    nothing = dict.fromkeys([*stats.EVENTS, "parked", "abandoned"], 0)
     assert stats.by_operation() == {
         "": {**nothing, "recoveries": 1},
         operation.name: {**nothing, "claims": 3, "take_overs": 1, "replays": 12, "parkings": 2},
+        "payouts.create": {**nothing, "abandoned": 1},
     }
     assert [" ".join(line.split()) for line in run(by_operation=True)] == [
         "(settled by an operator, the operation was not known)",
         "recoveries 1",
-        operation.name,
-        *("claims 3", "take-overs 1", "replays 12", "parkings 2"),
+        *("payouts.create", "abandoned claims 1"),
+        *(operation.name, "claims 3", "take-overs 1", "replays 12", "parkings 2"),
     ]
     assert json.loads("".join(run(by_operation=True, json=True))) == stats.by_operation()
 
@@ -177,6 +187,55 @@ def test_the_command_shows_what_has_happened_by_operation() -> None:
 def test_the_command_writes_json() -> None:
     make_records(2, Status.PARKED)
     data = json.loads("".join(run(json=True)))
-    assert data["parked"] == {"value": 2, "kind": "exact"}
+    assert data["parked"] == {"value": 2, "kind": "exact", "by_operation": {"charges.create": 2}}
     assert data == stats.stats().as_dict()
     assert set(data) == set(idempotency_stats.LABELS) == {name for name, _ in stats.stats()}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "complaints"),
+    [
+        (["parked > 2"], []),
+        (["parked>1", "abandoned>=1", "replays == 12"], ["parked > 1", "replays == 12"]),
+        (["overdue < 1"], []),  # there is nothing to measure
+        (["recoverable > 9", "recoverable == 9", "recoverable <= 3"], ["recoverable > 9", "recoverable == 9"]),
+    ],
+)
+def test_the_command_fails_if_a_condition_is_true(
+    monkeypatch: pytest.MonkeyPatch, conditions: list[str], complaints: list[str]
+) -> None:
+    """A number that was counted up to a bound only may be anything above it, and an alarm must not miss that."""
+    make_records(2, Status.PARKED)
+    monkeypatch.setattr(stats, "MAX_COUNTED", 4)
+    make_records(4, Status.RECOVERABLE)
+    happen()
+    code, _, errors = run_command("idempotency_stats", fail_if=list(map(Condition.parser(LABELS), conditions)))
+    assert (code, [line.partition(" is true")[0] for line in errors]) == (1 if complaints else 0, complaints)
+
+
+def test_a_condition_is_checked_for_each_operation() -> None:
+    make_records(1, Status.PARKED, operation="payouts.create")
+    happen()
+    code, _, errors = run_command("idempotency_stats", "--by-operation", "--fail-if", "parked > 0")
+    assert (code, errors) == (1, ["payouts.create: parked > 0 is true: parked is 1."])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--fail-if", "parked"], "'parked' is not a comparison"),
+        (["--fail-if", "parked > x"], "is not a comparison"),
+        (["--fail-if", "__import__ > 0"], "there is no number '__import__'"),
+        (["--fail-if", "records > 0", "--by-operation"], "records is not known for each operation"),
+        pytest.param(
+            ["--fail-if", "table_bytes > 0"], "This database can't tell table_bytes", marks=pytest.mark.sqlite
+        ),
+    ],
+)
+def test_a_condition_that_can_not_be_checked_is_a_mistake_of_usage(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        idempotency_stats.Command().run_from_argv(["manage.py", "idempotency_stats", *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
