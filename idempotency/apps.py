@@ -19,6 +19,7 @@ class IdempotencyConfig(AppConfig):
         import_module("idempotency.checks")
         import_module("idempotency.http.checks")
         import_module("idempotency.upkeep.counters")  # connects the counters to the signals
+        import_module("idempotency.log").connect_if_named()
         if find_spec("rest_framework") is not None:
             import_module("idempotency.contrib.rest_framework")  # registers its adapter; the core never imports it
         if find_spec("ninja") is not None:

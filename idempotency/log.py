@@ -1,10 +1,25 @@
-"""A logging filter that says which operation a line belongs to. It is used only if ``LOGGING`` names it."""
+"""Logging: a filter that says which operation a line belongs to, and a line for each event.
+
+Both are used only if ``LOGGING`` names them.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
 
+from django.dispatch import Signal
+
+from . import signals
+from .identity.scope import Scope
+from .operation import Operation
 from .protocol.context import current_claim
+
+EVENTS = "idempotency.events"
+
+logger = logging.getLogger(EVENTS)
 
 
 class ClaimFilter(logging.Filter):
@@ -14,12 +29,49 @@ class ClaimFilter(logging.Filter):
         "formatters": {"plain": {"format": "%(message)s %(idempotency_operation)s %(idempotency_trace)s"}},
 
     The attributes are ``idempotency_operation`` (str), ``idempotency_trace`` (str) and ``idempotency_attempt`` (int) of
-    the claim under which the code runs. Outside of a claim they are empty strings. The filter lets every record pass.
+    the claim under which the code runs. Outside of a claim they are empty strings. A record that has them already keeps
+    them. The filter lets every record pass.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         claim = current_claim()
-        record.idempotency_operation = claim.operation.name if claim else ""
-        record.idempotency_trace = claim.trace if claim else ""
-        record.idempotency_attempt = claim.attempt if claim else ""
+        known = vars(record)
+        known.setdefault("idempotency_operation", claim.operation.name if claim else "")
+        known.setdefault("idempotency_trace", claim.trace if claim else "")
+        known.setdefault("idempotency_attempt", claim.attempt if claim else "")
         return True
+
+
+def connect_if_named() -> None:
+    """Log events if ``LOGGING`` gives the logger ``idempotency.events`` a level. Called when Django has loaded the
+    apps.
+    """
+    if logger.level != logging.NOTSET:
+        connect()
+
+
+def connect() -> None:
+    """Log each event from now on, as one line at level info. Called again, it does nothing.
+
+    A line's ``extra`` attributes can be written as JSON: ``idempotency_event`` (str), the signal's name; for events of
+    a record ``idempotency_operation`` (str), ``idempotency_trace`` (str) and ``idempotency_attempt`` (int); and the
+    signal's own arguments. Neither the account nor the key is logged.
+    """
+    for event, signal in vars(signals).items():
+        if isinstance(signal, Signal):
+            signal.connect(_receiver(event), weak=False, dispatch_uid=f"{EVENTS}.{event}")
+
+
+def _receiver(event: str) -> Callable[..., None]:
+    def note(sender: Any, signal: Signal, **arguments: Any) -> None:
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        told: dict[str, Any] = {"event": event}
+        account_id, key = arguments.pop("account_id", None), arguments.pop("idempotency_key", None)
+        if isinstance(sender, Operation):
+            told |= {"operation": sender.name, "trace": Scope(account_id, sender.name, key).trace}
+        told |= {name: str(value) if isinstance(value, UUID) else value for name, value in arguments.items()}
+        text = ", ".join(f"{name} {value!r}" for name, value in told.items() if name != "event")
+        logger.info("%s: %s", event, text, extra={f"idempotency_{name}": value for name, value in told.items()})
+
+    return note

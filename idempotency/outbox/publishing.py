@@ -27,6 +27,7 @@ from ..models import IdempotencyRecord, OutboxMessage, RecordQuerySet
 from ..protocol.claim import Claim
 from ..protocol.context import current_claim
 from ..protocol.ownership import on_behalf_of
+from .propagation import header_sources
 
 CELERY = "idempotency.contrib.celery.send"
 
@@ -89,7 +90,7 @@ def publish(
     message = OutboxMessage(
         topic=_text("topic", topic),
         payload=_json(payload, topic),
-        headers=_checked_headers(headers or {}),
+        headers=_added_headers() | _checked_headers(headers or {}),
         ordering_key=_text("ordering_key", ordering_key) if ordering_key else "",
         sender=sender,
     )
@@ -199,6 +200,10 @@ def _json(payload: object, topic: str) -> str:
         return json.dumps(payload, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"The payload of a message on {topic!r} must be JSON: {error}") from error
+
+
+def _added_headers() -> dict[str, str]:
+    return {name: value for source in header_sources for name, value in source().items()}
 
 
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -29,6 +30,7 @@ from ..exceptions import BrokerUnavailableError
 from ..models import MessageStatus, OutboxMessage
 from ..protocol.faults import fault_point
 from ..upkeep.batches import BatchResult, check_batch_size, in_batches
+from .propagation import sending_contexts
 
 logger = logging.getLogger("idempotency")
 
@@ -244,8 +246,7 @@ def _send(messages: list[OutboxMessage], until: float, result: RelayResult) -> _
             outcomes.put_back.append((message, ""))
         else:
             try:
-                send: Callable[[OutboxMessage], None] = import_string(message.sender)
-                send(message)
+                _hand_over(message)
             except BrokerUnavailableError as error:
                 logger.warning("Sender %s can't reach its broker", message.sender, exc_info=True)
                 result.unavailable[message.sender] = _text_of(error)
@@ -261,6 +262,14 @@ def _send(messages: list[OutboxMessage], until: float, result: RelayResult) -> _
         if message.ordering_key:
             held_up.add(message.ordering_key)
     return outcomes
+
+
+def _hand_over(message: OutboxMessage) -> None:
+    send: Callable[[OutboxMessage], None] = import_string(message.sender)
+    with ExitStack() as stack:
+        for context in sending_contexts:
+            stack.enter_context(context(message))
+        send(message)
 
 
 def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:

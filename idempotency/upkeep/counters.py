@@ -142,7 +142,7 @@ class Counters:
             # When the interpreter ends, the test database in which a test counted may be gone, and the alias may stand
             # for another database again. The counts must not be added to that one.
             if database in {None, _database(using)}:
-                with _as_it_was(using):
+                with connection_as_found(using):
                     _add(using, counts)
             kept = {}
         finally:
@@ -198,7 +198,7 @@ def _runs_event_loop() -> bool:
 
 
 @contextmanager
-def _as_it_was(using: str) -> Iterator[None]:
+def connection_as_found(using: str) -> Iterator[None]:
     """Close the thread's connection at the end if it was not open at the beginning.
 
     Django has already closed old connections when this runs, and under ASGI the thread ends with the request. So nobody

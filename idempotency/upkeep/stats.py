@@ -204,20 +204,19 @@ def _claims_in_progress(records: RecordQuerySet) -> dict[str, Number]:
     number = _bounded(len(claims))
     # Abandoned claims come first in the index, so this count is exact unless all that were seen are abandoned.
     abandoned = _tally(operation for operation, is_over, *_ in claims if is_over)
-    overdue = _age(claims[0][2], claims[0][3]) if claims else None
-    oldest = max((_age(now, created_at) for *_, now, _, created_at, _ in claims), default=None)
+    now, lease = claims[0][2:4] if claims else (None, None)
     return {
         "in_progress": number,
         "abandoned": abandoned,
-        "overdue": Number(overdue, Precision.EXACT),
-        "oldest_in_progress": Number(oldest, number.kind),
-        "most_attempts": Number(max((attempt for *_, attempt in claims), default=None), number.kind),
+        "overdue": Number(_age(now, lease), Precision.EXACT),
+        "oldest_in_progress": Number(_age(now, min((claim[4] for claim in claims), default=None)), number.kind),
+        "most_attempts": Number(max((claim[5] for claim in claims), default=None), number.kind),
     }
 
 
-def _age(now: datetime, since: datetime) -> float:
-    """:returns: seconds, or 0 if ``since`` lies ahead."""
-    return max(0.0, round((now - since).total_seconds(), 3))
+def _age(now: datetime | None, since: datetime | None) -> float | None:
+    """:returns: seconds, 0 if ``since`` lies ahead, or None if there is nothing to measure."""
+    return None if now is None or since is None else max(0.0, round((now - since).total_seconds(), 3))
 
 
 def _name_events(events: Counter[str]) -> dict[str, int]:

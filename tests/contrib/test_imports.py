@@ -11,6 +11,8 @@ import pytest
 import idempotency.contrib.celery
 import idempotency.contrib.httpx
 import idempotency.contrib.ninja
+import idempotency.contrib.opentelemetry
+import idempotency.contrib.prometheus
 import idempotency.contrib.requests
 import idempotency.contrib.spectacular
 import idempotency.tasks  # noqa: F401 - imported before a library is taken away
@@ -28,6 +30,8 @@ import idempotency.tasks  # noqa: F401 - imported before a library is taken away
         ("idempotency.contrib.retrying", "tenacity", "httpx"),
         ("idempotency.contrib.ninja", "ninja", "ninja"),
         ("idempotency.contrib.spectacular", "drf_spectacular", "spectacular"),
+        ("idempotency.contrib.prometheus", "prometheus_client", "prometheus"),
+        ("idempotency.contrib.opentelemetry", "opentelemetry.trace", "opentelemetry"),
     ],
 )
 def test_without_its_libraries_the_error_names_what_to_install(

@@ -1,0 +1,20 @@
+"""OpenTelemetry: what happens to a record, on the request's own span; links from messages to their producers; metrics.
+
+Add ``"idempotency.contrib.opentelemetry"`` to ``INSTALLED_APPS``. Without that nothing is recorded. Only the API of
+OpenTelemetry is used. The project chooses the SDK and the instrumentation, and without them nothing is recorded either.
+"""
+
+from __future__ import annotations
+
+try:
+    import opentelemetry.metrics
+    import opentelemetry.trace  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "idempotency.contrib.opentelemetry needs OpenTelemetry's API. Install it with\n"
+        "    python -m pip install 'django-idempotency[opentelemetry]'"
+    ) from error
+
+from .links import link_to_producer
+
+__all__ = ["link_to_producer"]

@@ -1,0 +1,82 @@
+"""Metrics through OpenTelemetry's API: counters in every process, and gauges in the one that asks for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from opentelemetry import metrics
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from ... import __version__
+from ..metrics import (
+    AVAILABLE,
+    AVAILABLE_DESCRIPTION,
+    COUNTS,
+    EVENTS,
+    EVENTS_DESCRIPTION,
+    GAUGES,
+    Values,
+    connect_counters,
+    read_gauges,
+)
+
+#: Seconds. An SDK asks for each gauge by itself, a moment after the other. Within this time all get what was read once.
+FRESH: Final = 5.0
+
+
+def connect() -> None:
+    """Count from now on, with the names of Prometheus's counters, dots in place of the first underscore."""
+    meter = metrics.get_meter("idempotency", __version__)
+    events = meter.create_counter(_dotted(EVENTS), "{event}", EVENTS_DESCRIPTION)
+    counts = [meter.create_counter(_dotted(one.name), description=one.description) for one in COUNTS]
+    connect_counters(
+        "opentelemetry",
+        lambda operation, event: events.add(1, {"operation": operation, "event": event}),
+        [one.add for one in counts],
+    )
+
+
+def observe_stats() -> None:
+    """Let this process report the gauges, which are read from the tables at each export.
+
+    They are the same from every process. So call this once in one process of the project, such as the one that runs the
+    sweep, and not in every worker of a server.
+    """
+    meter, readings = metrics.get_meter("idempotency", __version__), Readings()
+    meter.create_observable_gauge(_dotted(AVAILABLE), [readings.of(AVAILABLE, ())], description=AVAILABLE_DESCRIPTION)
+    for gauge in GAUGES:
+        meter.create_observable_gauge(
+            _dotted(gauge.name), [readings.of(gauge.name, gauge.labels)], gauge.unit, gauge.description
+        )
+
+
+class Readings:
+    """Reads all gauges once for each export."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until = float("-inf")
+        self._read: dict[str, Values] = {}
+
+    def of(self, name: str, labels: tuple[str, ...]) -> Callable[[CallbackOptions], Iterator[Observation]]:
+        """The callback of one gauge."""
+
+        def observe(options: CallbackOptions) -> Iterator[Observation]:
+            for values, number in self._latest().get(name, {}).items():
+                yield Observation(number, dict(zip(labels, values, strict=True)))
+
+        return observe
+
+    def _latest(self) -> dict[str, Values]:
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._read = read_gauges()
+                self._until = time.monotonic() + FRESH
+            return self._read
+
+
+def _dotted(name: str) -> str:
+    return name.replace("idempotency_", "idempotency.", 1)

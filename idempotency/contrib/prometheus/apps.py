@@ -1,0 +1,17 @@
+"""The app that switches the metrics on."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class PrometheusConfig(AppConfig):
+    name = "idempotency.contrib.prometheus"
+    label = "idempotency_prometheus"
+    verbose_name = _("Idempotency: metrics for Prometheus")
+
+    def ready(self) -> None:
+        import_module("idempotency.contrib.prometheus.exporter").connect()

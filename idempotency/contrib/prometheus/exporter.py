@@ -1,0 +1,60 @@
+"""The metrics of this process, and the collector that reads the others from the tables at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ..metrics import (
+    AVAILABLE,
+    AVAILABLE_DESCRIPTION,
+    COUNTS,
+    EVENTS,
+    EVENTS_DESCRIPTION,
+    GAUGES,
+    connect_counters,
+    read_gauges,
+)
+
+#: The registries that ``connect`` has filled, because a registry refuses a second metric of the same name.
+_connected: list[CollectorRegistry] = []
+
+
+def connect(registry: CollectorRegistry = REGISTRY) -> None:
+    """Count from now on, and let each scrape of ``registry`` read the gauges. Called again, it does nothing.
+
+    :param registry: by default the one that every exporter exports unless told otherwise.
+    """
+    if registry in _connected:
+        return
+    events = Counter(EVENTS, EVENTS_DESCRIPTION, ["operation", "event"], registry=registry)
+    counts = [Counter(one.name, one.description, registry=registry) for one in COUNTS]
+    registry.register(StatsCollector())
+    connect_counters(
+        "prometheus", lambda operation, event: events.labels(operation, event).inc(), [one.inc for one in counts]
+    )
+    _connected.append(registry)
+
+
+class StatsCollector(Collector):
+    """Reads the gauges when it is scraped, in the process that answers the scrape."""
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Name the gauges. Without this method a registry would read them to learn their names."""
+        yield from self._families().values()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        families = self._families()
+        for name, values in read_gauges().items():
+            for labels, value in values.items():
+                families[name].add_metric(labels, value)
+            yield families[name]
+
+    def _families(self) -> dict[str, GaugeMetricFamily]:
+        families = {
+            gauge.name: GaugeMetricFamily(gauge.name, gauge.description, labels=gauge.labels) for gauge in GAUGES
+        }
+        return {AVAILABLE: GaugeMetricFamily(AVAILABLE, AVAILABLE_DESCRIPTION, labels=()), **families}

@@ -1,0 +1,183 @@
+"""OpenTelemetry: events on the caller's own span, links from messages to their producers, and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from opentelemetry import context, metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from idempotency import Operation, claim, signals
+from idempotency.contrib.opentelemetry import link_to_producer
+from idempotency.contrib.opentelemetry.apps import OpenTelemetryConfig
+from idempotency.contrib.opentelemetry.meters import observe_stats
+from idempotency.exceptions import KeyReusedError
+from idempotency.identity.scope import Scope
+from idempotency.lifecycle import Status
+from idempotency.models import OutboxMessage
+from idempotency.outbox import publish
+from idempotency.outbox.relay import relay_once
+from testproject.celery import app
+from tests.contrib.consumers import send
+from tests.contrib.exporting import _as_if_off, happen  # noqa: F401 - a fixture
+from tests.outbox import SENDER, broker
+from tests.records import make_records
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_as_if_off")]
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Recorded:
+    """An SDK in memory. Nothing of it is the process's own, which can be set only once."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.reader = InMemoryMetricReader()
+        self.meters = MeterProvider([self.reader])
+
+    def span(self, name: str = "request") -> Any:
+        return self.provider.get_tracer("tests").start_as_current_span(name)
+
+    def spans(self) -> dict[str, ReadableSpan]:
+        return {span.name: span for span in self.exporter.get_finished_spans()}
+
+    def numbers(self) -> dict[str, dict[tuple[Any, ...], float]]:
+        data: Any = self.reader.get_metrics_data()
+        return {
+            metric.name: {tuple(point.attributes.values()): point.value for point in metric.data.data_points}
+            for resource in data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
+    recorded = Recorded()
+    monkeypatch.setattr(metrics, "get_meter", recorded.meters.get_meter)
+    module = "idempotency.contrib.opentelemetry"
+    for _ in range(2):  # to be ready twice changes nothing
+        OpenTelemetryConfig(module, import_module(module)).ready()
+    broker.reset()
+    yield recorded
+    recorded.meters.shutdown()
+    recorded.provider.shutdown()
+
+
+def test_the_callers_span_says_what_happened_and_nothing_private(recorded: Recorded) -> None:
+    def run(payload: object) -> None:
+        with claim("tests.spans", account_id="private-account", key="private-key", payload=payload) as one:
+            if not one.replayed:
+                one.result = None
+
+    with recorded.span("first"):
+        run(1)
+    with recorded.span("retry"):
+        run(1)
+    with recorded.span("reused"), pytest.raises(KeyReusedError):
+        run(2)
+    run(1)  # where no span is recording, none is made
+    told = {
+        name: ([event.name for event in span.events], dict(span.attributes or {}))
+        for name, span in recorded.spans().items()
+    }
+    of = {"idempotency.operation": "tests.spans", "idempotency.attempt": 1}
+    assert told == {
+        "first": (["idempotency.claimed", "idempotency.completed"], {**of, "idempotency.result": "completed"}),
+        "retry": (["idempotency.replayed"], {**of, "idempotency.result": "replayed"}),
+        "reused": (["idempotency.key_reused"], {**of, "idempotency.result": "key_reused"}),
+    }
+    assert all(dict(event.attributes or {}) == of for span in recorded.spans().values() for event in span.events)
+    assert "private" not in "".join(span.to_json() for span in recorded.spans().values())
+
+
+def test_a_message_carries_its_producers_context_and_is_sent_in_it(recorded: Recorded) -> None:
+    seen = []
+    broker.answer = lambda message: seen.append(trace.get_current_span().get_span_context())
+    with recorded.span("producer"), transaction.atomic():
+        publish("a", sender=SENDER, headers={"tenant": "x"})
+    with transaction.atomic():
+        publish("b", sender=SENDER)  # no span, no header
+    with recorded.span("relay") as relay:
+        assert relay_once().sent == 2
+        assert trace.get_current_span() is relay
+    first, second = OutboxMessage.objects.order_by("pk").values_list("headers", flat=True)
+    assert (set(first), second) == ({"tenant", "traceparent"}, {})
+    producer = recorded.spans()["producer"].context
+    assert producer is not None
+    assert [place.span_id for place in seen] == [producer.span_id, relay.get_span_context().span_id]
+    assert seen[0].trace_id == producer.trace_id
+
+
+def test_a_header_of_the_caller_wins_over_the_one_that_is_added(recorded: Recorded) -> None:
+    with recorded.span(), transaction.atomic():
+        message = publish("a", sender=SENDER, headers={"traceparent": PARENT})
+    assert message.headers == {"traceparent": PARENT}
+
+
+def test_a_sender_that_fails_leaves_the_relays_context_as_it_was(recorded: Recorded) -> None:
+    with transaction.atomic():
+        publish("a", 1, sender=SENDER, headers={"traceparent": PARENT})
+    broker.refuse(1, error=ValueError())
+    before = context.get_current()
+    assert relay_once().postponed == 1
+    assert context.get_current() == before
+
+
+def test_the_span_of_an_idempotent_task_is_linked_to_its_messages_producer(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(app.conf, "task_always_eager", True)
+    for name in ("delivery", "redelivery"):
+        with recorded.span(name):
+            send.apply_async(["a"], task_id="one", headers={"traceparent": PARENT})
+    for span in recorded.spans().values():
+        assert [f"{link.context.span_id:x}" for link in span.links] == ["b7ad6b7169203331"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "links"),
+    [
+        ({"Traceparent": PARENT, "Content-Type": "application/json"}, 1),
+        ({}, 0),
+        ({"traceparent": "00-0-0-0"}, 0),
+        ({"traceparent": 7, 8: PARENT, b"traceparent": PARENT}, 0),
+        ({"traceparent": [PARENT]}, 0),
+    ],
+)
+def test_a_consumer_of_another_kind_links_to_whatever_its_headers_name(
+    recorded: Recorded, headers: dict[Any, Any], links: int
+) -> None:
+    link_to_producer(headers)  # no span, nothing to link
+    with recorded.span():
+        link_to_producer(headers)
+    assert len(recorded.spans()["request"].links) == links
+
+
+def test_the_meters_count_events_and_one_process_reports_what_the_tables_hold(recorded: Recorded) -> None:
+    happen(signals.claimed, Operation("tests.spans"), 2)
+    signals.send(signals.recovered, None, Scope("1", "unknown", "k"), 1)
+    signals.relayed.send(None, count=3)
+    assert recorded.numbers() == {
+        "idempotency.events": {("tests.spans", "claimed"): 2, ("", "recovered"): 1},
+        "idempotency.relayed_messages": {(): 3},
+    }
+    make_records(2, Status.PARKED, operation="payouts.create")
+    observe_stats()
+    with CaptureQueriesContext(connection) as captured:
+        seen = recorded.numbers()
+    assert len(captured) == len({one["sql"] for one in captured}) > 0
+    assert seen["idempotency.stats_available"] == {(): 1}
+    assert seen["idempotency.parked_records"] == {("payouts.create",): 2}

@@ -1,0 +1,182 @@
+"""Prometheus: what each scrape says, what it reads for that, and several processes that are scraped as one."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+from django.test.utils import CaptureQueriesContext
+from prometheus_client import CollectorRegistry, generate_latest
+
+from idempotency import Operation, signals
+from idempotency.contrib.metrics import AVAILABLE
+from idempotency.contrib.prometheus.exporter import connect
+from idempotency.lifecycle import Status
+from idempotency.models import MessageStatus
+from tests.contrib.exporting import _as_if_off, happen  # noqa: F401 - a fixture
+from tests.outbox import make_messages
+from tests.records import MINUTE, make_records
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_as_if_off")]
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    connect(registry)
+    return registry
+
+
+def scrape(registry: CollectorRegistry) -> dict[str, float]:
+    lines = generate_latest(registry).decode().splitlines()
+    samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in samples if "_created" not in name}
+
+
+def test_a_scrape_says_what_has_happened_here_and_what_the_tables_hold(registry: CollectorRegistry) -> None:
+    operation = Operation("tests.scraped")
+    happen(signals.claimed, operation, 2)
+    happen(signals.replayed, operation)
+    signals.purged.send(None, count=3)
+    make_records(2, Status.PARKED, operation="payouts.create")
+    make_records(1, Status.IN_PROGRESS, lease=-5 * MINUTE, attempt=4)
+    make_messages(1, due=-MINUTE)
+    make_messages(2, MessageStatus.DEAD)
+    seen = scrape(registry)
+    assert {name: value for name, value in seen.items() if "seconds" not in name and "bytes" not in name} == {
+        'idempotency_events_total{event="claimed",operation="tests.scraped"}': 2,
+        'idempotency_events_total{event="replayed",operation="tests.scraped"}': 1,
+        "idempotency_purged_records_total": 3,
+        "idempotency_relayed_messages_total": 0,
+        "idempotency_dead_messages_total": 0,
+        "idempotency_stats_available": 1,
+        'idempotency_records{status="in_progress"}': 1,
+        'idempotency_records{status="completed"}': 0,
+        'idempotency_records{status="recoverable"}': 0,
+        'idempotency_records{status="parked"}': 2,
+        'idempotency_parked_records{operation="payouts.create"}': 2,
+        'idempotency_abandoned_claims{operation="charges.create"}': 1,
+        "idempotency_most_attempts": 4,
+        'idempotency_outbox_messages{status="pending"}': 1,
+        'idempotency_outbox_messages{status="dead"}': 2,
+    }
+    assert seen["idempotency_overdue_seconds"] == pytest.approx(300, abs=30)
+    assert seen["idempotency_outbox_oldest_due_seconds"] == pytest.approx(60, abs=30)
+    assert ("idempotency_table_bytes" in seen) == (connection.vendor == "postgresql")
+
+
+def test_neither_connecting_nor_a_second_call_reads_anything_and_a_scrape_reads_each_table_once() -> None:
+    registry = CollectorRegistry()
+    with CaptureQueriesContext(connection) as captured:
+        connect(registry)
+        connect(registry)
+    assert captured.captured_queries == []
+    make_records(2, Status.PARKED)
+    with CaptureQueriesContext(connection) as captured:
+        scrape(registry)
+    read = [one["sql"] for one in captured]
+    assert len(read) == len(set(read))
+
+
+def refuse(*arguments: Any) -> Any:
+    raise OperationalError("no route to host")
+
+
+async def scrape_in_a_loop(registry: CollectorRegistry) -> dict[str, float]:
+    return scrape(registry)
+
+
+@pytest.mark.parametrize(
+    "scrape_in_vain",
+    [scrape, lambda registry: asyncio.run(scrape_in_a_loop(registry))],
+    ids=["the database refuses", "in the thread of an event loop"],
+)
+def test_what_this_process_counted_is_told_even_if_the_tables_can_not_be_read(
+    registry: CollectorRegistry, scrape_in_vain: Callable[[CollectorRegistry], dict[str, float]]
+) -> None:
+    happen(signals.claimed, Operation("tests.scraped"))
+    with connection.execute_wrapper(refuse):
+        seen = scrape_in_vain(registry)
+    assert seen['idempotency_events_total{event="claimed",operation="tests.scraped"}'] == 1
+    assert {name: value for name, value in seen.items() if "_total" not in name} == {AVAILABLE: 0}
+
+
+def test_no_account_and_no_key_is_exported(registry: CollectorRegistry) -> None:
+    for signal in (signals.claimed, signals.parked):
+        happen(signal, Operation("tests.scraped"))
+    make_records(1, Status.PARKED, account_id="private-account", idempotency_key="private-key")
+    assert b"private" not in generate_latest(registry)
+
+
+def test_a_thread_that_was_scraped_in_keeps_no_connection(registry: CollectorRegistry) -> None:
+    connection.close()
+    scrape(registry)
+    assert connection.connection is None
+
+
+SEVERAL_PROCESSES = """
+import os
+
+import django
+from django.conf import settings
+
+settings.configure(
+    INSTALLED_APPS=[
+        *["django.contrib.auth", "django.contrib.contenttypes", "idempotency", "idempotency.contrib.prometheus"],
+    ],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}},
+    ALLOWED_HOSTS=["testserver"],
+    SECRET_KEY="secret",
+)
+django.setup()
+
+from django.core.management import call_command
+from django.db import connection
+from django.test import RequestFactory
+from django.test.utils import CaptureQueriesContext
+
+from idempotency import claim
+from idempotency.contrib.prometheus.views import metrics
+
+call_command("migrate", verbosity=0)
+connection.close()
+for key in ("a", "b"):
+    if not os.fork():
+        with claim("tests.forked", account_id="1", key=key) as run:
+            run.result = None
+        os._exit(0)
+for _ in "ab":
+    assert os.wait()[1] == 0
+with CaptureQueriesContext(connection) as captured:
+    response = metrics(RequestFactory().get("/metrics", headers={"Accept": "text/plain"}))
+assert response["Content-Type"].startswith("text/plain"), response["Content-Type"]
+assert len(captured) == len({one["sql"] for one in captured})
+print(response.content.decode())
+"""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("several", [True, False], ids=["several processes", "one process"])
+def test_the_view_adds_up_all_processes_and_reads_the_tables_once(tmp_path: Path, several: bool) -> None:
+    """Without a directory for their files, a process knows its own counts only."""
+    environment = {"PYTHONPATH": ":".join(sys.path)} | ({"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)} if several else {})
+    lines = subprocess.run(
+        [sys.executable, "-c", SEVERAL_PROCESSES],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    counted = [line for line in lines if line.startswith("idempotency_events_total{")]
+    of = 'operation="tests.forked"'
+    both = [f'idempotency_events_total{{event="{event}",{of}}} 2.0' for event in ("claimed", "completed")]
+    assert sorted(counted) == (both if several else [])
+    assert lines.count('idempotency_records{status="completed"} 2.0') == 1
+    assert lines.count("idempotency_stats_available 1.0") == 1

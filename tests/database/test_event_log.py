@@ -1,0 +1,87 @@
+"""The log of events: a line for each, whose attributes can be written as JSON, and only if ``LOGGING`` asks for it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from idempotency import Operation, claim, log, signals
+from idempotency.identity.scope import Scope
+from idempotency.models import OutboxMessage
+from tests.contrib.exporting import _as_if_off  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.usefixtures("_as_if_off")
+
+SCOPE = Scope("private-account", "tests.log", "private-key")
+OF = {"operation": "tests.log", "attempt": 2, "trace": SCOPE.trace}
+DEAD = {"account_id": "", "idempotency_key": "private-key", "attempt": 16, "message_id": UUID(int=1), "topic": "a"}
+
+
+@pytest.fixture
+def operation() -> Any:
+    return Operation("tests.log")
+
+
+def extra(record: logging.LogRecord) -> dict[str, Any]:
+    """What a JSON formatter writes of a record, as it reads it again."""
+    named = {name.removeprefix("idempotency_"): value for name, value in vars(record).items() if "idempotency_" in name}
+    written: dict[str, Any] = json.loads(json.dumps(named))
+    return written
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    caplog.set_level(logging.INFO, log.EVENTS)
+    log.connect_if_named()
+    with caplog.filtering(log.ClaimFilter()):
+        yield caplog
+
+
+def test_each_event_is_one_line_without_account_and_key(lines: pytest.LogCaptureFixture, operation: Operation) -> None:
+    signals.send(signals.claimed, operation, SCOPE, 2)
+    signals.send(signals.recovered, operation, SCOPE, 2, status="parked")
+    signals.send(signals.recovered, None, SCOPE, 2, status="completed")
+    signals.purged.send(OutboxMessage, count=3)
+    signals.message_dead.send(OutboxMessage, **DEAD)
+    empty = {"operation": "", "trace": "", "attempt": ""}  # as the filter has it
+    assert [extra(line) for line in lines.records] == [
+        {"event": "claimed", **OF},
+        {"event": "recovered", "status": "parked", **OF},
+        {**empty, "event": "recovered", "attempt": 2, "status": "completed"},
+        {**empty, "event": "purged", "count": 3},
+        {**empty, "event": "message_dead", "attempt": 16, "message_id": str(UUID(int=1)), "topic": "a"},
+    ]
+    assert lines.records[0].getMessage() == f"claimed: operation 'tests.log', trace '{SCOPE.trace}', attempt 2"
+    assert "private" not in str([vars(line) for line in lines.records])
+
+
+def test_a_line_within_another_claim_keeps_its_own_operation(
+    lines: pytest.LogCaptureFixture, operation: Operation, db: None
+) -> None:
+    with claim("tests.log.outer", account_id="1", key="k") as run:
+        signals.send(signals.replayed, operation, SCOPE, 2)
+        run.result = None
+    [replayed] = [line for line in lines.records if extra(line)["event"] == "replayed"]
+    assert extra(replayed) == {"event": "replayed", **OF}
+
+
+def test_nothing_is_logged_below_its_level_nor_connected_without_one(
+    caplog: pytest.LogCaptureFixture, operation: Operation
+) -> None:
+    assert log.logger.level == logging.NOTSET
+    log.connect_if_named()
+    assert not is_connected()
+    with caplog.at_level(logging.WARNING, log.EVENTS):
+        log.connect_if_named()
+        assert is_connected()
+        signals.send(signals.claimed, operation, SCOPE, 1)
+    assert caplog.records == []
+
+
+def is_connected() -> bool:
+    return "idempotency.events.claimed" in {key[0] for key, *_ in signals.claimed.receivers}
