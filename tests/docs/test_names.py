@@ -19,12 +19,15 @@ from django.dispatch import Signal
 from django.urls import Resolver404, resolve
 
 import idempotency
-from idempotency import exceptions, signals
+from idempotency import exceptions, log, signals
+from idempotency.contrib import metrics
+from idempotency.contrib.opentelemetry import spans
 from idempotency.http.problems import problem
 from idempotency.models import IdempotencyRecord
 from idempotency.options.table import OPTIONS, SETTINGS
 from idempotency.options.values import DEFAULT_MAX_ATTEMPTS
 from idempotency.protocol.recovery import LONGEST_BACKOFF
+from idempotency.upkeep.counters import Counters
 from idempotency.upkeep.stats import Precision, Stats
 from testproject.demo.acts import ORDERS, PAYOUTS, Act
 from testproject.provider.faults import FAULTS
@@ -133,9 +136,16 @@ def is_endpoint(path: str) -> bool:
         return False
 
 
+#: Loggers, and what OpenTelemetry gets: attributes and events of spans, metrics.
+LOGGED_AND_TRACED = {"idempotency.audit", log.EVENTS, spans.OPERATION, spans.ATTEMPT, spans.RESULT} | {
+    f"idempotency.{name.removeprefix('idempotency_')}"
+    for name in (*Counters.WATCHED, metrics.EVENTS, *(one.name for one in (*metrics.COUNTS, *metrics.GAUGES)))
+}
+
+
 def is_dotted_name(name: str) -> bool:
-    """Whether it is a check, a permission, the audit's log, or can be reached from a module by its attributes."""
-    if re.search(r"\.[EW]\d{3}$", name) or name == "idempotency.audit":
+    """Whether it is a check, a permission, logged or traced, or can be reached from a module by its attributes."""
+    if re.search(r"\.[EW]\d{3}$", name) or name in LOGGED_AND_TRACED:
         return True
     return Permission.objects.filter(codename=name.removeprefix("idempotency.")).exists() or _exists(name)
 

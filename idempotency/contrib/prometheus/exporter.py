@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from ...upkeep.counters import Counters
 from ..metrics import (
     AVAILABLE,
     AVAILABLE_DESCRIPTION,
@@ -33,9 +34,17 @@ def connect(registry: CollectorRegistry = REGISTRY) -> None:
     events = Counter(EVENTS, EVENTS_DESCRIPTION, ["operation", "event"], registry=registry)
     counts = [Counter(one.name, one.description, registry=registry) for one in COUNTS]
     registry.register(StatsCollector())
-    connect_counters(
-        "prometheus", lambda operation, event: events.labels(operation, event).inc(), [one.inc for one in counts]
-    )
+    seen: set[str] = set()
+
+    def count(operation: str, event: str) -> None:
+        if operation not in seen:
+            # Prometheus sees no increase in a series that begins with 1. So each event of an operation begins with 0.
+            for known in Counters.WATCHED:
+                events.labels(operation, known)
+            seen.add(operation)
+        events.labels(operation, event).inc()
+
+    connect_counters("prometheus", count, [one.inc for one in counts])
     _connected.append(registry)
 
 

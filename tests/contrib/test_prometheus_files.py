@@ -1,0 +1,136 @@
+"""The dashboard and the rules that are shipped: what they ask for exists, and each alert fires when it should."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from idempotency.contrib import prometheus
+from idempotency.contrib.metrics import AVAILABLE, COUNTS, EVENTS, GAUGES
+from idempotency.lifecycle import Status
+from idempotency.models import MessageStatus
+from idempotency.upkeep.counters import Counters
+from tests.docs.pages import DOCS, code, table
+
+FILES = Path(prometheus.__file__).parent
+DASHBOARD: dict[str, Any] = json.loads((FILES / "dashboard.json").read_text())
+RULES: dict[str, dict[str, Any]] = {
+    rule["alert"]: rule
+    for group in yaml.safe_load((FILES / "alerts.yml").read_text())["groups"]
+    for rule in group["rules"]
+}
+LABELS: dict[str, tuple[str, ...]] = {
+    f"{EVENTS}_total": ("operation", "event"),
+    **{f"{one.name}_total": () for one in COUNTS},
+    **{gauge.name: gauge.labels for gauge in GAUGES},
+    AVAILABLE: (),
+}
+#: What a label may be compared with, beside the dashboard's own variable.
+VALUES = {
+    "event": set(Counters.WATCHED),
+    "status": {*map(str, Status), MessageStatus.PENDING.value, MessageStatus.DEAD.value},
+    "operation": {"$operation"},
+}
+
+
+def expressions() -> dict[str, str]:
+    queries = {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in DASHBOARD["panels"]
+        for target in panel["targets"]
+    }
+    return queries | {name: rule["expr"] for name, rule in RULES.items()}
+
+
+@pytest.mark.parametrize(("name", "expression"), expressions().items())
+def test_what_is_asked_for_exists_with_these_labels(name: str, expression: str) -> None:
+    selectors = re.findall(r"\b(idempotency_\w+)(?:\{([^}]*)\})?", expression)
+    assert selectors
+    for metric, matchers in selectors:
+        for label, value in re.findall(r'(\w+)=~?"([^"]+)"', matchers):
+            assert label in LABELS[metric]
+            assert set(value.split("|")) <= VALUES[label]
+    grouped = {label.strip() for labels in re.findall(r"\bby \(([^)]+)\)", expression) for label in labels.split(",")}
+    assert all(grouped <= set(LABELS[metric]) for metric, _ in selectors)
+
+
+def test_what_is_labelled_in_the_dashboard_is_grouped_by() -> None:
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            named = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+            assert all(f"by ({label})" in target["expr"] for label in named), panel["title"]
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_every_alert_has_an_entry_in_the_runbook_and_no_other() -> None:
+    headings = re.findall(r"^## (Idempotency\w+)$", (DOCS / "how-to/runbook.md").read_text(), re.MULTILINE)
+    assert headings == list(RULES)
+    for name, rule in RULES.items():
+        assert rule["annotations"]["runbook_url"] == f"how-to/runbook.html#{name.lower()}"
+
+
+def events(event: str, values: str, operation: str = "a") -> dict[str, str]:
+    return {"series": f'{EVENTS}_total{{event="{event}",operation="{operation}"}}', "values": values}
+
+
+def gauge(series: str, value: float) -> dict[str, str]:
+    return {"series": series, "values": f"{value}x100"}
+
+
+#: For each alert what makes it fire within 90 minutes, a minute for each value.
+FIRES = {
+    "IdempotencyNobodyRecovers": [gauge("idempotency_overdue_seconds", 301)],
+    "IdempotencyParkedRecords": [gauge('idempotency_parked_records{operation="a"}', 1)],
+    "IdempotencyOutcomeStaysUnknown": [gauge("idempotency_oldest_in_progress_seconds", 3601)],
+    "IdempotencyCrashes": [events("taken_over", "0+1x100")],
+    "IdempotencyLeasesLost": [events("lease_lost", "0x80 1x20")],
+    "IdempotencyAttemptsFail": [events("claimed", "0+10x100"), events("released", "0+1x100")],
+    "IdempotencyClientsDoNotWait": [events("claimed", "0+3x100"), events("conflicted", "0+1x100")],
+    "IdempotencyKeysReused": [events("key_reused", "0+1x100")],
+    "IdempotencyNobodyRelays": [gauge("idempotency_outbox_oldest_due_seconds", 61)],
+    "IdempotencyDeadMessages": [gauge('idempotency_outbox_messages{status="dead"}', 1)],
+    "IdempotencyStatsUnavailable": [gauge(AVAILABLE, 0)],
+    "IdempotencyMetricsMissing": [],
+}
+
+
+def promtool(*arguments: str, cwd: Path) -> None:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("there is no promtool; tests/servers.sh install promtool, as root, gets it")
+    done = subprocess.run([program, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_rules_are_valid_and_each_fires_when_it_should_and_not_else(tmp_path: Path) -> None:
+    assert list(FIRES) == list(RULES)
+    healthy = [gauge(AVAILABLE, 1), gauge("idempotency_overdue_seconds", 0), events("claimed", "0+9x100", "b")]
+    tests = [{"interval": "1m", "input_series": healthy, "alert_rule_test": [expected(name) for name in RULES]}]
+    for name, series in FIRES.items():
+        others = [] if name in {"IdempotencyStatsUnavailable", "IdempotencyMetricsMissing"} else [gauge(AVAILABLE, 1)]
+        rules = [expected(one, fires=one == name) for one in RULES]
+        tests.append({"interval": "1m", "input_series": [*series, *others], "alert_rule_test": rules})
+    # What an alert says of a number depends on the number, and is not what is tested here.
+    for rule in (plain := yaml.safe_load((FILES / "alerts.yml").read_text()))["groups"][0]["rules"]:
+        del rule["annotations"]
+    (tmp_path / "plain.yml").write_text(yaml.safe_dump(plain))
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump({"rule_files": ["plain.yml"], "tests": tests}))
+    promtool("check", "rules", str(FILES / "alerts.yml"), cwd=tmp_path)
+    promtool("test", "rules", "tests.yml", cwd=tmp_path)
+
+
+def expected(alert: str, *, fires: bool = False) -> dict[str, Any]:
+    labels = {**RULES[alert]["labels"], **({"operation": "a"} if "by (operation)" in RULES[alert]["expr"] else {})}
+    return {"eval_time": "90m", "alertname": alert, "exp_alerts": [{"exp_labels": labels}] if fires else []}
+
+
+def test_every_metric_is_listed_with_its_labels() -> None:
+    rows = table((DOCS / "reference/metrics.md").read_text())
+    assert {code(name): tuple(re.findall(r"`(\w+)`", labels)) for name, labels, _ in rows} == LABELS
