@@ -11,7 +11,7 @@ Several purges may run at once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -37,8 +37,6 @@ MAX_BATCH_SIZE: Final = 10_000
 
 #: More connections than a server has cores bring nothing.
 MAX_JOBS: Final = 64
-
-WHOLE_TABLE: Final = sql.Part()
 
 PURGED: Final = frozenset({Status.COMPLETED, Status.RECOVERABLE})
 
@@ -79,39 +77,18 @@ def due(*, include_parked: bool = False, using: str | None = None) -> RecordQuer
 
 
 def purge_once(
-    *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
-    include_parked: bool = False,
-    after: datetime | None = None,
-    part: sql.Part = WHOLE_TABLE,
-    using: str | None = None,
+    *, batch_size: int = DEFAULT_BATCH_SIZE, include_parked: bool = False, using: str | None = None
 ) -> PurgeResult:
-    """Delete up to ``batch_size`` records past retention, oldest first, in a transaction of its own.
+    """Delete up to ``batch_size`` records past retention, oldest first.
 
     :param batch_size: 1 to 10,000.
     :param include_parked: also delete parked records.
-    :param after: skip records whose retention ended before this time; see ``purge_batches``.
-    :param part: one of the partitions of the table; by default the whole table.
     :param using: a database alias; by default the one that records are written to.
     :raises ValueError: the batch size is not between 1 and 10,000.
-    :raises DatabaseError: the database refuses. Nothing of the batch is deleted then.
+    :raises DatabaseError: the database refuses. Nothing was deleted from the table or, if it is partitioned, from the
+        partition that refused.
     """
-    check_batch_size(batch_size, MAX_BATCH_SIZE)
-    using = using or alias()
-    statuses = _statuses(include_parked)
-    store = sql.store(using)
-
-    def transact() -> PurgeResult:
-        with transaction.atomic(using=using, durable=True):
-            store.bound_transaction(idle=_IDLE_TIMEOUT, statement=_STATEMENT_TIMEOUT)
-            batch = store.delete_due(part, statuses, batch_size, after)
-            fault_point("purge.selected")
-        return PurgeResult(batch.deleted, batch.reached, exhausted=batch.exhausted)
-
-    result = sql.retry_lost_races(_MAX_ROUNDS, using, transact)
-    if result.deleted:
-        purged.send_robust(sender=IdempotencyRecord, count=result.deleted)
-    return result
+    return next(purge_batches(batch_size=batch_size, include_parked=include_parked, using=using))
 
 
 def purge_batches(
@@ -128,7 +105,7 @@ def purge_batches(
     records, which stay until a vacuum, and of all records that are kept, so each batch would cost more than the one
     before. Rows that another transaction has locked are skipped; the next run deletes them.
 
-    Takes the arguments of ``purge_once``, but for ``after`` and ``part``, and raises the same errors.
+    Takes the arguments of ``purge_once``, and raises the same errors.
 
     :param jobs: 1 to 64. So many batches run at the same time, each on another partition and over a connection of its
         own. What is yielded is then the sum of their results.
@@ -137,8 +114,9 @@ def purge_batches(
     check_batch_size(batch_size, MAX_BATCH_SIZE)
     if not 1 <= jobs <= MAX_JOBS:
         raise ValueError(f"jobs must be between 1 and {MAX_JOBS}, not {jobs}.")
-    left: _Left = deque((part, None) for part in sql.store(using or alias()).parts())
-    purge = partial(purge_once, include_parked=include_parked, using=using)
+    using = using or alias()
+    left: _Left = deque((part, None) for part in sql.store(using).parts())
+    purge = partial(_purge_part, using, _statuses(include_parked))
     with side_by_side(jobs) as run:
         while left:
             batches = run([partial(_purge_next, left, purge, batch_size)] * jobs)
@@ -154,11 +132,33 @@ def _purge_next(left: _Left, purge: Callable[..., PurgeResult], batch_size: int)
     with suppress(IndexError):  # no part is left
         while batch.deleted < batch_size:
             part, after = left.popleft()
-            taken = purge(batch_size=batch_size - batch.deleted, part=part, after=after)
+            taken = purge(part, batch_size - batch.deleted, after)
             if not taken.exhausted:
                 left.appendleft((part, taken.reached))
             batch += taken
     return batch
+
+
+def _purge_part(
+    using: str, statuses: Collection[Status], part: sql.Part, limit: int, after: datetime | None
+) -> PurgeResult:
+    """Delete up to ``limit`` records of a part, in one transaction.
+
+    :param after: skip records whose retention ended before this time.
+    """
+    store = sql.store(using)
+
+    def transact() -> PurgeResult:
+        with transaction.atomic(using=using, durable=True):
+            store.bound_transaction(idle=_IDLE_TIMEOUT, statement=_STATEMENT_TIMEOUT)
+            batch = store.delete_due(part, statuses, limit, after)
+            fault_point("purge.selected")
+        return PurgeResult(batch.deleted, batch.reached, exhausted=batch.exhausted)
+
+    result = sql.retry_lost_races(_MAX_ROUNDS, using, transact)
+    if result.deleted:
+        purged.send_robust(sender=IdempotencyRecord, count=result.deleted)
+    return result
 
 
 def _statuses(include_parked: bool) -> frozenset[Status]:

@@ -18,7 +18,7 @@ from idempotency.outbox.backlog import purge_sent_batches
 from idempotency.outbox.relay import relay_batches
 from idempotency.upkeep.batches import BatchResult
 from idempotency.upkeep.erasure import erase_batches, find_traces
-from idempotency.upkeep.retention import purge_batches, purge_once
+from idempotency.upkeep.retention import purge_batches
 from idempotency.upkeep.sweep import recover_batches
 from tests.concurrency.racing import elsewhere
 from tests.database.statements import before_statement, explaining, fill, fill_outbox
@@ -42,7 +42,6 @@ class Work:
         return next(self.batches(batch_size=batch_size))
 
 
-PURGE_ONCE = Work(make_records, lambda **options: iter([purge_once(**options)]), 10_000)
 PURGE = Work(make_records, purge_batches, 10_000)
 PURGE_MESSAGES = Work(
     lambda count: make_messages(count, MessageStatus.SENT, sent=-96 * HOUR), purge_sent_batches, 10_000
@@ -104,7 +103,7 @@ def test_each_batch_is_a_transaction_of_its_own(work: Work) -> None:
 
 #: What of each is refused under REPEATABLE READ if a row has changed since the snapshot.
 RACED = [
-    pytest.param(PURGE_ONCE, "DELETE FROM", IdempotencyRecord.objects, "attempt", id="purge"),
+    pytest.param(PURGE, "DELETE FROM", IdempotencyRecord.objects, "attempt", id="purge"),
     pytest.param(RELAY, "SKIP LOCKED", OutboxMessage.objects, "attempts", id="relay"),
 ]
 
@@ -134,7 +133,7 @@ def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(
             with pytest.raises(OperationalError, match="could not serialize"):
                 work.take(10)
     assert len(rounds) == min(races + 1, 5)
-    assert elsewhere(rows.count) == (0 if work is PURGE_ONCE and races == 1 else 3)
+    assert elsewhere(rows.count) == (0 if work is PURGE and races == 1 else 3)
 
 
 @pytest.mark.postgres
@@ -154,3 +153,5 @@ def test_a_purge_walks_its_index(work: Work, statement: str, index: str) -> None
         assert work.take(5).touched == 5
     assert re.search(f"Index Scan using {index}", plans[0])
     assert "LockRows" in plans[0]
+    # A join would read every record that is due, in each batch.
+    assert ("Tid Scan" in plans[0]) is (work is PURGE)

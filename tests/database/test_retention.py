@@ -22,7 +22,7 @@ from idempotency.operation import Operation
 from idempotency.protocol import claims
 from idempotency.protocol.ownership import Ownership
 from idempotency.signals import purged
-from idempotency.sql import DeletedBatch, Store
+from idempotency.sql import DeletedBatch, Part, Store
 from idempotency.sql.portable import PortableStore
 from idempotency.sql.postgresql import PostgreSQLStore
 from idempotency.upkeep import retention
@@ -134,7 +134,7 @@ def test_a_record_that_is_locked_is_passed_over_without_waiting(store: type[Stor
         with transaction.atomic(durable=True):
             with connection.cursor() as cursor:
                 cursor.execute("SET LOCAL lock_timeout = '5s'")  # would be an error here, and not a hanging test
-            return store(connection).delete_due(retention.WHOLE_TABLE, retention.PURGED, 10, None)
+            return store(connection).delete_due(Part(), retention.PURGED, 10, None)
 
     with transaction.atomic():
         IdempotencyRecord.objects.filter(pk=claimed).update(status=Status.IN_PROGRESS)

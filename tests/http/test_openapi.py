@@ -42,7 +42,7 @@ def described(handler: Any, *, schema: type[openapi.AutoSchema] = AutoSchema, **
     return operation
 
 
-def handler(name: str = "tests.documented", **policy: Any) -> Any:
+def handler(name: str = "tests.described", **policy: Any) -> Any:
     @extend_schema(request=None, responses={201: LabelSerializer, 418: None, 503: None})
     @idempotent(name, **policy)
     def post(self: APIView, request: Any) -> Response:

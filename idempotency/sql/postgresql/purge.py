@@ -14,11 +14,13 @@ _DONT_WAIT_FOR_DISK = "SET LOCAL synchronous_commit = off"
 
 # All purges lock the rows in the same order, so that two can't deadlock. They skip locked rows, because such a row is
 # being claimed again. The SELECT is a CTE, because a join may run a subquery with a LIMIT more than once, each time
-# with other rows. The DELETE repeats the conditions, so that it deletes only rows that are due now, whatever the SELECT
-# saw. It also joins on account_id, by which a distributed table is split.
+# with other rows. The DELETE finds the rows by where they are, because a join would read all rows that are due. A row
+# that is locked stays where it is. The DELETE repeats the conditions, so that it deletes only rows that are due now,
+# whatever the SELECT saw; IS TRUE keeps the planner from an index for them. A place is unique in one table, so a
+# partitioned table is purged by its partitions.
 _DELETE_DUE = """
 WITH due AS MATERIALIZED (
-    SELECT id, account_id, expires_at
+    SELECT ctid, id, expires_at
     FROM {records}
     WHERE expires_at <= statement_timestamp() AND expires_at >= %(after)s AND status = ANY(%(statuses)s)
     ORDER BY expires_at, id
@@ -26,9 +28,8 @@ WITH due AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 ), deleted AS (
     DELETE FROM {records} AS record
-    USING due
-    WHERE record.account_id = due.account_id AND record.id = due.id
-        AND record.expires_at <= statement_timestamp() AND record.status = ANY(%(statuses)s)
+    WHERE record.ctid = ANY(ARRAY(SELECT ctid FROM due))
+        AND (record.expires_at <= statement_timestamp() AND record.status = ANY(%(statuses)s)) IS TRUE
     RETURNING record.id, record.account_id
 ), steps AS (
     DELETE FROM {steps} AS step
