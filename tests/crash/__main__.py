@@ -49,6 +49,7 @@ class Report:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
     parser.add_argument("--database", choices=DATABASES, default="postgres")
+    parser.add_argument("--pgbouncer", action="store_true", help="the matrix through PgBouncer in transaction mode")
     parser.add_argument("--seeds", type=int, default=1, help="how often each cell runs, each time prepared otherwise")
     parser.add_argument("--first-seed", type=int, default=0)
     for name, values in zip(NAMES, (POINTS, FAULTS, DECLARATIONS), strict=True):
@@ -57,6 +58,8 @@ def main() -> int:
     parser.add_argument("--acknowledgements", type=int, default=0, help="how many to swallow, on PostgreSQL")
     parser.add_argument("--restarts", type=int, default=0, help="how many stops of PostgreSQL in mid-load")
     options = parser.parse_args()
+    if options.pgbouncer and (options.database != "postgres" or options.zombies or options.acknowledgements):
+        parser.error("--pgbouncer is about the matrix on PostgreSQL")
     chosen = [
         cell
         for cell in cells(options.seeds, options.first_seed)
@@ -67,7 +70,7 @@ def main() -> int:
         url = "sqlite:" if options.database == "sqlite" else os.environ.get("DATABASE_URL")
         if options.database == "mariadb" and url is None:
             url = stack.enter_context(running_mariadb())
-        shared = stack.enter_context(arena(url))
+        shared = stack.enter_context(arena(url, pooled=options.pgbouncer))
         matrix = run_matrix(shared, chosen, tell=report.cell)
         report.total("The matrix", matrix.totals(), passed=not matrix.failures)
         say(f"\n{matrix.table()}\n\n{matrix.reasons()}")

@@ -14,6 +14,7 @@ from typing import Any
 
 from idempotency.identity.scope import Scope
 from testproject.provider import Effect, Provider
+from tests.harness.pgbouncer import Pooler
 from tests.harness.world import LONG_AGO, Database, World, vendor_of, world
 from tests.harness.zygote import wait_until
 
@@ -33,10 +34,11 @@ END_SESSION = {
 class Observer(Database):
     """One cell's view of the database, and its hand on the clock: a lease is ended by back-dating it."""
 
-    def __init__(self, url: str, path: Path | None) -> None:
+    def __init__(self, url: str, path: Path | None, pooler: Pooler | None = None) -> None:
         super().__init__(url)
         #: The cell's own file, on SQLite.
         self.path = path
+        self.pooler = pooler
         self.query(BOUND_WAITING[self.vendor])
 
     def record(self, operation: str, key: str = "%") -> dict[str, Any] | None:
@@ -85,12 +87,32 @@ class Observer(Database):
         return [row[0] for row in rows]
 
     def wait_until_gone(self, operation: str) -> None:
-        """Wait until the sessions of an operation's workers are gone, as they are soon after a worker was killed."""
+        """Wait until the sessions of an operation's workers are gone, as they are soon after a worker was killed.
+
+        A pooler keeps a session that has no transaction open, for another client.
+        """
+        name = operation[:63]
         if self.vendor == "postgres":  # MariaDB's sessions don't say whose they are
             sessions = "SELECT 1 FROM pg_stat_activity WHERE application_name = %s"
-            wait_until(lambda: not self.query(sessions, operation[:63]), "the sessions of a killed process end")
+            if pooler := self.pooler:
+                sessions += " AND state <> 'idle'"
+                wait_until(
+                    lambda: name not in [client["application_name"] for client in pooler.show("clients")],
+                    "the pooler notices that a process was killed",
+                )
+            wait_until(lambda: not self.query(sessions, name), "the sessions of a killed process end")
 
     def end_session(self, session: int) -> None:
+        """End a session.
+
+        :param session: its process on the server; behind a pooler the port of a client that was cut off.
+        """
+        if pooler := self.pooler:
+            wait_until(
+                lambda: session not in [client["port"] for client in pooler.show("clients")],
+                "the pooler notices that a client was cut off",
+            )
+            return
         end, find = END_SESSION[self.vendor]
         self.query(end, session)
         wait_until(lambda: not self.query(find, session), "a session ends")
@@ -100,6 +122,7 @@ class Arena:
     def __init__(self, shared: World) -> None:
         self.url = shared.url
         self.zygote = shared.zygote
+        self.pooler = shared.pooler
         self._providers = shared.providers
         self._directory = shared.directory
 
@@ -111,7 +134,7 @@ class Arena:
     def observer(self, name: str) -> Iterator[Observer]:
         """A view of the database; on SQLite a file of the cell's own, because a frozen writer locks all of one."""
         if self.database != "sqlite":
-            with closing(Observer(self.url, None)) as observer:
+            with closing(Observer(self.url, None, self.pooler)) as observer:
                 yield observer
             return
         path = self._directory / f"{name}.sqlite3"
@@ -133,7 +156,7 @@ class Arena:
 
 
 @contextmanager
-def arena(url: str | None = None) -> Iterator[Arena]:
-    """Bring up what the cells share; ``url`` as for ``world``."""
-    with world("tests.crash.worker", url) as shared:
+def arena(url: str | None = None, *, pooled: bool = False) -> Iterator[Arena]:
+    """Bring up what the cells share; ``url`` and ``pooled`` as for ``world``."""
+    with world("tests.crash.worker", url, pooled=pooled) as shared:
         yield Arena(shared)

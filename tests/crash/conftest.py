@@ -1,4 +1,4 @@
-"""One arena for all crash tests of a session: a database, providers and a zygote of their own."""
+"""One arena for all crash tests of a session, and one behind PgBouncer: a database, providers and a zygote each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from collections.abc import Iterator
 import pytest
 
 from tests.crash.arena import Arena, arena
+from tests.harness.pgbouncer import find_pgbouncer
 
 
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Arena]:
     with arena(os.environ["DATABASE_URL"]) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def pooled() -> Iterator[Arena]:
+    try:
+        find_pgbouncer()
+    except RuntimeError as error:
+        pytest.skip(str(error))  # `tox -e faults` has looked before, so that it can't be left out there
+    with arena(os.environ["DATABASE_URL"], pooled=True) as made:
         yield made

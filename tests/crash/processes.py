@@ -66,6 +66,7 @@ class Processes:
                 "operation": self.operation,
                 "key": self.key,
                 "provider": self.arena.provider(deduplicate=self.deduplicate).url,
+                "pooled": self.arena.pooler is not None,
                 "database": None if self.observer.path is None else str(self.observer.path),
                 **self.spec,
                 **spec,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -128,9 +129,17 @@ class Worker:
             raise InjectedError(point)
 
     def _session(self) -> int | None:
-        """The database's name for the session of the thread that is to lose it."""
+        """The database's name for the session of the thread that is to lose it.
+
+        Behind a pooler the thread loses its connection to the pooler, which is cut here; returns the client's port.
+        """
         connection = connections["default"]
         connection.ensure_connection()
+        if self.spec["pooled"]:
+            with socket.socket(fileno=os.dup(connection.connection.pgconn.socket)) as link:
+                port: int = link.getsockname()[1]
+                link.shutdown(socket.SHUT_RDWR)
+            return port
         if connection.vendor == "postgresql":
             return int(connection.connection.info.backend_pid)
         return int(connection.connection.thread_id()) if connection.vendor == "mysql" else None

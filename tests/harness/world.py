@@ -19,6 +19,7 @@ from uuid import uuid4
 from testproject.embedded import embedded_postgres
 from testproject.provider import Provider, running_providers
 from tests.harness.channel import PATIENCE
+from tests.harness.pgbouncer import Pooler, running_pgbouncer
 from tests.harness.zygote import ROOT, Zygote
 
 #: A moment long gone. A lease that ended then has ended by anybody's clock.
@@ -84,6 +85,8 @@ class World:
     providers: dict[bool, Provider]
     #: What the forks have written.
     log: Path
+    #: What the forks connect to in place of the database, if they do.
+    pooler: Pooler | None = None
 
 
 def environment(url: str) -> dict[str, str]:
@@ -96,11 +99,12 @@ def environment(url: str) -> dict[str, str]:
 
 
 @contextmanager
-def world(module: str, url: str | None = None) -> Iterator[World]:
+def world(module: str, url: str | None = None, *, pooled: bool = False) -> Iterator[World]:
     """Bring up what a run shares.
 
     :param module: what the zygote's forks run.
     :param url: of a server to make a database in, or "sqlite:". Without it a PostgreSQL is run.
+    :param pooled: put a PgBouncer between the forks and the PostgreSQL.
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="harness-")))
@@ -111,8 +115,9 @@ def world(module: str, url: str | None = None) -> Iterator[World]:
         migrate(own)
         providers = stack.enter_context(running_providers(directory))
         log = directory / "processes.log"
-        zygote = stack.enter_context(closing(Zygote(module, environment(own), log)))
-        yield World(own, directory, zygote, providers, log)
+        pooler = stack.enter_context(running_pgbouncer(own)) if pooled else None
+        zygote = stack.enter_context(closing(Zygote(module, environment(pooler.url if pooler else own), log)))
+        yield World(own, directory, zygote, providers, log, pooler)
 
 
 @contextmanager

@@ -1,0 +1,52 @@
+"""What a killed process leaves behind in PgBouncer's pool. ``python -m tests.crash --pgbouncer`` runs the matrix there."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+
+import psycopg
+import pytest
+
+from tests.crash.arena import Arena
+from tests.crash.cells import Run, Verdict, run_cell
+from tests.crash.points import Cell
+from tests.harness.pgbouncer import POOL_SIZE, Pooler
+
+pytestmark = pytest.mark.postgres
+
+#: What was set in a session, but for what a pooler sets to each client's own.
+LEFT_BEHIND = """
+SELECT name, setting FROM pg_settings WHERE source = 'session' AND name NOT IN ('application_name', 'TimeZone')
+"""
+
+
+def left_behind(pooler: Pooler) -> list[list[tuple[str, str]]]:
+    """What the next client would find in each session of the pool. Open transactions hold the sessions apart."""
+    with ExitStack() as stack:
+        url = pooler.url.partition("?")[0]
+        clients = [stack.enter_context(closing(psycopg.connect(url))) for _ in range(POOL_SIZE)]
+        return [client.execute(LEFT_BEHIND).fetchall() for client in clients]
+
+
+def test_a_killed_process_leaves_neither_its_transaction_nor_its_settings_to_the_next_client(pooled: Arena) -> None:
+    assert pooled.pooler is not None
+    cell = Cell("complete.sent", "kill", "inside")
+    with pooled.observer("pooled") as observer:
+        run = Run(pooled, cell, observer, "pooled", Verdict(cell))
+        victim = run.fork(arms=[["complete.sent", "stop"]])
+        victim.expect("reached")
+        open_ones = "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND state = 'idle in transaction'"
+        ((session,),) = observer.query(open_ones, run.operation)
+        victim.end()
+        observer.wait_until_gone(run.operation)
+
+        assert not observer.query("SELECT 1 FROM pg_stat_activity WHERE pid = %s", session)
+        assert observer.writes(run.key) == []
+        run.end_lease()
+        run.converge()
+        run.judge()
+        run.end()
+        assert (run.verdict.problems, observer.writes(run.key)) == ([], ["attempt 2"])
+    for point in ("handler.wrote", "release.sent"):
+        assert run_cell(pooled, Cell(point, "raise", "inside")).passed
+    assert left_behind(pooled.pooler) == [[]] * POOL_SIZE

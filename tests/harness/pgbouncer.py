@@ -1,0 +1,78 @@
+"""A PgBouncer of one's own in transaction mode. A package of the system brings the program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import psycopg
+
+from testproject.embedded import UNPRIVILEGED_USER
+from testproject.harness.processes import Daemon, answers, free_port, short_directory
+
+#: Server sessions. A process that is frozen inside its transaction keeps one, so there are more of them than cells run
+#: at once, and fewer than the clients of these cells.
+POOL_SIZE = 16
+
+CONFIGURATION = """\
+[databases]
+* = {server}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+admin_users = {user}
+pool_mode = transaction
+default_pool_size = {size}
+max_client_conn = 1000
+"""
+
+
+class Pooler:
+    """``url`` is what Django connects to. For libpq, leave out its query."""
+
+    def __init__(self, url: str, port: int) -> None:
+        parts = urlsplit(url)
+        self._place = f"{parts.username or 'postgres'}@127.0.0.1:{port}"
+        self.url = f"postgres://{self._place}{parts.path}?DISABLE_SERVER_SIDE_CURSORS=true"
+
+    def show(self, what: str) -> list[dict[str, Any]]:
+        """One of the tables that PgBouncer has of itself, such as ``clients``."""
+        rows = psycopg.rows.dict_row
+        console = f"postgres://{self._place}/pgbouncer"
+        # It takes simple queries only, and refuses BEGIN.
+        with closing(psycopg.connect(console, autocommit=True, row_factory=rows)) as connection:
+            return psycopg.ClientCursor(connection).execute(f"SHOW {what}").fetchall()
+
+
+def find_pgbouncer() -> str:
+    """:raises RuntimeError: it is not installed. The message says what to install."""
+    found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if found is None:
+        raise RuntimeError("No pgbouncer was found. As root, on Debian or Ubuntu: tests/servers.sh install pgbouncer")
+    return found
+
+
+@contextmanager
+def running_pgbouncer(url: str, size: int = POOL_SIZE) -> Iterator[Pooler]:
+    """Run one in front of the server of ``url``, with so many server sessions for each database."""
+    parts, port = urlsplit(url), free_port()
+    server = {
+        "host": parse_qs(parts.query)["host"][0] if parts.hostname is None else parts.hostname,
+        "port": parts.port or 5432,
+        "user": parts.username or "postgres",
+        "password": unquote(parts.password or ""),
+    }
+    with short_directory("pgbouncer-") as directory:
+        configuration = directory / "pgbouncer.ini"
+        line = " ".join(f"{name}='{value}'" for name, value in server.items() if value)
+        configuration.write_text(CONFIGURATION.format(server=line, port=port, user=server["user"], size=size))
+        # It refuses to run as root.
+        command = [find_pgbouncer(), *(["-u", UNPRIVILEGED_USER] if os.geteuid() == 0 else []), str(configuration)]
+        with Daemon("pgbouncer", command, directory, is_ready=lambda: answers(("127.0.0.1", port))):
+            yield Pooler(url, port)
