@@ -74,6 +74,22 @@ def embedded_postgres(parameters: Mapping[str, str] | None = None) -> Iterator[s
     :raises EmbeddedPostgresError: the package is missing, or the server does not start.
     """
     binaries = _find_binaries()
+    with server_directory() as directory:
+        _start(binaries, directory, {**DEFAULT_PARAMETERS, **(parameters or {})})
+        yield url_of(directory)
+
+
+def url_of(*directories: Path) -> str:
+    """The URL of the server in a directory. With several directories, clients try one server after the other."""
+    return f"postgres://{SUPERUSER}@/{DATABASE}?host={quote(','.join(map(str, directories)), safe='')}"
+
+
+@contextmanager
+def server_directory() -> Iterator[Path]:
+    """A directory for a server, whose data is in its ``data``. The server is stopped when the owner ends or is killed.
+
+    :raises EmbeddedPostgresError: there is no place for it.
+    """
     owner = os.getpid()
     directory = _make_directory()
     guard = subprocess.Popen(
@@ -84,8 +100,7 @@ def embedded_postgres(parameters: Mapping[str, str] | None = None) -> Iterator[s
         start_new_session=True,  # so that a Ctrl-C in the terminal reaches the owner only
     )
     try:
-        _start(binaries, directory, {**DEFAULT_PARAMETERS, **(parameters or {})})
-        yield f"postgres://{SUPERUSER}@/{DATABASE}?host={quote(str(directory), safe='')}"
+        yield directory
     finally:
         if os.getpid() == owner:
             guard.communicate(b"\n")

@@ -13,6 +13,7 @@ import time
 from contextlib import ExitStack
 
 from tests.crash.arena import arena
+from tests.crash.failover import MODES, run_failover, table
 from tests.crash.matrix import run_matrix, run_zombies
 from tests.crash.points import DATABASES, DECLARATIONS, FAULTS, POINTS, cells
 from tests.crash.processes import Verdict
@@ -57,6 +58,7 @@ def main() -> int:
     parser.add_argument("--zombies", type=int, default=0, help="how many frozen processes, on PostgreSQL")
     parser.add_argument("--acknowledgements", type=int, default=0, help="how many to swallow, on PostgreSQL")
     parser.add_argument("--restarts", type=int, default=0, help="how many stops of PostgreSQL in mid-load")
+    parser.add_argument("--failover", action="store_true", help="only kill a primary and promote its standby")
     options = parser.parse_args()
     if options.pgbouncer and (options.database != "postgres" or options.zombies or options.acknowledgements):
         parser.error("--pgbouncer is about the matrix on PostgreSQL")
@@ -66,6 +68,11 @@ def main() -> int:
         if all(getattr(cell, name) in (getattr(options, name) or [getattr(cell, name)]) for name in NAMES)
     ]
     report = Report()
+    if options.failover:
+        runs = [run_failover(mode) for mode in MODES]
+        report.total("Failover", f"{len(runs)} times", passed=all(run.is_as_expected for run in runs))
+        say(f"\n{table(runs)}")
+        return 1 if report.failed else 0
     with ExitStack() as stack:
         url = "sqlite:" if options.database == "sqlite" else os.environ.get("DATABASE_URL")
         if options.database == "mariadb" and url is None:

@@ -10,14 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
-from testproject import embedded
 from testproject.embedded import embedded_postgres
 from testproject.harness.effects import judge_effects
 from tests.harness.channel import PATIENCE
+from tests.harness.postgres import Server
 from tests.harness.proxy import Proxy
 from tests.harness.world import Database, environment, migrate
 from tests.harness.zygote import Fork, ImpossibleError, Zygote
@@ -26,8 +24,6 @@ CLIENTS = 6
 #: How long a claim that a crash left is in the way, in seconds. By the real clock: nothing is back-dated here.
 LEASE = 0.5
 OPERATION = "crash.storm"
-#: Server settings with which what clients were told may be lost: a control has to see that.
-NOT_DURABLE = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
 
 
 @dataclass
@@ -36,6 +32,8 @@ class Tally:
 
     known: set[str] = field(default_factory=set)
     requests: int = 0
+    #: Operations whose outcome stayed unknown, so that nobody runs them again.
+    parked: set[str] = field(default_factory=set)
     #: COMMITs of an outcome whose answer never came, and how many of them had committed.
     ambiguous: int = 0
     ambiguous_committed: int = 0
@@ -62,33 +60,35 @@ class Tally:
 class Storm:
     """Clients under way, each in a process of its own, and a tally that grows while they report."""
 
-    def __init__(self, zygote: Zygote, clients: int = CLIENTS) -> None:
+    def __init__(
+        self, zygote: Zygote, clients: int = CLIENTS, declaration: str = "inside", provider: str | None = None
+    ) -> None:
+        """
+        :param provider: the address of what the operation calls, if it does.
+        """
         self.tally = Tally()
         self.name = f"storm-{uuid4().hex[:8]}"  # the database may hold the effects of others
+        self._zygote = zygote
+        self._ended: dict[str, int] = {}
         self._changed = threading.Condition()
         self._errors: list[str] = []
-        self._workers = [
-            zygote.fork(
-                job="storm",
-                declaration="inside",
-                operation=OPERATION,
-                key="",
-                prefix=f"{self.name}-client-{number}",
-                provider=None,
-                lease=LEASE,
-            )
-            for number in range(clients)
+        self._spec = {
+            "declaration": declaration, "operation": f"{OPERATION}.{declaration}", "provider": provider, "lease": LEASE
+        }  # fmt: skip
+        prefixes = [f"{self.name}-client-{number}" for number in range(clients)]
+        self._workers = [zygote.fork(job="storm", prefix=prefix, **self._spec) for prefix in prefixes]
+        self._readers = [
+            threading.Thread(target=self._read, args=each) for each in zip(self._workers, prefixes, strict=True)
         ]
-        self._readers = [threading.Thread(target=self._read, args=(worker,)) for worker in self._workers]
         for reader in self._readers:
             reader.start()
 
-    def _read(self, worker: Fork) -> None:
+    def _read(self, worker: Fork, prefix: str) -> None:
         try:
             while (event := worker.hear()) is not None and event["event"] == "known":
                 with self._changed:
                     tally = self.tally
-                    tally.known.add(event["key"])
+                    (tally.parked if event["parked"] else tally.known).add(event["key"])
                     tally.requests += event["asked"]
                     tally.ambiguous += event["unconfirmed"]
                     # The last one had committed if its outcome was there for the retry to replay; those before had not.
@@ -96,6 +96,7 @@ class Storm:
                     self._changed.notify_all()
             if event is None or "operations" not in event:
                 raise ImpossibleError(f"a client ended with {event}")
+            self._ended[prefix] = event["operations"]
         except ImpossibleError as error:
             with self._changed:
                 self._errors.append(str(error))
@@ -119,6 +120,18 @@ class Storm:
         if self._errors or any(reader.is_alive() for reader in self._readers):
             raise ImpossibleError(f"a client did not end: {self._errors}")
 
+    def redeliver(self) -> None:
+        """After ``stop``: ask once more for every operation, as clients and queues do that have missed an answer."""
+        again = [
+            self._zygote.fork(job="redeliver", prefix=prefix, operations=operations, **self._spec)
+            for prefix, operations in self._ended.items()
+        ]
+        for worker in again:
+            event = worker.expect("done")
+            worker.end()
+            if "redelivered" not in event:
+                raise ImpossibleError(f"a redelivery ended with {event}")
+
     def settle(self, url: str) -> Tally:
         """Compare what was told with what there is."""
         with closing(Database(url)) as database:
@@ -132,32 +145,6 @@ class Storm:
         judged = judge_effects(rows, self.tally.known)
         self.tally.lost, self.tally.doubled = len(judged.lost), len(judged.doubled)
         return self.tally
-
-
-class Server:
-    """An embedded PostgreSQL that can be stopped as by a power cut of its process, and started again."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self._directory = Path(parse_qs(urlsplit(url).query)["host"][0])
-        copied = next(self._directory.glob("programs/*/*/bin"), None)  # where the server's user can't reach the wheel's
-        self._pg_ctl = [
-            str((copied or embedded._find_binaries()) / "pg_ctl"),
-            "--pgdata",
-            str(self._directory / "data"),
-        ]
-
-    def restart(self) -> None:
-        log = self._directory / "server.log"
-        embedded._run([*self._pg_ctl, "--mode", "immediate", "stop"], self._directory, log)
-        embedded._run([*self._pg_ctl, "--log", str(log), "--wait", "start"], self._directory, log)
-
-    def stop_being_durable(self) -> None:
-        """Take away what durability rests on, for a control."""
-        with closing(Database(self.url)) as database:
-            for name, value in NOT_DURABLE.items():
-                database.query(f"ALTER SYSTEM SET {name} = '{value}'")
-        self.restart()
 
 
 @contextmanager

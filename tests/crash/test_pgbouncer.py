@@ -1,4 +1,7 @@
-"""What a killed process leaves behind in PgBouncer's pool. ``python -m tests.crash --pgbouncer`` runs the matrix there."""
+"""What a killed process leaves behind in PgBouncer's pool.
+
+``python -m tests.crash --pgbouncer`` runs the matrix there.
+"""
 
 from __future__ import annotations
 

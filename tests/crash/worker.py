@@ -323,19 +323,29 @@ class Worker:
         for number in count():
             if self.channel.has_something():
                 return {"operations": number}
-            self.spec["key"] = key = f"{self.spec['prefix']}-{number}"
             unconfirmed.clear()
-            answer = self.request()
-            asked = 1
-            while answer["status"] >= 300:
-                time.sleep(0.01)  # a client's pause before its retry; nothing is ordered by it
-                close_old_connections()  # what a server does between requests, and Django's test client does not
-                answer = self.request()
-                asked += 1
+            answer, asked = self._ask_until_known(number)
             self.channel.tell(
-                event="known", key=key, asked=asked, body=answer["body"], unconfirmed=len(unconfirmed),
-                replayed=answer["replayed"],
+                event="known", key=self.spec["key"], asked=asked, body=answer["body"], unconfirmed=len(unconfirmed),
+                replayed=answer["replayed"], parked=answer["status"] >= 300,
             )  # fmt: skip
+        raise AssertionError
+
+    def redeliver(self) -> dict[str, Any]:
+        """Every operation of a storm's client once more."""
+        for number in range(self.spec["operations"]):
+            self._ask_until_known(number)
+        return {"redelivered": self.spec["operations"]}
+
+    def _ask_until_known(self, number: int) -> tuple[dict[str, Any], int]:
+        """One operation's outcome, or the answer that nobody knows it, and after how many requests."""
+        self.spec["key"] = f"{self.spec['prefix']}-{number}"
+        for asked in count(1):
+            answer = self.request()
+            if answer["status"] < 300 or answer["code"] == "idempotency_outcome_unknown":
+                return answer, asked
+            time.sleep(0.01)  # a client's pause before its retry; nothing is ordered by it
+            close_old_connections()  # what a server does between requests, and Django's test client does not
         raise AssertionError
 
     def _watch_commits(self, unconfirmed: list[str]) -> None:

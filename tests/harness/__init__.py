@@ -6,7 +6,7 @@ what only tests need:
 - ``zygote``: a process that has loaded Django once, and the ``Fork``s of it, which take milliseconds to start. A fork
   and the test talk through a ``Channel``; a fork can be killed, frozen, woken and waited for.
 - ``proxy``: one proxy for PostgreSQL, RabbitMQ and Redis, that cuts connections and swallows the answer that matters.
-- ``rabbitmq``, ``mariadb``, ``pgbouncer``: servers of one's own.
+- ``rabbitmq``, ``mariadb``, ``pgbouncer``: servers of one's own; ``postgres`` kills and promotes one.
 - ``world``: a database, two providers and a zygote, which all cells or scripts of a run share. What a test asserts is
   read through connections that know nothing of the package.
 

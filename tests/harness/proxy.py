@@ -123,6 +123,8 @@ class Proxy:
         self.swallowed = 0
         #: How many seconds later what a client says reaches the server.
         self.delay = 0.0
+        #: While it is set, nothing that the server says reaches a client.
+        self.holding = False
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._stack = ExitStack()
@@ -191,7 +193,11 @@ class Proxy:
             there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return there
         server = socket.socket(socket.AF_UNIX)
-        server.connect(str(path))
+        try:
+            server.connect(str(path))
+        except OSError:
+            server.close()
+            raise
         return server
 
     def _serve(self, client: socket.socket) -> None:
@@ -208,10 +214,11 @@ class Proxy:
         dialect: Dialect = {"amqp": Amqp, "redis+socket": Resp}.get(self._parts.scheme, Postgres)()
         swallowing = False
         while True:
-            ready = select.select([client, server, self._closed], [], [])[0]
+            heard = [client, self._closed] if self.holding else [client, server, self._closed]
+            ready = select.select(heard, [], [])[0]
             if self._closed in ready:
                 return
-            if server in ready:
+            if server in ready and not self.holding:
                 if not (answer := server.recv(CHUNK)):
                     return
                 if dialect.confirms(answer) and swallowing:

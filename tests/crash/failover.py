@@ -1,0 +1,208 @@
+"""Clients that never stop, a primary that is killed, and the standby that is promoted in its place.
+
+While they run, the network between the two servers stands still: the primary goes on, and the standby gets nothing.
+Then the primary is killed, the standby is promoted, and the clients go on there. What they were told is compared with
+what the new primary holds, and with the ledger of the provider. In the end every operation is delivered once more.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from testproject import embedded
+from testproject.embedded import embedded_postgres
+from testproject.harness.effects import judge_effects
+from testproject.provider import Provider, running_provider
+from tests.crash.storms import Storm
+from tests.harness.postgres import Server, running_standby
+from tests.harness.proxy import Proxy
+from tests.harness.world import Database, environment, markdown, migrate
+from tests.harness.zygote import Zygote, wait_until
+
+STANDBY = "standby_1"
+NAMED = {"synchronous_standby_names": f"ANY 1 ({STANDBY})"}
+#: What the primary is told, by what it then waits for before it confirms a COMMIT.
+MODES: Mapping[str, Mapping[str, str]] = {
+    "asynchronous": {},
+    "local": {**NAMED, "synchronous_commit": "local"},
+    "remote_write": {**NAMED, "synchronous_commit": "remote_write"},
+    "on": {**NAMED, "synchronous_commit": "on"},
+    "remote_apply": {**NAMED, "synchronous_commit": "remote_apply"},
+}
+#: Where a COMMIT waits for the standby.
+SAFE = ("remote_write", "on", "remote_apply")
+#: How many clients there are of each declaration. The provider deduplicates for none of them.
+CLIENTS = {"inside": 3, "ask": 2, "park": 3}
+#: Operations of each declaration that are acknowledged before, during and after the lag.
+ENOUGH = 20
+
+
+@dataclass
+class Failover:
+    """What became of the operations of each declaration."""
+
+    mode: str
+    acknowledged: Counter[str] = field(default_factory=Counter)
+    parked: Counter[str] = field(default_factory=Counter)
+    #: Acknowledged, and without an effect: in the new primary's tables, or in the ledger.
+    lost: Counter[str] = field(default_factory=Counter)
+    #: Several effects, when every operation has been delivered once more.
+    doubled: Counter[str] = field(default_factory=Counter)
+    #: A row without its outcome, or an outcome without its row.
+    torn: int = 0
+
+    @property
+    def is_safe(self) -> bool:
+        return self.is_whole and not (self.lost["inside"] or self.doubled["ask"] or self.doubled["park"])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whatever was lost: in the database nothing is torn or doubled, and no call of the provider is missing."""
+        return not (self.torn or self.doubled["inside"] or self.lost["ask"] or self.lost["park"])
+
+    @property
+    def is_as_expected(self) -> bool:
+        """A control that loses and doubles nothing shows nothing."""
+        return self.is_whole and self.is_safe == (self.mode in SAFE)
+
+    def row(self) -> list[object]:
+        return [
+            self.mode,
+            self.acknowledged["inside"], self.lost["inside"], self.torn, self.doubled["inside"],
+            *(n for name in ("ask", "park") for n in (self.acknowledged[name], self.doubled[name])),
+            self.parked["park"],
+        ]  # fmt: skip
+
+
+HEADS = (
+    *("commits wait for", "rows", "lost", "torn", "doubled"),
+    *("Reconcile", "doubled", "PARK", "doubled", "parked"),
+)
+
+
+def table(runs: list[Failover]) -> str:
+    return markdown(HEADS, [run.row() for run in runs])
+
+
+class Pair:
+    """A primary, its standby, and the network between them."""
+
+    def __init__(self, primary: Server, standby: Server, network: Proxy) -> None:
+        self.primary, self.standby, self._network = primary, standby, network
+        #: Clients look for the one that takes writes, as libpq does for them.
+        self.url = embedded.url_of(primary.directory, standby.directory) + "&target_session_attrs=read-write"
+
+    def lag(self) -> None:
+        self._network.holding = True
+
+    def fail_over(self) -> None:
+        self.primary.kill()
+        self._network.cut()  # and what was under way in it is gone
+        self.standby.promote()
+
+
+@contextmanager
+def running_pair(mode: str) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        url = stack.enter_context(embedded_postgres())
+        migrate(url)
+        primary = Server(url)
+        network = stack.enter_context(Proxy(url))
+        socket = Path(parse_qs(urlsplit(network.url).query)["host"][0], embedded.SOCKET_NAME)
+        for path in (socket.parent, socket):
+            path.chmod(0o777)  # the standby may run as another user
+        standby = stack.enter_context(running_standby(network.url, STANDBY))
+        with closing(Database(url)) as database:
+            streaming = "SELECT sync_state FROM pg_stat_replication WHERE application_name = %s AND state = 'streaming'"
+            wait_until(lambda: database.query(streaming, STANDBY), "the standby streams")
+            primary.configure(**MODES[mode])
+            if "synchronous_standby_names" in MODES[mode]:
+                wait_until(lambda: database.query(streaming, STANDBY) == [("quorum",)], "the standby is synchronous")
+        yield Pair(primary, standby, network)
+        primary.start()  # so that it gives back the shared memory that a killed server leaves
+
+
+def run_failover(mode: str) -> Failover:
+    with ExitStack() as stack:
+        pair = stack.enter_context(running_pair(mode))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="failover-")))
+        ledger = directory / "ledger.jsonl"
+        provider = Provider(stack.enter_context(running_provider(ledger)), ledger)
+        zygote = stack.enter_context(closing(Zygote("tests.crash.worker", environment(pair.url), directory / "log")))
+        storms = {
+            name: Storm(zygote, clients, name, None if name == "inside" else provider.url)
+            for name, clients in CLIENTS.items()
+        }
+        get_further(storms)
+        pair.lag()
+        with closing(Database(pair.primary.url)) as database:
+            get_further_or_wait(storms, database)
+        pair.fail_over()
+        get_further(storms)
+        for storm in storms.values():
+            storm.stop()
+        return settle(mode, storms, pair, provider)
+
+
+def acknowledged(storms: Mapping[str, Storm]) -> list[int]:
+    return [len(storm.tally.known) for storm in storms.values()]
+
+
+def get_further(storms: Mapping[str, Storm]) -> None:
+    for storm in storms.values():
+        enough = len(storm.tally.known) + ENOUGH
+        storm.wait_for(lambda tally, enough=enough: len(tally.known) >= enough, "operations on a primary")
+
+
+def get_further_or_wait(storms: Mapping[str, Storm], database: Database) -> None:
+    """Until clients were told enough that the standby doesn't know, or each of them waits for the standby."""
+    enough = [known + ENOUGH for known in acknowledged(storms)]
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    wait_until(
+        lambda: (
+            all(now >= then for now, then in zip(acknowledged(storms), enough, strict=True))
+            or database.count(waiting) == sum(CLIENTS.values())
+        ),
+        "clients go on without the standby, or wait for it",
+    )
+
+
+def settle(mode: str, storms: Mapping[str, Storm], pair: Pair, provider: Provider) -> Failover:
+    result = Failover(mode)
+    inside = storms["inside"]
+    with closing(Database(pair.standby.url)) as database:
+        result.lost["inside"] = len(judge_effects(database.transfers(inside.name), inside.tally.known).lost)
+        result.torn = torn(database, inside.name)
+        for storm in storms.values():
+            storm.redeliver()
+        rows = database.transfers(inside.name)
+    effects = {name: rows if name == "inside" else payouts(provider, storm.name) for name, storm in storms.items()}
+    for name, storm in storms.items():
+        judged = judge_effects(effects[name], storm.tally.known)
+        result.acknowledged[name] = len(storm.tally.known)
+        result.parked[name] = len(storm.tally.parked)
+        result.doubled[name] = len(judged.doubled)
+        if name != "inside":
+            result.lost[name] = len(judged.lost)
+    return result
+
+
+def payouts(provider: Provider, prefix: str) -> Counter[str]:
+    return Counter(effect.label for effect in provider.effects() if effect.label.startswith(f"{prefix}-"))
+
+
+def torn(database: Database, prefix: str) -> int:
+    """How many rows have no outcome, and how many outcomes no row."""
+    return database.count(
+        "SELECT count(*) FROM (SELECT label FROM testproject_transfer WHERE label LIKE %s) AS effect FULL JOIN "
+        "(SELECT idempotency_key FROM idempotency_record WHERE status = 'completed' AND idempotency_key LIKE %s) AS "
+        "record ON record.idempotency_key = effect.label WHERE record.idempotency_key IS NULL OR effect.label IS NULL",
+        f"{prefix}-%",
+        f"{prefix}-%",
+    )

@@ -1,0 +1,25 @@
+"""The primary is killed and its standby promoted, under load. ``python -m tests.crash --failover`` runs every mode."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.crash.failover import run_failover
+
+pytestmark = pytest.mark.postgres
+
+
+def test_a_synchronous_standby_loses_and_doubles_nothing() -> None:
+    result = run_failover("on")
+
+    assert result.is_safe, result
+    assert min(result.acknowledged.values()) >= 40, result
+
+
+def test_an_asynchronous_standby_loses_effects_with_their_records_and_doubles_those_outside() -> None:
+    """The control: without it, the zeros of a synchronous standby could come from a test that sees nothing."""
+    result = run_failover("asynchronous")
+
+    assert result.is_whole, result
+    assert result.lost["inside"] >= 20, result
+    assert min(result.doubled["ask"], result.doubled["park"]) >= 20, result

