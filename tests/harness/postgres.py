@@ -58,10 +58,10 @@ class Server:
             for name, value in settings.items():
                 database.query(f"ALTER SYSTEM SET {name} = '{value}'")
             database.query("SELECT pg_reload_conf()")
-            for name, value in settings.items():
-                wait_until(
-                    lambda name=name, value=value: database.query(f"SHOW {name}") == [(value,)], f"{name} is set"
-                )
+            wait_until(
+                lambda: all(database.query(f"SHOW {name}") == [(value,)] for name, value in settings.items()),
+                "the server has read its settings",
+            )
 
     def stop_being_durable(self) -> None:
         """Take away what durability rests on, for a control."""
