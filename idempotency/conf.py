@@ -141,6 +141,7 @@ class Defaults:
     account: Callable[[Any], str | None]
     recordable: Callable[[int], bool]
     headers: Collection[str]
+    key: Callable[[Any], str | None] | None
     max_body: int
 
 

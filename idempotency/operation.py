@@ -17,7 +17,7 @@ from django.core.signals import setting_changed
 
 from .conf import SETTING, Defaults, Problem, settings
 from .lifecycle import Recovery
-from .options.table import OPTIONS, OperationPolicy, resolve
+from .options.table import OPTIONS, OperationPolicy, RequestPolicy, resolve
 from .options.values import REEXECUTE, Attach, Reconcile
 
 if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
@@ -51,6 +51,8 @@ class Operation(Defaults):
     :param command: ``callable(request) -> object``, or a DRF serializer class. It returns what the fingerprint is taken
         of.
     :param account: ``callable(request) -> str | None``, or its dotted path; None refuses the request.
+    :param key: ``callable(request) -> str | None``, or its dotted path. It returns the key of a request whose key is
+        not in the header, as that of a form or a webhook; None if the request has none of its own.
     :param recordable: ``callable(status: int) -> bool``, or its dotted path. It decides which statuses are outcomes.
     :param headers: the names of the response headers that are kept with the outcome, besides Content-Type.
     :param max_body: the largest response body that is recorded, in bytes.
@@ -72,7 +74,7 @@ class Operation(Defaults):
     command: Callable[..., Any] | None
     rebuild: Callable[[str, Any], Any] | None
 
-    def __init__(self, name: str, **policy: Unpack[OperationPolicy]) -> None:
+    def __init__(self, name: str, **policy: Unpack[RequestPolicy]) -> None:
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
             raise ImproperlyConfigured(
                 f"An operation's name is 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}."

@@ -21,7 +21,8 @@ except ImportError as error:
     ) from error
 
 from ..identity.keys import HEADER
-from .retrying import KeyStatus, RetryPolicy, Tries, bounded, new_key, read_key_status
+from ..identity.timed import new_key
+from .retrying import KeyStatus, RetryPolicy, Tries, bounded, read_key_status
 
 __all__ = [
     "AsyncIdempotentTransport",

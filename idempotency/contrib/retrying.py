@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
-from uuid import uuid4
 
 try:
     from tenacity import RetryCallState
@@ -29,6 +28,7 @@ except ImportError as error:
     ) from error
 
 from ..identity.keys import HEADER, shorten
+from ..identity.timed import new_key
 from ..protocol.context import current_claim
 
 if TYPE_CHECKING:
@@ -43,11 +43,6 @@ RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 LEAST_TIMEOUT = 1.0
 
 _SECONDS = re.compile(r"[0-9]+")
-
-
-def new_key() -> str:
-    """Make a key for one logical operation: 122 random bits. Save it before the first attempt, to be able to resume."""
-    return str(uuid4())
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ class Adapter:
         self.http: HttpRequest = self.request_of_django(request)
         #: The keyword arguments that the handler was called with.
         self.kwargs: Mapping[str, Any] = {}
+        #: The key, as responses echo it.
+        self.echoed_key = ""
 
     @classmethod
     def speaks_for(cls, request: object) -> bool:

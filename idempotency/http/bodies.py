@@ -28,6 +28,10 @@ FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 
 
+#: The attribute of a request in which its parts are kept, because the key may be one of them.
+_PARTS = "_idempotency_parts"
+
+
 def parsed_body(http: HttpRequest) -> object:
     """The payload of a request as its handler will see it.
 
@@ -80,6 +84,9 @@ def parts(http: HttpRequest) -> MultiValueDict[str, object]:
     They are parsed here with Django's limits. Django parses the form again for the handler, which may still choose its
     upload handlers.
     """
+    known: MultiValueDict[str, object] | None = getattr(http, _PARTS, None)
+    if known is not None:
+        return known
     if hasattr(http, "_files"):  # parsed already, for example by the CSRF check
         fields, files = http.POST, http.FILES
     else:
@@ -87,7 +94,18 @@ def parts(http: HttpRequest) -> MultiValueDict[str, object]:
     found: MultiValueDict[str, object] = MultiValueDict({name: [*values] for name, values in fields.lists()})
     for name, uploads in files.lists():
         found.setlist(name, found.getlist(name) + uploads)
+    setattr(http, _PARTS, found)
     return found
+
+
+def form_values(http: HttpRequest, name: str) -> list[Any]:
+    """The values of a field of the form that was sent by POST; an empty list if there is none."""
+    if http.content_type == MULTIPART and has_parts(http):
+        return parts(http).getlist(name)
+    if http.content_type == FORM and http.method == "POST":
+        keep_readable(http)
+        return http.POST.getlist(name)
+    return []
 
 
 def _read_parts(http: HttpRequest) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""A system check of the project's URLs: handlers whose models are written to another database than their records."""
+"""System checks of handlers and accounts: models in another database than their records, and anonymous visitors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from django.db import router
 from django.db.models import Model
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from ..operation import Operation
+from ..conf import SETTING, problems_of
+from ..operation import Operation, registry
 from ..protocol.transactions import alias
+from .accounts import user_or_visitor
 from .class_views import protected_operation
 
 
@@ -62,3 +64,25 @@ def _warning(view_class: type, model: type[Model], operation: Operation, records
         hint=f"Keep the records in {using!r}, or declare the operation with transaction=False and its recovery.",
         id="idempotency.W010",
     )
+
+
+@register("idempotency")
+def check_visitors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Say what an anonymous account means, where an operation accepts one."""
+    if problems_of(getattr(django_settings, SETTING, {})):
+        return []
+    names = sorted(
+        repr(operation.name)
+        for operation in registry
+        if not operation.problems() and operation.account is user_or_visitor
+    )
+    if not names:
+        return []
+    return [
+        checks.Warning(
+            f"Anonymous visitors may use {', '.join(names)}. Only a cookie says who a visitor is: one who deletes it, "
+            f"uses another browser or logs in is another account, and a retry with the same key runs again.",
+            hint="Call remember_visitor() where the form is shown. Silence this check if a second run is acceptable.",
+            id="idempotency.W011",
+        )
+    ]

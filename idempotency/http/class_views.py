@@ -190,4 +190,9 @@ def operation_of_request(view_class: Any, method: str, actions: Mapping[str, str
 
 def _is_protected(view_class: Any, request: HttpRequest, actions: Mapping[str, str] | None) -> bool:
     operation = operation_of_request(view_class, request.method or "", actions)
-    return operation is not None and (operation.required or keys.META_NAME in request.META)
+    return operation is not None and (operation.required or may_have_key(operation, request))
+
+
+def may_have_key(operation: Operation, request: HttpRequest) -> bool:
+    """Whether a request has a key, as far as its headers tell. The operation's own ``key`` may read the body."""
+    return operation.key is not None or keys.META_NAME in request.META

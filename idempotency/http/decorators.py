@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.views import View
 
 from ..operation import Operation, operation_for, registry
-from ..options.table import OperationPolicy
+from ..options.table import RequestPolicy
 from .adapters import Adapter, adapter_for, prepare_view
 from .api_view import docstring_of
 from .atomic_requests import EveryDatabase, Handler, exempted_by_project
@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 
 def idempotent(
-    operation: str | Operation, **policy: Unpack[OperationPolicy]
+    operation: str | Operation, **policy: Unpack[RequestPolicy]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a view take effect once for each account and ``Idempotency-Key``.
 

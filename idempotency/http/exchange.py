@@ -32,6 +32,7 @@ from ..protocol.execution import acquire_or_wait, run
 from .adapters import Adapter
 from .atomic_requests import Handler
 from .attempts import HandlerAttempt, attach_job, has_job, is_crash
+from .key_sources import key_of_request
 from .problems import accepted_response, report
 
 logger = logging.getLogger("idempotency")
@@ -73,7 +74,7 @@ class Exchange:
                 raise
             response = self._refuse(error)
         if response is not None:  # if the handler returned None, Django reports that
-            self._echo_key(response)
+            response[keys.HEADER] = self.adapter.echoed_key
         return response
 
     def replay_or_raise(self, refusal: Exception) -> Any:
@@ -91,7 +92,7 @@ class Exchange:
             response = None
         if response is None:
             raise refusal
-        self._echo_key(response)
+        response[keys.HEADER] = self.adapter.echoed_key
         return response
 
     def _recorded_outcome(self) -> Outcome | None:
@@ -100,14 +101,12 @@ class Exchange:
         self.scope = self._scope()
         return claims.recorded_outcome(self.operation, self.scope, self._payload())
 
-    def _echo_key(self, response: Any) -> None:
-        response[keys.HEADER] = self.meta[keys.META_NAME]  # as it was sent, which is harmless because it is valid
-
     def _has_key(self) -> bool:
-        if keys.META_NAME in self.meta:
-            self.key = keys.parse_header(self.meta[keys.META_NAME])
-        elif self.operation.required:
+        self.key = key_of_request(self.operation, self.adapter) or ""
+        if not self.key and self.operation.required:
             raise KeyMissingError
+        # As it was sent, if it was sent in the header. That is harmless because it is valid.
+        self.adapter.echoed_key = self.meta.get(keys.META_NAME) or keys.format_header(self.key)
         return bool(self.key)
 
     def _answer(self) -> Any:

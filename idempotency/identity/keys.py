@@ -67,6 +67,14 @@ def validate_key(key: object) -> str:
     return str.__str__(key)
 
 
+def format_header(key: str) -> str:
+    """Write a key as a header's value that ``parse_header`` reads as this key."""
+    if _BARE.fullmatch(key):
+        return key
+    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
 def shorten(key: str) -> str:
     """Shorten a key so that it may be logged: enough to find the record, too little to use the key.
 

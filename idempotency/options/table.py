@@ -1,9 +1,10 @@
 """The options of an operation, each declared once.
 
-``OperationPolicy`` is that declaration. Its annotations are the types of the keyword arguments of ``Operation``,
-``@idempotent``, ``claim()`` and ``@idempotent_task``. The ``Option`` beside each type holds everything else. The
-constructor, the settings, the system checks and their hints are derived from it. A test compares it with the
-documentation's table, and with the attributes and the docstring of ``Operation``.
+``RequestPolicy`` is that declaration. Its annotations are the types of the keyword arguments of ``Operation`` and
+``@idempotent``. Those of ``claim()`` and ``@idempotent_task`` are in ``OperationPolicy``, the part of it that does not
+concern a request's key. The ``Option`` beside each type holds everything else. The constructor, the settings, the
+system checks and their hints are derived from it. A test compares it with the documentation's table, and with the
+attributes and the docstring of ``Operation``.
 """
 
 from __future__ import annotations
@@ -335,10 +336,27 @@ class OperationPolicy(TypedDict, total=False):
     ]
 
 
+class RequestPolicy(OperationPolicy, total=False):
+    """The keyword arguments of an operation of HTTP requests."""
+
+    key: Annotated[
+        Callable[[Any], str | None] | str | None,
+        Option(
+            setting="KEY",
+            problem_of=_callable_or_path,
+            takes="callable(request) → str or None, or its dotted path",
+            meaning="where the key is, if it is not in the header: a form's field, a webhook's event id. None: it is "
+            "in the header only",
+            check_id="idempotency.E022",
+            hint="A function of the request that returns the key as a str, or None if the request has none of its own.",
+        ),
+    ]
+
+
 #: The options of an operation, by name.
 OPTIONS: Final[Mapping[str, Option]] = {
     name: replace(hint.__metadata__[0], name=name)
-    for name, hint in get_type_hints(OperationPolicy, include_extras=True).items()
+    for name, hint in get_type_hints(RequestPolicy, include_extras=True).items()
 }
 
 #: The entries of ``IDEMPOTENCY``, by name: the defaults of options, and the entries that apply to all operations.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
-from uuid import UUID
+from uuid import RFC_4122, UUID
 
 import pytest
 
@@ -17,10 +18,13 @@ from tests.contrib.servers import Fault, Server, answer, cut, cut_in_the_middle,
 # The key
 
 
-def test_a_request_is_given_a_key_of_122_random_bits(sender: Sender, server: Server) -> None:
+def test_a_request_is_given_a_key_of_its_time_and_74_random_bits(sender: Sender, server: Server) -> None:
+    before = time.time_ns() // 1_000_000
     answers = [sender.send(server.url) for _ in range(2)]
-    assert [UUID(str(key)).version for key in server.keys] == [4, 4]
-    assert len(set(server.keys)) == 2
+    made = [UUID(str(key)) for key in server.keys]
+    assert [(key.version, key.variant) for key in made] == [(7, RFC_4122)] * 2
+    assert before <= made[0].int >> 80 <= made[1].int >> 80 <= time.time_ns() // 1_000_000
+    assert len({key.int & (1 << 62) - 1 for key in made}) == 2
     assert [answer.key for answer in answers] == server.keys
 
 

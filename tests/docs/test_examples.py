@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import re
 from dataclasses import fields
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
-from django.test import override_settings
+from django.test import Client, RequestFactory, override_settings
+from django.urls import path
 from rest_framework.test import force_authenticate
 
 import idempotency
@@ -24,7 +28,7 @@ from idempotency.upkeep.sweep import recover_once
 from testproject.models import Charge, Export, Notification, Transfer
 from tests.contrib.servers import Server, answer, cut
 from tests.docs.conftest import Provider, RunPage, post, twice
-from tests.docs.pages import PAGES, text_of
+from tests.docs.pages import PAGES, blocks, text_of
 from tests.factories import RecordFactory, UserFactory
 from tests.records import from_now
 
@@ -81,6 +85,54 @@ def test_the_streamed_report_is_rebuilt(run_page: RunPage) -> None:
     first, retry = twice(run_page("how-to/stream-a-response.md")["create_report"], {})
     assert b"".join(first) == b"".join(retry) == b"a,b\n1,2\n"
     assert IdempotencyRecord.objects.get().response_reference == "7"
+
+
+def test_the_form_is_sent_once_and_corrected_under_a_new_key(run_page: RunPage, settings: Any) -> None:
+    page = "how-to/protect-a-form.md"
+    names = run_page(page)
+    first, tagged = blocks(page, "html")
+    loader = ("django.template.loaders.locmem.Loader", {"shop/transfer.html": first, "shop/contact.html": tagged})
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "APP_DIRS": False}]
+    settings.TEMPLATES[0]["OPTIONS"] = {**settings.TEMPLATES[0]["OPTIONS"], "loaders": [loader]}
+    settings.ROOT_URLCONF = (path("", names["in_words"](names["new_transfer"])), path("contact/", names["contact"]))
+    browser = Client(enforce_csrf_checks=True)
+    browser.force_login(UserFactory())
+
+    def send(shown: Any, url: str = "/", **fields: Any) -> Any:
+        hidden = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]+)"', shown.content.decode()))
+        return browser.post(url, {"recipient": "carol", "amount": 5, **hidden, **fields})
+
+    shown = browser.get("/")
+    wrong = send(shown, amount="much")
+    answers = [send(wrong) for _ in range(2)]
+    assert [answer.status_code for answer in (shown, wrong, *answers)] == [200, 422, 302, 302]
+    assert answers[0].url == answers[1].url == f"/transfers/{Transfer.objects.get().pk}/"
+    assert b"sent already" in send(wrong, amount=6).content
+    browser.logout()
+    contact = browser.get("/contact/")
+    assert [send(contact, "/contact/").status_code for _ in range(2)] == [201, 201]
+    assert IdempotencyRecord.objects.filter(operation="contact.form").count() == 1
+
+
+def test_the_event_is_taken_once_however_often_it_is_delivered(run_page: RunPage, settings: Any) -> None:
+    view = run_page("how-to/protect-a-webhook.md")["provider_event"]
+    settings.PROVIDER_SECRET = "secret"
+    Export.objects.create(pk=uuid4(), label="march", account=UserFactory())
+
+    def deliver(event: dict[str, Any], secret: bytes = b"secret") -> Any:
+        body = json.dumps(event).encode()
+        signature = hmac.new(secret, body, "sha256").hexdigest()
+        headers = {"X-Signature": signature}
+        return view(RequestFactory().post("/", body, content_type="application/json", headers=headers))
+
+    event = {"id": "evt_1", "pending": 2, "data": {"label": "march", "charges": 3}}
+    assert deliver(event).status_code == 204
+    Export.objects.update(charges=None)
+    again = deliver({**event, "pending": 1})
+    assert (again.status_code, again["Idempotency-Replayed"]) == (204, "true")
+    assert Export.objects.get().charges is None
+    assert [deliver(event, b"wrong").status_code, deliver({"data": {}}).status_code] == [403, 400]
+    assert IdempotencyRecord.objects.get().account_id == "provider"
 
 
 @pytest.mark.parametrize("fails", ["", "before", "after"])

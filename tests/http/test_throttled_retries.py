@@ -19,6 +19,7 @@ from rest_framework.viewsets import ViewSet
 from idempotency import idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.contrib.rest_framework.throttling import check_rate
+from idempotency.http.key_sources import FromHeader
 from tests.http.callers import Caller, claim_anew, effects, records
 from tests.http.serving import Serve
 from tests.http.test_cost import LOOK, authentication, statements
@@ -71,6 +72,9 @@ VIEWS = {
     "function": lambda: api_view(["POST"])(throttle_classes([Busy])(idempotent("throttled.function")(drf_answer))),
     "method": Method.as_view,
     "heir": Heir.as_view,
+    "key of its own": lambda: api_view(["POST"])(
+        throttle_classes([Busy])(idempotent("throttled.keyed", key=FromHeader("X-Event-Id"))(drf_answer))
+    ),
     "mixin": lambda: Actions.as_view({"post": "create"}),
 }
 

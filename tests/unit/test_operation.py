@@ -16,7 +16,7 @@ from django.test import override_settings
 from idempotency import ACCEPTED, CONFLICT, PARK, REEXECUTE, Operation, Wait, claim, idempotent
 from idempotency.conf import Defaults, Settings, settings
 from idempotency.operation import operation_for, registry
-from idempotency.options.table import OPTIONS, SETTINGS, OperationPolicy
+from idempotency.options.table import OPTIONS, SETTINGS, RequestPolicy
 from tests.operations import forgetting_operations
 
 
@@ -144,7 +144,7 @@ def members(hint: Any) -> set[Any]:
 
 def test_each_attribute_of_an_operation_has_the_type_of_its_argument() -> None:
     attributes = {name: hint for name, hint in get_type_hints(Operation).items() if name not in {"name", "declared"}}
-    arguments = get_type_hints(OperationPolicy)
+    arguments = get_type_hints(RequestPolicy)
     assert set(attributes) == set(arguments) == set(OPTIONS)
     for name, hint in attributes.items():
         expected = members(arguments[name])
@@ -178,11 +178,14 @@ def test_the_docstring_explains_every_argument() -> None:
     assert sorted(explained) == sorted(["name", *OPTIONS])
 
 
-@pytest.mark.parametrize("takes_policy", [Operation.__init__, idempotent, claim])
-def test_policies_are_typed_keywords(takes_policy: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("takes_policy", "policy"),
+    [(Operation.__init__, "RequestPolicy"), (idempotent, "RequestPolicy"), (claim, "OperationPolicy")],
+)
+def test_policies_are_typed_keywords(takes_policy: Callable[..., Any], policy: str) -> None:
     parameter = inspect.signature(takes_policy).parameters["policy"]
     assert parameter.kind is inspect.Parameter.VAR_KEYWORD
-    assert parameter.annotation == "Unpack[OperationPolicy]"
+    assert parameter.annotation == f"Unpack[{policy}]"
 
 
 def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant() -> None:

@@ -64,7 +64,7 @@ class RestFrameworkAdapter(Adapter):
 
     def payload(self, operation: Operation) -> object:
         # If DRF answers by itself, for example because it can't parse the payload, its response has the view's headers.
-        self.view.headers[keys.HEADER] = self.http.META[keys.META_NAME]
+        self.view.headers[keys.HEADER] = self.echoed_key
         command: Any = operation.command
         if isinstance(command, type) and issubclass(command, serializers.BaseSerializer):
             context = {"request": self.request, "view": self.view, "format": None}

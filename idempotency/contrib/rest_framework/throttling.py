@@ -18,9 +18,8 @@ from django.core.checks import CheckMessage, Error, register
 from rest_framework.settings import api_settings
 from rest_framework.throttling import UserRateThrottle
 
-from ...http.class_views import operation_of_request
+from ...http.class_views import may_have_key, operation_of_request
 from ...http.exchange import refuse_unless_recorded
-from ...identity import keys
 
 #: The entry of ``DEFAULT_THROTTLE_RATES`` that switches this on, and bounds it.
 SCOPE = "idempotent_replays"
@@ -76,8 +75,8 @@ def answer_throttled_retries(view_class: Any) -> None:
 
 
 def _may_look_up(view: Any, request: Any) -> bool:
-    is_protected = operation_of_request(type(view), request.method, getattr(view, "action_map", None)) is not None
-    if not is_protected or keys.META_NAME not in request.META:
+    operation = operation_of_request(type(view), request.method, getattr(view, "action_map", None))
+    if operation is None or not may_have_key(operation, request._request):
         return False
     bound = ReplayThrottle()
     return bound.rate is not None and bound.allow_request(request, view)

@@ -1,0 +1,127 @@
+"""Ready values of ``account`` for callers that are not simply the authenticated user.
+
+An account must follow from what the server has verified, never from what a request merely says. A value that names its
+kind (``organisation=7``) can't be equal to another kind's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+from django.db.models import Model
+
+from ..conf import authenticated_user
+from .adapters import adapter_for
+
+#: Where a visitor's identifier is in the session.
+VISITOR = "idempotency_visitor"
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """One account for every caller, such as the provider that sends a webhook.
+
+    Whoever gets to the view is taken for this account, so a decorator or permission before it must verify the caller.
+
+    :param account: the account.
+    """
+
+    account: str
+
+    def __call__(self, request: Any) -> str:
+        return self.account
+
+
+@dataclass(frozen=True)
+class FromRoute:
+    """The account is an argument of the URL, such as an organisation for which many users act.
+
+    :param argument: the argument's name.
+    :param allows: ``callable(request, value) -> bool``. It says whether the caller may act for this account. A check in
+        the handler would come too late, because a replay doesn't run the handler.
+    """
+
+    argument: str
+    allows: Callable[[Any, Any], bool]
+
+    def __call__(self, request: Any) -> str | None:
+        adapter = adapter_for(request)
+        match = None if adapter is None else adapter.http.resolver_match
+        value = None if match is None else match.kwargs.get(self.argument)
+        if value is None or not self.allows(request, value):
+            return None
+        return urlencode({self.argument: str(value)})
+
+
+@dataclass(frozen=True, init=False)
+class FromToken:
+    """The account is a claim of the token that authenticated the request: ``request.auth``, as JWT libraries set it.
+
+    :param claims: the names of the claims, for example ``"sub"``, or ``"iss", "sub"`` if tokens have several issuers.
+    """
+
+    claims: tuple[str, ...]
+
+    def __init__(self, *claims: str) -> None:
+        if not claims:
+            raise ValueError("FromToken() needs the name of a claim.")
+        object.__setattr__(self, "claims", claims)
+
+    def __call__(self, request: Any) -> str | None:
+        token = getattr(request, "auth", None)
+        payload = getattr(token, "payload", token)
+        if not isinstance(payload, Mapping):
+            return None
+        values = {name: payload.get(name) for name in self.claims}
+        if not all(isinstance(value, (str, int)) and value != "" for value in values.values()):
+            return None
+        return urlencode(values)
+
+
+def api_key(request: Any) -> str | None:
+    """The API key that authenticated the request, ``request.auth``, is the account.
+
+    A model instance is named by its primary key. A text, and a primary key that is a text, may be the secret itself, so
+    they are named by their digest. A new API key is a new account.
+    """
+    credential = getattr(request, "auth", None)
+    if credential is None or isinstance(credential, Mapping):
+        return None
+    if not isinstance(credential, Model):
+        return f"key:{_digest(credential)}"
+    identity = credential.pk if isinstance(credential.pk, (int, UUID)) else _digest(credential.pk)
+    return f"{credential._meta.label}:{identity}"
+
+
+def user_or_visitor(request: Any) -> str | None:
+    """The authenticated user, or else the visitor whom ``remember_visitor()`` has remembered in the session.
+
+    A visitor who deletes cookies, uses another browser or logs in becomes another account, and the same key then runs
+    again.
+    """
+    account = authenticated_user(request)
+    if account is not None:
+        return account
+    session = getattr(request, "session", None)
+    visitor = None if session is None else session.get(VISITOR)
+    return f"visitor:{visitor}" if isinstance(visitor, str) else None
+
+
+def remember_visitor(request: Any) -> None:
+    """Give the session of an anonymous visitor an identifier that stays the same when the session's key changes.
+
+    Call it where a form is shown, so that the first request that the form sends has it. A session that began with the
+    first request would be lost with its response, and the retry would be another visitor's.
+    """
+    if VISITOR not in request.session:
+        request.session[VISITOR] = secrets.token_hex(16)
+
+
+def _digest(secret: object) -> str:
+    return hashlib.sha256(str(secret).encode("utf-8", "surrogatepass")).hexdigest()

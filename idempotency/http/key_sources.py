@@ -1,0 +1,115 @@
+"""Where a request's key is: in the header, or where the operation's ``key`` finds it.
+
+The classes here are ready values of ``key``::
+
+    @idempotent("orders.place", key=FromForm())
+    @idempotent("webhooks.shop", key=FromJSON("id"), account=Fixed("shop"))
+
+They are equal if they read the same place, so a reloaded module declares the same operation again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpRequest
+
+from ..exceptions import KeyInvalidError
+from ..identity import keys
+from ..operation import Operation
+from . import bodies
+from .adapters import Adapter, adapter_for
+
+#: The name of the field and of the template tag that put a key into a form.
+FORM_FIELD = "idempotency_key"
+
+
+def key_of_request(operation: Operation, adapter: Adapter) -> str | None:
+    """The key of a request, or None if it has none.
+
+    :raises KeyInvalidError: the key is malformed, or the request has two different keys.
+    """
+    # The operation's own source comes first, because a crash report of it shows this frame's local variables.
+    own = None if operation.key is None else operation.key(adapter.request)
+    if own is not None:
+        own = keys.validate_key(own)
+    if keys.META_NAME not in adapter.http.META:
+        return own
+    sent = keys.parse_header(adapter.http.META[keys.META_NAME])
+    if own is not None and own != sent:
+        raise KeyInvalidError("The request has one key in the header and another one in the place of its own.")
+    return sent
+
+
+@dataclass(frozen=True)
+class FromHeader:
+    """The key is the value of another header, such as a webhook's event id.
+
+    :param name: the header's name.
+    """
+
+    name: str
+
+    def __call__(self, request: Any) -> str | None:
+        return _http(request).headers.get(self.name)
+
+
+@dataclass(frozen=True)
+class FromForm:
+    """The key is a field of a form that is sent by POST. See ``idempotency.http.forms``.
+
+    :param field: the field's name.
+    """
+
+    field: str = FORM_FIELD
+
+    def __call__(self, request: Any) -> str | None:
+        """Read the field, and leave the form as if nobody had read it.
+
+        :raises KeyInvalidError: the form has the field twice.
+        """
+        values = bodies.form_values(_http(request), self.field)
+        if len(values) > 1:
+            raise KeyInvalidError("The form has more than one key.")
+        return values[0] if values else None
+
+
+@dataclass(frozen=True)
+class FromJSON:
+    """The key is a member of a JSON body, such as a webhook's event id.
+
+    :param path: the member's name; for a member of a member both names with a dot between them.
+    """
+
+    path: str
+
+    def __call__(self, request: Any) -> str | None:
+        try:
+            found: Any = json.loads(_http(request).body)
+        except (ValueError, RecursionError):
+            return None  # the body is not JSON, so it has no key
+        for name in self.path.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        key: str | None = found  # a value of another type is refused, as a malformed key is
+        return key
+
+
+@dataclass(frozen=True)
+class FromCookie:
+    """The key is a cookie, which the page that shows the form has set.
+
+    :param name: the cookie's name.
+    """
+
+    name: str
+
+    def __call__(self, request: Any) -> str | None:
+        return _http(request).COOKIES.get(self.name)
+
+
+def _http(request: Any) -> HttpRequest:
+    adapter = adapter_for(request)
+    http: HttpRequest = request if adapter is None else adapter.http
+    return http

@@ -1,0 +1,136 @@
+"""Forms of a server-rendered page: double clicks, the back button, corrections, redirects and messages."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django import forms
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.contrib.messages import get_messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.template import engines
+from django.test import Client
+from django.urls import path
+
+from idempotency import idempotent
+from idempotency.conf import is_recordable_unless_invalid
+from idempotency.http.forms import IdempotencyKeyMixin
+from idempotency.http.key_sources import FromForm
+from testproject.models import Transfer
+from tests.factories import UserFactory
+from tests.http.callers import effects, problem_code
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+
+
+class TransferForm(IdempotencyKeyMixin, forms.ModelForm):  # type: ignore[type-arg]
+    class Meta:
+        model = Transfer
+        fields = ("recipient", "amount")
+
+
+@login_required
+@idempotent("forms.transfer", key=FromForm(), recordable=is_recordable_unless_invalid)
+def transfer(request: HttpRequest) -> HttpResponse:
+    form = TransferForm(request.POST or None)
+    if form.is_valid():
+        made = Transfer.objects.create(account=request.user, **form.cleaned_data)
+        request.session["last"] = made.pk
+        messages.success(request, "Sent.")
+        return redirect(f"/{made.pk}/")
+    return HttpResponse(form.as_p(), status=422 if form.is_bound else 200)
+
+
+def shown(request: HttpRequest, pk: int) -> HttpResponse:
+    return HttpResponse(" ".join(str(message) for message in get_messages(request)))
+
+
+def tagged(request: HttpRequest) -> HttpResponse:
+    template = engines["django"].from_string("{% load idempotency %}{% idempotency_key %}{% idempotency_key 'other' %}")
+    return HttpResponse(template.render({}, request))
+
+
+@pytest.fixture
+def browser(settings: Any) -> Client:
+    settings.ROOT_URLCONF = (path("", transfer), path("<int:pk>/", shown), path("tag/", tagged))
+    settings.LOGIN_URL = "/login/"
+    client = Client()
+    client.force_login(UserFactory())
+    return client
+
+
+def key_in(page: Any) -> str:
+    (key,) = re.findall(r'<input type="hidden" name="idempotency_key" value="([^"]+)"', page.content.decode())
+    return str(key)
+
+
+def filled(page: Any, **fields: Any) -> dict[str, Any]:
+    return {"recipient": "carol", "amount": 5, "idempotency_key": key_in(page), **fields}
+
+
+def test_a_double_click_and_the_back_button_send_one_transfer(browser: Client) -> None:
+    page = browser.get("/")
+    first, second = (browser.post("/", filled(page)) for _ in range(2))
+    assert (first.status_code, second.status_code, second.url) == (302, 302, first.url)
+    assert second["Idempotency-Replayed"] == "true"
+    assert effects() == 1
+    assert browser.post("/", filled(browser.get("/"))).url != first.url  # the form is shown anew: another transfer
+    assert effects() == 2
+
+
+def test_a_corrected_form_has_a_key_of_its_own(browser: Client) -> None:
+    page = browser.get("/")
+    wrong = browser.post("/", filled(page, amount="much"))
+    assert (wrong.status_code, effects()) == (422, 0)
+    assert key_in(wrong) != key_in(page)
+    assert browser.post("/", filled(wrong)).status_code == 302
+    assert problem_code(browser.post("/", filled(wrong, amount=6))) == "idempotency_key_reused"
+    assert effects() == 1
+
+
+def test_a_form_without_a_key_is_refused_and_gets_none(browser: Client) -> None:
+    assert problem_code(browser.post("/", {"recipient": "carol", "amount": 5})) == "idempotency_key_missing"
+    assert effects() == 0
+
+
+def test_the_template_tag_makes_a_new_key_each_time(browser: Client) -> None:
+    pages = [browser.get("/tag/") for _ in range(2)]
+    assert len({key_in(page) for page in pages}) == 2
+    assert b'name="other"' in pages[0].content
+
+
+def test_an_empty_form_of_a_formset_stays_empty() -> None:
+    class Line(IdempotencyKeyMixin, forms.Form):
+        text = forms.CharField()
+
+    lines = forms.formset_factory(Line, extra=1)
+    data = {"form-TOTAL_FORMS": "1", "form-INITIAL_FORMS": "0", "form-0-text": "", "form-0-idempotency_key": "k"}
+    formset = lines(data)
+    assert formset.is_valid()
+    assert formset.cleaned_data == [{}]
+
+
+@pytest.mark.parametrize(
+    ("storage", "survives"),
+    [
+        ("django.contrib.messages.storage.cookie.CookieStorage", False),
+        ("django.contrib.messages.storage.session.SessionStorage", True),
+    ],
+    ids=["cookie", "session"],
+)
+def test_what_middleware_writes_is_not_replayed(browser: Client, settings: Any, storage: str, survives: bool) -> None:
+    """The first answer is lost with its cookies, as after a double click. The session's row is not."""
+    settings.MESSAGE_STORAGE = storage
+    page = browser.get("/")
+    cookies = browser.cookies.copy()
+    first = browser.post("/", filled(page))
+    browser.cookies = cookies
+    replay = browser.post("/", filled(page))
+    assert "messages" not in replay.cookies
+    assert browser.session["last"] == Transfer.objects.get().pk
+    assert browser.get(first.url).content.decode() == ("Sent." if survives else "")
+    assert browser.get(first.url).content == b""  # once, however often the form was sent
