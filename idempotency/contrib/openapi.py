@@ -64,7 +64,7 @@ def key_parameter(operation: Operation) -> dict[str, Any]:
     return {
         "name": keys.HEADER,
         "in": "header",
-        "required": operation.required,
+        "required": operation.required and operation.key is None,
         "description": KEY_DESCRIPTION,
         "schema": dict(KEY_SCHEMA),
     }

@@ -45,7 +45,7 @@ class AutoSchema(openapi.AutoSchema):
             keys.HEADER,
             type=dict(KEY_SCHEMA),
             location=OpenApiParameter.HEADER,
-            required=operation.required,
+            required=operation.required and operation.key is None,
             description=KEY_DESCRIPTION,
         )
         return [header, *parameters]
