@@ -1,11 +1,13 @@
-"""System checks of handlers and accounts: models in another database than their records, and anonymous visitors."""
+"""System checks of handlers, accounts and browsers: models in another database than their records, anonymous visitors, and
+a header that browsers may not send.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.checks import CheckMessage, Tags, register
@@ -14,6 +16,7 @@ from django.db.models import Model
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from ..conf import SETTING, problems_of
+from ..identity import keys
 from ..operation import Operation, registry
 from ..protocol.transactions import alias
 from .accounts import user_or_visitor
@@ -34,6 +37,22 @@ def check_models(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list
         if (operation := protected_operation(view_class, name)) is not None and operation.transaction
     }
     return [_warning(*found, records) for found in sorted(written, key=repr)]
+
+
+@register("idempotency", Tags.security)
+def check_cors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check whether django-cors-headers, if it is installed, lets browsers send the header."""
+    allowed = {name.lower() for name in getattr(django_settings, "CORS_ALLOW_HEADERS", ())}
+    if not apps.is_installed("corsheaders") or keys.HEADER.lower() in allowed:
+        return []
+    return [
+        checks.Warning(
+            f"CORS_ALLOW_HEADERS does not have {keys.HEADER.lower()!r}, so a browser does not send a request with this "
+            f"header from another origin.",
+            hint=f'Set CORS_ALLOW_HEADERS = (*corsheaders.defaults.default_headers, "{keys.HEADER.lower()}").',
+            id="idempotency.W012",
+        )
+    ]
 
 
 def _served(patterns: Iterable[URLPattern | URLResolver]) -> Iterator[tuple[Any, set[str]]]:

@@ -6,6 +6,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 from uuid import UUID
@@ -27,6 +28,9 @@ from tests.docs.pages import blocks
 from tests.factories import UserFactory
 from tests.operations import free_names
 from tests.outbox import SENDER, broker
+
+#: Packages whose examples are run only where they are installed.
+OPTIONAL = {"adrf", "channels", "corsheaders", "graphene", "graphql", "ninja", "strawberry"}
 
 #: Runs a page's examples, and gives all that they have defined, by name.
 RunPage = Callable[[str], dict[str, Any]]
@@ -104,6 +108,9 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
     def run(name: str) -> dict[str, Any]:
         defined: dict[str, Any] = {}
         for source in blocks(name, "python"):
+            imported = set(re.findall(r"^(?:from|import) (\w+)", source, re.MULTILINE))
+            if any(find_spec(package) is None for package in imported & OPTIONAL):
+                continue
             file = re.match(r"# (\S+)\.py\n", source)
             module = install(file[1].replace("/", ".")) if file else ModuleType("example")
             vars(module).update({} if file else defined, DATABASES={"default": {}})

@@ -1,10 +1,11 @@
-"""The check of models that are written to another database than the records."""
+"""The checks of models that are written to another database than the records, and of headers that browsers may send."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 import pytest
+from django.apps import apps
 from django.core.checks import run_checks
 from django.urls import include, path
 from django.views.generic import CreateView
@@ -14,12 +15,30 @@ from rest_framework.views import APIView
 
 from idempotency import Operation, idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
-from idempotency.http.checks import check_models
+from idempotency.http.checks import check_cors, check_models
 from testproject.models import Transfer
 from tests.http.serving import OUTSIDE
 from tests.http.views import LabelSerializer, Methods, ModelActions, PlainView, plain_answer
 
 pytestmark = [pytest.mark.failure_mode(27), pytest.mark.urls(__name__)]
+
+
+@pytest.mark.parametrize(
+    ("installed", "allowed", "warned"),
+    [
+        (True, None, True),
+        (True, ["accept"], True),
+        (True, ["accept", "Idempotency-Key"], False),
+        (False, None, False),
+    ],
+)
+def test_browsers_have_to_be_allowed_to_send_the_header(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, installed: bool, allowed: Any, warned: bool
+) -> None:
+    monkeypatch.setattr(apps, "is_installed", lambda name: installed and name == "corsheaders")
+    if allowed is not None:
+        settings.CORS_ALLOW_HEADERS = allowed
+    assert [message.id for message in check_cors(None)] == ["idempotency.W012"] * warned
 
 
 class TransfersElsewhere:

@@ -1,0 +1,77 @@
+"""The examples for other frameworks: what they say of one effect holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import django
+import pytest
+from django.contrib.auth.models import AnonymousUser
+from django.test import Client, RequestFactory
+
+from idempotency.models import OutboxMessage
+from testproject.models import Charge, Notification
+from tests.docs.conftest import RunPage, post
+from tests.factories import UserFactory
+
+pytestmark = [pytest.mark.django_db, pytest.mark.once]
+
+PAGE = "how-to/use-another-framework.md"
+MUTATION = 'mutation { charge(key: "%s", amount: %d, currency: "usd") { id amount } }'
+
+
+def test_the_ninja_route_takes_effect_once(run_page: RunPage, settings: Any) -> None:
+    pytest.importorskip("ninja", reason="Django Ninja is not installed")
+    UserFactory(pk=1)
+    settings.ROOT_URLCONF = tuple(run_page(PAGE)["urlpatterns"])
+    headers = {"Authorization": "Bearer alices-token", "Idempotency-Key": "k"}
+    payload = {"amount": 5, "currency": "usd"}
+    answers = [
+        Client().post("/api/charges", payload, content_type="application/json", headers=headers) for _ in range(2)
+    ]
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert answers[1]["Idempotency-Replayed"] == "true"
+    assert Charge.objects.count() == 1
+
+
+@pytest.mark.parametrize("library", ["strawberry", "graphene"])
+def test_the_mutation_takes_effect_once(run_page: RunPage, library: str) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    run_page(PAGE)
+    schema = sys.modules[f"shop.{library}_schema"].schema
+    user: Any = UserFactory()
+
+    def mutate(key: str, amount: int) -> Any:
+        request = RequestFactory().post("/")
+        request.user = user
+        context: Any = request if library == "graphene" else SimpleNamespace(request=request)
+        execute = schema.execute if library == "graphene" else schema.execute_sync
+        return execute(MUTATION % (key, amount), context_value=context)
+
+    def code(result: Any) -> str:
+        return str(result.errors[0].extensions["code"])
+
+    first, retry = mutate("k", 5), mutate("k", 5)
+    assert first.errors is None
+    assert first.data == retry.data
+    assert code(mutate("k", 6)) == "idempotency_key_reused"
+    user = AnonymousUser()
+    assert code(mutate("k", 5)) == "idempotency_account_required"
+    assert Charge.objects.count() == 1
+
+
+@pytest.mark.parametrize("deliveries", [1, 2])
+def test_a_task_of_djangos_takes_effect_once(run_page: RunPage, settings: Any, deliveries: int) -> None:
+    tasks = "django.tasks" if django.VERSION >= (6,) else "django_tasks"  # the package for older versions
+    settings.TASKS = {"default": {"BACKEND": f"{tasks}.backends.immediate.ImmediateBackend"}}
+    page = run_page("how-to/use-django-tasks.md")
+    assert post(page["place_order"], {}).status_code == 201
+    message = OutboxMessage.objects.get()
+    assert message.sender == "shop.task_sender.send"
+    for _ in range(deliveries):
+        page["send"](message)
+    assert json.loads(message.payload) == {"charge_id": Charge.objects.get().pk}
+    assert Notification.objects.count() == 1
