@@ -1,6 +1,4 @@
-"""System checks of handlers, accounts and browsers: models in another database than their records, anonymous visitors, and
-a header that browsers may not send.
-"""
+"""System checks: models in another database than their records, anonymous visitors, headers that browsers keep back."""
 
 from __future__ import annotations
 
