@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -24,11 +24,13 @@ except ImportError as error:
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from ninja.decorators import decorate_view
+from ninja.operation import PathView
 from ninja.utils import contribute_operation_callback
 
 from ..conf import settings
 from ..http.adapters import Adapter, register
 from ..http.class_views import protects_function, refuse_excluded
+from ..http.layers import closure_of
 from ..http.problems import CONTENT_TYPE
 from ..identity import keys
 from ..operation import Operation
@@ -54,6 +56,11 @@ class NinjaAdapter(Adapter):
     def prepare_view(cls, view: Any) -> None:
         contribute_operation_callback(view, functools.partial(_declare, view.operation))
         decorate_view(_remember_operation)(view)
+
+    @classmethod
+    def handlers_of(cls, callback: Any) -> list[tuple[Collection[str], Any]] | None:
+        view = closure_of(callback).get("self")  # Ninja makes a function around the view of a path
+        return [(route.methods, route.view_func) for route in view.operations] if isinstance(view, PathView) else None
 
     def served_methods(self) -> set[str]:
         return set(self.route.methods)

@@ -17,7 +17,7 @@ The module that registers it must be imported before the first request, for exam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -61,6 +61,14 @@ class Adapter:
     @classmethod
     def prepare_view(cls, view: Any) -> None:
         """Called once for each view and method under ``@idempotent``, whatever its framework."""
+
+    @classmethod
+    def handlers_of(cls, callback: Any) -> list[tuple[Collection[str], Any]] | None:
+        """The handlers behind a URL's callback, each with the methods that lead to it. It is for ``idempotency_audit``.
+
+        :returns: None if the callback is not one of this framework that stands for several handlers.
+        """
+        return None
 
     @classmethod
     def request_of_django(cls, request: Any) -> HttpRequest:
@@ -140,6 +148,11 @@ def prepare_view(view: Any) -> None:
     """Let each framework adapt a view under ``@idempotent``."""
     for adapter in _registered:
         adapter.prepare_view(view)
+
+
+def handlers_of(callback: Any) -> list[tuple[Collection[str], Any]] | None:
+    """What the first adapter that knows the callback of a URL says about its handlers, or None."""
+    return next((found for adapter in _registered if (found := adapter.handlers_of(callback)) is not None), None)
 
 
 def adapter_type_for(request: object) -> type[Adapter] | None:

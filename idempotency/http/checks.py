@@ -30,7 +30,7 @@ def check_models(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list
     written = {
         (view_class, model, operation)
         for view_class, names in _served(get_resolver().url_patterns)
-        if (model := _model_of(view_class)) is not None and router.db_for_write(model) != records
+        if (model := model_written_elsewhere(view_class)) is not None
         for name in names
         if (operation := protected_operation(view_class, name)) is not None and operation.transaction
     }
@@ -63,6 +63,12 @@ def _served(patterns: Iterable[URLPattern | URLResolver]) -> Iterator[tuple[Any,
         if view_class is not None:
             actions = getattr(pattern.callback, "actions", None)
             yield view_class, set(view_class.http_method_names if actions is None else actions.values())
+
+
+def model_written_elsewhere(view_class: Any) -> type[Model] | None:
+    """The model of a class that names it, if that is written to another database than the records."""
+    model = _model_of(view_class)
+    return None if model is None or router.db_for_write(model) == alias() else model
 
 
 def _model_of(view_class: Any) -> type[Model] | None:

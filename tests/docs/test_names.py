@@ -197,7 +197,14 @@ def test_every_system_check_is_listed() -> None:
 
 
 #: The package's commands, each of which has a section of its name.
-COMMANDS = ("purge_idempotency", "recover_idempotency", "relay_outbox", "erase_idempotency", "idempotency_stats")
+COMMANDS = (
+    "purge_idempotency",
+    "recover_idempotency",
+    "relay_outbox",
+    "erase_idempotency",
+    "idempotency_stats",
+    "idempotency_audit",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,4 +1,4 @@
-"""The page about tests: its tests pass, and its tables are complete."""
+"""The pages about tests and the audit: their tests pass, and their tables are complete."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 from django.urls import path
 
 from idempotency import testing
+from idempotency.http.audit import Verdict
 from idempotency.testing.checks import CHECKS
 from tests.docs.conftest import RunPage
-from tests.docs.pages import code, section, table
+from tests.docs.pages import code, section, table, text_of
 
 PAGE = "how-to/test-protected-views.md"
 
@@ -35,3 +36,8 @@ def test_every_check_and_every_helper_is_listed() -> None:
     }
     assert helpers <= set(testing.__all__)
     assert len(helpers) == 4
+
+
+def test_every_verdict_of_the_audit_is_explained() -> None:
+    rows = table(text_of("how-to/audit-a-project.md"))
+    assert [code(row[0]) for row in rows] == [str(verdict) for verdict in Verdict]

@@ -1,0 +1,277 @@
+"""``manage.py idempotency_audit`` says of every mutating route what protects it, and whether that holds."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.decorators import permission_required
+from django.core.management import CommandError
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLResolver, include, path, re_path
+from django.urls.resolvers import LocalePrefixPattern
+from django.utils.decorators import method_decorator
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from django.views.generic import CreateView
+from rest_framework.decorators import api_view
+from rest_framework.permissions import BasePermission, IsAuthenticated
+from rest_framework.routers import DefaultRouter
+from rest_framework.views import APIView
+
+from idempotency import PARK, idempotent
+from idempotency.contrib.rest_framework import IdempotentMixin
+from idempotency.http.audit import Audit, audit
+from testproject.models import Transfer
+from tests.commands import run_command
+from tests.http.views import Methods, ModelActions, PlainView, plain_answer
+
+pytestmark = pytest.mark.urls(__name__)
+
+
+def custom(view: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(view)
+    def check(request: HttpRequest, **kwargs: Any) -> Any:
+        return view(request, **kwargs)
+
+    return check
+
+
+def without_wraps(view: Callable[..., Any]) -> Callable[..., Any]:
+    used_up = None
+
+    def call(request: HttpRequest) -> Any:
+        return view(request) if request else used_up  # noqa: F821
+
+    del used_up  # leaves an empty cell, as a variable does that is assigned later
+    return call
+
+
+def page(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+class Instance:
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return page(request)
+
+
+class IsOwner(BasePermission):
+    def has_object_permission(self, request: Any, view: Any, obj: Any) -> bool:
+        return True
+
+
+class Transfers(IdempotentMixin, ModelActions):
+    idempotent_operations: ClassVar = {"create": "audit.create", "pay": "audit.pay", "partial_update": "audit.update"}
+    permission_classes = (IsAuthenticated | IsOwner,)
+
+
+class PermissionBelow(IdempotentMixin, Methods, APIView):
+    idempotent_operations: ClassVar = {"post": "audit.below"}
+
+    @method_decorator([permission_required("x"), csrf_exempt])
+    def post(self, request: Any) -> Any:
+        return super().post(request)
+
+
+@method_decorator(transaction.atomic, name="dispatch")
+class InsideAtomic(PlainView):
+    @idempotent("audit.atomic_dispatch")
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return plain_answer(request)
+
+
+@method_decorator([csrf_exempt, idempotent("audit.method_decorator"), custom], name="post")
+class Decorated(PlainView):
+    pass
+
+
+class Created(CreateView):  # type: ignore[type-arg]
+    model = Transfer
+    post = idempotent("audit.created")(PlainView.post)
+
+
+protected = idempotent("audit.function", required=False)(plain_answer)
+outside = idempotent("audit.outside", transaction=False, recovery=PARK)(functools.partial(plain_answer))
+router = DefaultRouter()
+router.register("transfers", Transfers)
+
+urlpatterns = [
+    path("pages/", page),
+    path("pages/safe/", require_safe(page)),
+    path("pages/instance/", Instance()),
+    path("plain/", require_POST(csrf_exempt(plain_answer))),
+    path(
+        "plain/put/", require_http_methods(["GET", "PUT", "POST"])(require_http_methods(["PUT", "GET"])(plain_answer))
+    ),
+    path("class/", PlainView.as_view()),
+    path("class/created/", Created.as_view()),
+    path("protected/", require_POST(protected), name="protected"),
+    path("protected/partial/", functools.partial(without_wraps(outside))),
+    path("protected/around/", idempotent("audit.around")(PlainView.as_view())),
+    path("protected/custom/", idempotent("audit.custom")(csrf_exempt(custom(plain_answer)))),
+    path("protected/atomic/", transaction.atomic(idempotent("audit.atomic")(plain_answer))),
+    path("protected/dispatch/", InsideAtomic.as_view()),
+    path("protected/methods/", Decorated.as_view()),
+    path("drf/", include((router.urls, "drf"), namespace="drf")),
+    path("drf/below/", PermissionBelow.as_view()),
+    path("drf/function/", api_view(["POST"])(idempotent("audit.api_view")(plain_answer))),
+    path("drf/function/plain/", api_view(["POST", "GET"])(plain_answer)),
+    re_path(r"^regex\.(?P<pk>[0-9]+)/(?:x|y)?$", require_POST(plain_answer), name="regex"),
+    path("admin/", admin.site.urls),
+    # What i18n_patterns() makes, under USE_I18N.
+    URLResolver(LocalePrefixPattern(), [path("translated/", require_POST(plain_answer), name="translated")]),
+]
+
+#: What is said of each route: method and path, the verdict, the operation, and what its reasons say.
+EXPECTED: dict[tuple[str, str], tuple[str, str | None, str]] = {
+    ("ANY", "/pages/"): ("undeclared", None, "doesn't say which methods"),
+    ("ANY", "/pages/instance/"): ("undeclared", None, ""),
+    ("POST", "/plain/"): ("unprotected", None, ""),
+    ("PUT", "/plain/put/"): ("idempotent", None, ""),
+    ("POST", "/class/"): ("unprotected", None, ""),
+    ("POST", "/class/created/"): ("protected", "audit.created", ""),
+    ("PUT", "/class/created/"): ("idempotent", None, ""),
+    ("POST", "/protected/"): ("protected", "audit.function", "without a key runs unprotected"),
+    ("POST", "/protected/partial/"): ("protected", "audit.outside", ""),
+    ("PATCH", "/protected/partial/"): ("protected", "audit.outside", ""),
+    ("POST", "/protected/around/"): ("protected", "audit.around", ""),
+    ("POST", "/protected/custom/"): ("doubtful", "audit.custom", "tests.http.test_audit.custom is below"),
+    ("PATCH", "/protected/custom/"): ("doubtful", "audit.custom", ""),
+    ("POST", "/protected/atomic/"): ("broken", "audit.atomic", "transaction.atomic is above"),
+    ("PATCH", "/protected/atomic/"): ("broken", "audit.atomic", ""),
+    ("POST", "/protected/dispatch/"): ("broken", "audit.atomic_dispatch", "transaction.atomic is above"),
+    ("POST", "/protected/methods/"): ("doubtful", "audit.method_decorator", "tests.http.test_audit.custom is below"),
+    ("POST", "/drf/transfers/"): ("protected", "audit.create", ""),
+    ("POST", "/drf/transfers/pay/"): ("protected", "audit.pay", ""),
+    ("POST", "/drf/transfers/unprotected/"): ("unprotected", None, ""),
+    ("PUT", "/drf/transfers/<pk>/"): ("idempotent", None, ""),
+    ("PATCH", "/drf/transfers/<pk>/"): ("doubtful", "audit.update", "IsOwner.has_object_permission()"),
+    ("DELETE", "/drf/transfers/<pk>/"): ("idempotent", None, ""),
+    ("POST", "/drf/below/"): ("broken", "audit.below", "django.contrib.auth.decorators"),
+    ("PUT", "/drf/below/"): ("idempotent", None, ""),
+    ("POST", "/drf/function/"): ("protected", "audit.api_view", ""),
+    ("POST", "/drf/function/plain/"): ("unprotected", None, ""),
+    ("POST", "/regex.<pk>/"): ("unprotected", None, ""),
+    ("POST", "/<language>/translated/"): ("unprotected", None, ""),
+}
+
+
+def test_every_mutating_route_has_its_verdict() -> None:
+    found = audit()
+    assert {
+        (route.method, route.route): (str(route.verdict), getattr(route.operation, "name", None))
+        for route in found.routes
+    } == {place: expected[:2] for place, expected in EXPECTED.items()}
+    assert len(found.routes) == len(EXPECTED)
+    for route in found.routes:
+        said = EXPECTED[route.method, route.route][2]
+        assert said in " ".join(route.reasons)
+        assert bool(route.reasons) >= bool(said)
+    assert found.admin_routes > 10
+
+
+def named(found: Audit) -> dict[str, str]:
+    return {route.route: route.view for route in found.routes}
+
+
+def test_views_and_urls_have_the_names_that_a_reader_looks_for() -> None:
+    found = audit()
+    assert named(found)["/drf/transfers/pay/"] == f"{__name__}.Transfers.pay"
+    assert named(found)["/drf/function/plain/"] == "tests.http.views.plain_answer"
+    assert named(found)["/plain/"] == "tests.http.views.plain_answer"
+    assert named(found)["/pages/instance/"] == f"{__name__}.Instance"
+    assert {route.name for route in found.routes if route.route == "/drf/transfers/pay/"} == {"drf:transfer-pay"}
+
+
+def test_a_model_that_is_written_elsewhere_is_a_doubt(settings: Any) -> None:
+    class Elsewhere:
+        def db_for_write(self, model: type, **hints: Any) -> str | None:
+            return "elsewhere" if model is Transfer else None
+
+    settings.DATABASE_ROUTERS = [Elsewhere()]
+    (created,) = [route for route in audit().routes if route.operation and route.operation.name == "audit.created"]
+    assert str(created.verdict) == "doubtful"
+    assert "testproject.Transfer is written to another database" in created.reasons[0]
+
+
+def test_routes_of_django_ninja_are_seen(settings: Any) -> None:
+    ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
+    api = ninja.NinjaAPI(urls_namespace="audit")
+
+    @api.post("/pay")
+    @idempotent("audit.ninja")
+    def pay(request: HttpRequest) -> dict[str, str]:
+        return {}
+
+    @api.patch("/pay")
+    def change(request: HttpRequest) -> dict[str, str]:
+        return {}
+
+    settings.ROOT_URLCONF = (path("api/", api.urls),)
+    found = {(route.method, route.route): str(route.verdict) for route in audit().routes}
+    assert found.pop(("POST", "/api/pay")) == "protected"
+    assert found.pop(("PATCH", "/api/pay")) == "unprotected"
+    assert set(found.values()) == {"undeclared"}  # pages of Ninja's own
+
+
+def test_the_command_lists_what_is_protected_and_how() -> None:
+    code, lines, _ = run_command("idempotency_audit")
+    assert code == 0
+    (line,) = [line for line in lines if " /protected/partial/ " in line and line.startswith("POST")]
+    assert line.split("  ")[-1] == "audit.outside: outside of a transaction, PARK"
+    assert any(line.split() == ["POST", "/plain/", "unprotected", "tests.http.views.plain_answer"] for line in lines)
+    assert any("routes of Django's admin left out (--include-admin)" in line for line in lines)
+    assert "can't see whether a handler calls a provider" in lines[-1]
+    assert len(run_command("idempotency_audit", "--include-admin")[1]) > len(lines)
+
+
+def test_the_command_writes_json() -> None:
+    code, lines, _ = run_command("idempotency_audit", "--json")
+    found = json.loads("\n".join(lines))
+    assert code == 0
+    assert found["summary"]["broken"] == 4
+    (route,) = [route for route in found["routes"] if route["name"] == "protected"]
+    assert route == {
+        "method": "POST",
+        "route": "/protected/",
+        "name": "protected",
+        "view": "tests.http.views.plain_answer",
+        "verdict": "protected",
+        "operation": "audit.function",
+        "recovery": "reexecute",
+        "transaction": True,
+        "required": False,
+        "reasons": ["A request without a key runs unprotected (required=False)."],
+    }
+
+
+def test_the_command_fails_on_what_it_is_told_to(tmp_path: Path) -> None:
+    fail = ["idempotency_audit", "--fail-on", "unprotected", "--fail-on", "undeclared"]
+    with pytest.raises(CommandError, match=r"^Routes: 2 undeclared, 6 unprotected\.$") as failed:
+        run_command(*fail)
+    assert failed.value.returncode == 1
+    allowed = tmp_path / "allowed.txt"
+    allowed.write_text(f"# Nobody retries these.\n\n/pages/*\n{__name__}.*\n/drf/*\n  translated \n")
+    patterns = ["--allow", "regex", "--allow", "tests.http.views.*"]
+    code, lines, _ = run_command(*fail, "--allow-file", str(allowed), *patterns)
+    assert code == 0
+    assert any(line.split() == ["8", "not", "protected,", "and", "allowed", "to", "be"] for line in lines)
+    for wrong, message in (
+        (["--allow", "/no/such/*"], r"No route matches '/no/such/\*'"),
+        (["--allow-file", str(tmp_path / "missing")], "--allow-file: .*No such file"),
+    ):
+        with pytest.raises(CommandError, match=message) as failed:
+            run_command("idempotency_audit", *wrong)
+        assert failed.value.returncode == 2
+
+
+@pytest.mark.urls("tests.base.urls")
+def test_a_project_with_one_route_is_listed() -> None:
+    assert run_command("idempotency_audit")[0] == 0
