@@ -133,5 +133,5 @@ def _module_of(layer: Any) -> str:
 
 def _name_of(layer: Any) -> str:
     code = getattr(layer, "__code__", None)
-    qualified = getattr(code, "co_qualname", "")  # from Python 3.11 on
+    qualified = getattr(code, "co_qualname", getattr(code, "co_name", ""))  # Python 3.10 has no qualified name
     return ".".join(filter(None, (_module_of(layer), qualified.partition(".<locals>")[0])))
