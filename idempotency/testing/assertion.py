@@ -61,6 +61,7 @@ def assert_idempotent(
         had no effect, so that nothing could be checked.
     :raises ValueError: there is no check of a name in ``leave_out``.
     """
+    __tracebackhide__ = True  # pytest then shows the test's line and not this function
     _refuse_unknown(leave_out)
     make_request = _same_each_time(request) if isinstance(request, Request) else request
     count = effects if callable(effects) else _count_rows(effects)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MethodType
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.views import View
-from typing_extensions import Self
 
 from ...http.class_views import guard, operation_of, refuse_handler
 from ...http.decorators import Protected
 from ...operation import Operation, operation_for, registry
+
+if TYPE_CHECKING:  # Python 3.10 has no Self, and only a type checker reads it
+    from typing_extensions import Self
 
 T = TypeVar("T")
 
