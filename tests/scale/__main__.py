@@ -26,7 +26,9 @@ SERVER = {**PARAMETERS, "shared_buffers": "2GB", "max_wal_size": "12GB", "mainte
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.scale", description=__doc__)
-    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="experiment", help=", ".join(EXPERIMENTS))
+    parser.add_argument(
+        "experiments", nargs="+", choices=EXPERIMENTS, metavar="experiment", help=", ".join(EXPERIMENTS)
+    )
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the largest table (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the order of the variants (default: %(default)s)")
     arguments = parser.parse_args()
@@ -41,7 +43,8 @@ def main() -> None:
             compare = import_module(f"tests.scale.{EXPERIMENTS[name]}").compare
             for table in compare(arguments.rows, arguments.seed, _progress()):
                 print(f"{table}\n", flush=True)
-            print(f"Load average of 15 minutes at the end of `{name}`: {os.getloadavg()[2]:.1f} on {os.cpu_count()} cores.\n", flush=True)
+            load = os.getloadavg()[-1]
+            print(f"Load average of the last 15 minutes: {load:.1f} on {os.cpu_count()} cores.\n", flush=True)
 
 
 def _progress() -> Callable[[str], None]:

@@ -37,7 +37,8 @@ SELECT account_id, operation, idempotency_key, 'v1:' || md5(idempotency_key) || 
 FROM {{made}}
 """
 CLAIM = """
-INSERT INTO {table} (account_id, operation, idempotency_key, request_hash, status, attempt, lease_expires_at, expires_at)
+INSERT INTO {table}
+    (account_id, operation, idempotency_key, request_hash, status, attempt, lease_expires_at, expires_at)
 SELECT account_id, operation, idempotency_key, 'v1:' || md5(idempotency_key) || md5(account_id), 'in_progress', 1,
     statement_timestamp() + interval '1 day', expires_at
 FROM {made}
