@@ -18,7 +18,7 @@ from idempotency.models import IdempotencyCounter, IdempotencyRecord, OutboxMess
 from tests.benchmarks.instruments import NANOSECONDS, server_cpu
 from tests.benchmarks.report import Table, milliseconds
 
-from .filling import TABLE, fill_to
+from .filling import fill_to
 
 #: Each page is asked for this often. The first time fills caches, and is shown by itself.
 TIMES = 5
@@ -29,10 +29,10 @@ RARE = "rare.operation"
 _RECORDS = reverse("admin:idempotency_idempotencyrecord_changelist")
 _MESSAGES = reverse("admin:idempotency_outboxmessage_changelist")
 
-_LEAVE_UNFINISHED = f"""
-UPDATE {TABLE}
+_LEAVE_UNFINISHED = """
+UPDATE idempotency_record
 SET status = %s, lease_expires_at = statement_timestamp() + %s * interval '1 hour'
-WHERE id IN (SELECT id FROM {TABLE} WHERE id > %s AND status = 'completed' LIMIT {UNFINISHED})
+WHERE id IN (SELECT id FROM idempotency_record WHERE id > %s AND status = 'completed' ORDER BY id LIMIT %s)
 """
 _SEND_MESSAGES = """
 INSERT INTO idempotency_outbox (message_id, account_id, idempotency_key, topic, sender, payload, headers,
@@ -61,10 +61,11 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
 def _fill_states(rows: int) -> None:
     """Leave some records of every age in each state, and a message for every tenth record."""
     with connection.cursor() as cursor:
+        oldest = IdempotencyRecord.objects.earliest("id").pk
         for place, (status, lease) in enumerate(
             ((Status.IN_PROGRESS, 1), (Status.IN_PROGRESS, -1), (Status.RECOVERABLE, None), (Status.PARKED, None))
         ):
-            cursor.execute(_LEAVE_UNFINISHED, [status, lease, place * rows // 4])
+            cursor.execute(_LEAVE_UNFINISHED, [status, lease, oldest + place * rows // 4, UNFINISHED])
         cursor.execute(_SEND_MESSAGES, [rows // 10])
         cursor.execute(_DEAD_MESSAGES, [max(rows // 10, 100)])
         cursor.execute("VACUUM (ANALYZE)")

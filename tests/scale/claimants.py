@@ -45,7 +45,8 @@ class Claimants:
             self._processes.append(process)
         for process in self._processes:
             assert process.stdout
-            process.stdout.readline()  # it is connected
+            if not process.stdout.readline():  # it says when it is connected
+                raise RuntimeError("A client could not start; its error is above.")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -67,6 +68,7 @@ def main(database: str) -> None:
     from .metering import Operation
 
     connection.settings_dict["NAME"] = database
+    connection.ensure_connection()
     operation = Operation(lambda: str(uuid.uuid4()))
     operation.run()
     print("ready", flush=True)

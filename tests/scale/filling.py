@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from django.db import connection
@@ -77,9 +76,8 @@ def fill_to(rows: int, progress: Callable[[str], None]) -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT count(*) FROM {TABLE}")
         if cursor.fetchone()[0] < rows:
-            with unsafe(cursor):
-                cursor.execute(f"TRUNCATE {TABLE}")
-                fill(cursor, TABLE, 0, rows, rows, progress)
+            cursor.execute(f"TRUNCATE {TABLE}")
+            fill(cursor, TABLE, 0, rows, rows, progress)
     settle()
 
 
@@ -116,19 +114,3 @@ def settle(table: str = TABLE) -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"VACUUM (ANALYZE) {table}")
         cursor.execute("CHECKPOINT")
-
-
-@contextmanager
-def unsafe(cursor: Any) -> Iterator[None]:
-    """Fill without waiting for the disk, and without the log of whole pages."""
-    try:
-        _set(cursor, "off")
-        yield
-    finally:
-        _set(cursor, "on")
-
-
-def _set(cursor: Any, value: str) -> None:
-    for name in ("fsync", "full_page_writes"):
-        cursor.execute(f"ALTER SYSTEM SET {name} = {value}")
-    cursor.execute("SELECT pg_reload_conf()")

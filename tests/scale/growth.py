@@ -9,8 +9,7 @@ from functools import partial
 
 from django.db import connection
 
-from tests.benchmarks.instruments import p95
-from tests.benchmarks.report import Table, bytes_of, milliseconds
+from tests.benchmarks.report import Table, bytes_of, microseconds, milliseconds
 
 from .filling import RECORDS_PER_ACCOUNT, TABLE, account, fill, fill_to
 from .metering import Operation, sizes, written
@@ -27,7 +26,9 @@ ACCOUNTS = 1000
 def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
     lots = random.Random(seed)
     size = Table("Size", ("rows", "table", *_indexes(), "all", "a record"))
-    cost = Table("Cost of the statements", ("rows", *_headings("median"), *_headings("p95"), *_headings("buffers")))
+    cost = Table(
+        "Cost of the statements", ("rows", *_headings("time"), *_headings("CPU server"), *_headings("buffers"))
+    )
     log = Table(
         "Log of a first execution",
         ("rows", *(f"{later:,} operations after a checkpoint" for later in LATER)),
@@ -78,14 +79,15 @@ def _add_cost(cost: Table, rows: int, operation: Operation, progress: Callable[[
     statements = (operation.claim, operation.complete, operation.replay)
     for statement in statements:
         statement.seconds.clear()  # those right after a checkpoint belong to the log
+        statement.server_cpu.clear()
     for _ in range(BLOCK):
         operation.run()
     for _ in range(20):
         operation.explain()
     cost.add(
         f"{rows:,}",
-        *(milliseconds(statement.median) for statement in statements),
-        *(milliseconds(p95(statement.seconds)) for statement in statements),
+        *(milliseconds(statistics.median(statement.seconds)) for statement in statements),
+        *(microseconds(statistics.median(statement.server_cpu)) for statement in statements),
         *(f"{statistics.median(statement.buffers):g}" for statement in statements),
     )
 

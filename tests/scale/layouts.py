@@ -14,7 +14,7 @@ from django.db import connection
 from idempotency.sql.postgresql import claims
 from tests.benchmarks.report import Table, bytes_of, milliseconds
 
-from .filling import RANDOM_KEY, RECORDS_PER_ACCOUNT, TIME_ORDERED_KEY, account, fill, settle, unsafe
+from .filling import RANDOM_KEY, RECORDS_PER_ACCOUNT, TIME_ORDERED_KEY, account, fill, settle
 from .metering import BODY, LEASE, REQUEST_HASH, TTL, sizes, written
 
 TABLE = "scale_layout"
@@ -91,8 +91,7 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
         progress(f"layouts: {layout.name}")
         with connection.cursor() as cursor:
             _create(cursor, layout)
-            with unsafe(cursor):
-                fill(cursor, TABLE, 0, rows, rows, progress, key=layout.key)
+            fill(cursor, TABLE, 0, rows, rows, progress, key=layout.key)
             settle(TABLE)
             found = sizes(TABLE)
             heap = found.pop(TABLE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from idempotency.identity.scope import Scope
 from idempotency.outcome import Outcome
 from idempotency.protocol.transactions import own_transaction
 from idempotency.sql.store import Fence
+from tests.benchmarks.instruments import NANOSECONDS, server_cpu
 
 USING = "default"
 LEASE = timedelta(seconds=60)
@@ -70,11 +70,8 @@ class Metered:
     """The measurements of one statement of an operation."""
 
     seconds: list[float] = field(default_factory=list)
+    server_cpu: list[float] = field(default_factory=list)  # seconds
     buffers: list[int] = field(default_factory=list)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
 
 
 class Operation:
@@ -116,9 +113,10 @@ class Operation:
 
     @staticmethod
     def _time(metered: Metered, call: Callable[[], Any]) -> Any:
-        start = time.perf_counter()
+        cpu, start = server_cpu() or 0, time.perf_counter()
         result = call()
         metered.seconds.append(time.perf_counter() - start)
+        metered.server_cpu.append(((server_cpu() or 0) - cpu) / NANOSECONDS)
         return result
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from django.db import connection
 
 from idempotency.upkeep.retention import purge_batches
+from tests.benchmarks.instruments import NANOSECONDS, relative, server_cpu
 from tests.benchmarks.report import Table, bytes_of, milliseconds, times
 
 from .claimants import Claimants, Timed
@@ -47,10 +48,15 @@ class Phase:
     rows: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     log: list[int] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)  # seconds of the server, in this connection
 
     @property
     def rates(self) -> list[float]:
         return [rows / (span.end - span.start) for rows, span in zip(self.rows, self.spans, strict=True)]
+
+    @property
+    def cpu_rates(self) -> list[float]:
+        return [rows / cpu for rows, cpu in zip(self.rows, self.cpu, strict=True)]
 
 
 def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
@@ -85,7 +91,7 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
 
 def _purge(share: int, batch_size: int) -> int:
     deleted = 0
-    for result in purge_batches(batch_size=batch_size):
+    for result in purge_batches(batch_size=min(batch_size, share)):
         deleted += result.deleted
         if deleted >= share:
             break
@@ -121,33 +127,39 @@ def _checkpoint() -> None:
 
 @contextmanager
 def _measured(phase: Phase) -> Iterator[None]:
-    before, start = written(), time.monotonic()
+    before, cpu, start = written(), server_cpu() or 0, time.monotonic()
     yield
     phase.spans.append(Span(start, time.monotonic()))
+    phase.cpu.append(((server_cpu() or 0) - cpu) / NANOSECONDS)
     phase.log.append(written().since(before).bytes)
 
 
 def _speed(phases: dict[str, Phase], claimants: Claimants) -> Table:
-    headings = ("rows a second", f"× {PLAIN}", "log, a row", *_CLAIMS)
+    headings = ("rows a second", f"× {PLAIN}", "rows a CPU second", f"× {PLAIN}", "log, a row", *_CLAIMS)
     table = Table("Purge", ("", *headings))
     for name in (IDLE, PLAIN, *(name for name in phases if name not in (IDLE, PLAIN, *_MAINTENANCE))):
         phase = phases[name]
-        cells = ("–", "–", "–")
+        cells = ("–",) * (len(headings) - len(_CLAIMS))
         if name != IDLE:
-            quotients = [rate / other for rate, other in zip(phase.rates, phases[PLAIN].rates, strict=True)]
-            log = sum(phase.log) / sum(phase.rows)
-            cells = (f"{statistics.median(phase.rates):,.0f}", times(statistics.median(quotients)), bytes_of(log))
+            cells = (
+                f"{statistics.median(phase.rates):,.0f}",
+                times(relative(phase.rates, phases[PLAIN].rates)),
+                f"{statistics.median(phase.cpu_rates):,.0f}",
+                times(relative(phase.cpu_rates, phases[PLAIN].cpu_rates)),
+                bytes_of(sum(phase.log) / sum(phase.rows)),
+            )
         table.add(name, *cells, *_claims(phase, phases[IDLE], claimants))
     return table
 
 
 def _maintenance(phases: dict[str, Phase], claimants: Claimants) -> Table:
-    table = Table("Maintenance", ("", "seconds", "log", *_CLAIMS))
+    table = Table("Maintenance", ("", "seconds", "CPU", "log", *_CLAIMS))
     for name in _MAINTENANCE:
         phase = phases[name]
         seconds = statistics.median(span.end - span.start for span in phase.spans)
         log = megabytes(statistics.median(phase.log))
-        table.add(name, f"{seconds:.1f} s", log, *_claims(phase, phases[IDLE], claimants))
+        cpu = f"{statistics.median(phase.cpu):.1f} s"
+        table.add(name, f"{seconds:.1f} s", cpu, log, *_claims(phase, phases[IDLE], claimants))
     return table
 
 
