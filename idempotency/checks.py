@@ -14,6 +14,7 @@ from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import DEFAULT_DB_ALIAS, connections
 
+from . import sql
 from .conf import SETTING, problems_of
 from .operation import registry
 from .protocol.transactions import alias
@@ -47,6 +48,8 @@ def check_databases(
                 id="idempotency.W003",
             )
         )
+    if databases is not None and using in databases:
+        messages += _tables_outside_of_citus(using)
     if using != DEFAULT_DB_ALIAS and any(operation.transaction for operation in registry):
         messages.append(
             checks.Warning(
@@ -86,6 +89,18 @@ def _doubtful_connections(using: str, connection: Any) -> Iterator[CheckMessage]
             f"another one has written meanwhile, it fails at once, whatever the timeout.",
             hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"} on the database.',
             id="idempotency.W002",
+        )
+
+
+def _tables_outside_of_citus(using: str) -> Iterator[CheckMessage]:
+    if outside := sql.store(using).tables_outside_of_citus():
+        yield checks.Warning(
+            f"Records are distributed by Citus, which doesn't know these tables of database {using!r}: "
+            f"{', '.join(outside)}. If the coordinator crashes during a COMMIT, a record may be completed although a "
+            f"write to one of these tables is lost.",
+            hint="Distribute each table that a protected operation writes to, make it a reference table, or call "
+            "citus_add_local_table_to_metadata() for it.",
+            id="idempotency.W014",
         )
 
 

@@ -60,7 +60,7 @@ class EmbeddedPostgresError(RuntimeError):
 
 
 @contextmanager
-def embedded_postgres(parameters: Mapping[str, str] | None = None) -> Iterator[str]:
+def embedded_postgres(parameters: Mapping[str, str] | None = None, binaries: Path | None = None) -> Iterator[str]:
     """Start a new server, yield its ``DATABASE_URL``, and delete the server with all its data.
 
     The server listens only on a Unix socket, in a directory that only its own user can enter. It runs until the block
@@ -71,9 +71,10 @@ def embedded_postgres(parameters: Mapping[str, str] | None = None) -> Iterator[s
 
     :param parameters: server settings by name, for example ``{"max_connections": "400"}``. They override
         ``DEFAULT_PARAMETERS``.
+    :param binaries: the ``bin`` directory of another PostgreSQL, for example of one that has an extension.
     :raises EmbeddedPostgresError: the package is missing, or the server does not start.
     """
-    binaries = _find_binaries()
+    binaries = binaries or _find_binaries()
     with server_directory() as directory:
         _start(binaries, directory, {**DEFAULT_PARAMETERS, **(parameters or {})})
         yield url_of(directory)

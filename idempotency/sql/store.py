@@ -211,6 +211,18 @@ class Store(ABC):
         """The size of the table of records. It is unknown if the database would have to read the table."""
         return TableSize()
 
+    def plan_distribution(self) -> list[str]:
+        """The statements of one transaction that spreads the tables over the servers of a Citus cluster.
+
+        :returns: nothing if all tables are distributed already.
+        :raises NotSupportedError: the database is none of such a cluster.
+        """
+        raise NotSupportedError(f"A {self.connection.display_name} database can't be distributed by this command.")
+
+    def tables_outside_of_citus(self) -> list[str]:
+        """If records are distributed, the project's tables that are no part of it: see ``idempotency.W014``."""
+        return []
+
     # The outbox
 
     @abstractmethod

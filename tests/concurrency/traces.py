@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import connection
-from django.db.models import F
 
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
@@ -40,7 +39,7 @@ def effects() -> list[str]:
 def end_lease(key: str = "k") -> None:
     """Move the database's clock past the lease, by back-dating the record."""
     claims = IdempotencyRecord.objects.filter(idempotency_key=key)
-    assert claims.update(lease_expires_at=F("lease_expires_at") - HOUR) == 1
+    assert claims.update(lease_expires_at=from_now(-HOUR)) == 1
 
 
 def end_retention() -> None:

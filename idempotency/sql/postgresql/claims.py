@@ -20,15 +20,17 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...identity.scope import Scope
 from ...lifecycle import Status
 from ...outcome import Outcome
-from ..store import UNDECIDED_CLASSES, Fence, Row, Store
+from ..store import UNDECIDED_CLASSES, Fence, Row
 from ..watch import TransactionWatch
+from .citus import Citus, Setting
 
 #: How long a claim waits for another transaction's lock on its record. A record is locked until a COMMIT only, unless
 #: the holder of the lock is frozen. Then "in progress" is a better answer for the caller than a longer wait.
-LOCK_TIMEOUT = "1000ms"
+WAITING = Setting("lock_timeout", "1000ms")
 #: If a process freezes between its statement and its COMMIT, the server ends its session after this time. Until then it
 #: holds the record's lock.
-IDLE_TIMEOUT = "5000ms"
+IDLING = Setting("idle_in_transaction_session_timeout", "5000ms")
+NO_DISK = Setting("synchronous_commit", "off")
 
 #: libpq's PQTRANS_IDLE: no transaction is open.
 TRANSACTION_IDLE = 0
@@ -37,9 +39,9 @@ TRANSACTION_SOUND = 2
 
 # Settings travel in a statement that is sent anyway, because a SET LOCAL of its own would be one more round trip on
 # every request. set_config() returns the value that it has set, so the comparison is always true.
-BOUND_WAITING = f"set_config('lock_timeout', '{LOCK_TIMEOUT}', true)"
-BOUND_IDLING = f"set_config('idle_in_transaction_session_timeout', '{IDLE_TIMEOUT}', true)"
-WITHOUT_DISK = "set_config('synchronous_commit', 'off', true)"
+BOUND_WAITING, BOUND_IDLING, WITHOUT_DISK = (
+    f"set_config('{name}', '{value}', true)" for name, value in (WAITING, IDLING, NO_DISK)
+)
 
 # A claim is a transaction of its own, which can't be idle. A CASE costs less than a SELECT in a WHERE clause, so both
 # statements of every first execution have one.
@@ -53,7 +55,7 @@ RETURNING id
 """
 INSERT_DURABLE_CLAIM = INSERT_CLAIM.format(settings=BOUND_WAITING)
 INSERT_FAST_CLAIM = INSERT_CLAIM.format(settings=f"{BOUND_WAITING} || {WITHOUT_DISK}")
-INSERT_CLAIM_IN_TEST = INSERT_CLAIM.format(settings="'none'")
+INSERT_BARE_CLAIM = INSERT_CLAIM.format(settings="'none'")  # in a TestCase, and on Citus
 
 # The server compares the times, because it takes longer to read timestamps into Python.
 READ = """
@@ -147,16 +149,21 @@ def _with_settings(update: str, settings: str) -> str:
     return f"{update} AND (SELECT {settings}) <> ''"
 
 
-class Claims(Store):
+class Claims(Citus):
     """Claims, the transactions around them, and what the server's errors mean."""
 
     def insert_claim(
         self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
     ) -> int | None:
-        statement = INSERT_DURABLE_CLAIM if wait_for_disk else INSERT_FAST_CLAIM
         parameters: tuple[Any, ...] = (*_parts(scope), request_hash, lease, ttl)
         with self.connection.cursor() as cursor:
-            cursor.execute(INSERT_CLAIM_IN_TEST if self.is_nested else statement, parameters)
+            if self.is_nested:
+                cursor.execute(INSERT_BARE_CLAIM, parameters)
+            elif self.has_citus:
+                settings = [*self._bounds(), *([] if wait_for_disk else [NO_DISK])]
+                self.execute_on_citus(cursor, INSERT_BARE_CLAIM, parameters, *settings)
+            else:
+                cursor.execute(INSERT_DURABLE_CLAIM if wait_for_disk else INSERT_FAST_CLAIM, parameters)
             row = cursor.fetchone()
         return None if row is None else int(row[0])
 
@@ -194,6 +201,8 @@ class Claims(Store):
         parameters = (ttl, outcome.status, headers, outcome.body, outcome.reference, *_fenced(fence))
         if self.is_nested or self._is_alone:
             return self._change_one(COMPLETE, parameters)
+        if self.has_citus:
+            return self._matches_one(COMPLETE, parameters, IDLING)
         return self._matches_one(COMPLETE_BEFORE_COMMIT, parameters)
 
     def release(self, fence: Fence) -> bool:
@@ -217,6 +226,8 @@ class Claims(Store):
         if not self.is_nested:
             # Django's block has nothing to commit then, and sets autocommit again when it ends, whatever ends it.
             self.connection.connection.autocommit = True
+            # The settings for the workers are a message of their own then, and that has to be in the same transaction.
+            self.connection.connection.autocommit = self.sends_settings_along or not self.has_citus
 
     def watch_transaction(self) -> TransactionWatch:
         connection = self.connection
@@ -250,15 +261,23 @@ class Claims(Store):
         """Whether the next statement is a transaction of its own, which can't be idle."""
         return bool(self.connection.connection.autocommit)
 
-    def _change_one(self, update: str, parameters: tuple[Any, ...]) -> bool:
-        if not self.is_nested:
-            settings = BOUND_WAITING if self._is_alone else f"{BOUND_WAITING} || {BOUND_IDLING}"
-            update = _with_settings(update, settings)
-        return self._matches_one(update, parameters)
+    def _bounds(self) -> list[Setting]:
+        return [WAITING] if self._is_alone else [WAITING, IDLING]
 
-    def _matches_one(self, update: str, parameters: tuple[Any, ...]) -> bool:
+    def _change_one(self, update: str, parameters: tuple[Any, ...]) -> bool:
+        if self.is_nested:
+            return self._matches_one(update, parameters)
+        if self.has_citus:
+            return self._matches_one(update, parameters, *self._bounds())
+        settings = BOUND_WAITING if self._is_alone else f"{BOUND_WAITING} || {BOUND_IDLING}"
+        return self._matches_one(_with_settings(update, settings), parameters)
+
+    def _matches_one(self, update: str, parameters: tuple[Any, ...], *for_citus: Setting) -> bool:
         with self.connection.cursor() as cursor:
-            cursor.execute(update, parameters)
+            if for_citus:
+                self.execute_on_citus(cursor, update, parameters, *for_citus)
+            else:
+                cursor.execute(update, parameters)
             return bool(cursor.rowcount == 1)
 
 

@@ -1,0 +1,64 @@
+"""A Citus cluster of a run's own: a coordinator and two workers on this machine, over Unix sockets.
+
+It needs a PostgreSQL that has the extension Citus, given by its ``bin`` directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import psycopg
+
+from testproject.embedded import embedded_postgres
+
+PARAMETERS = {
+    "shared_preload_libraries": "citus",
+    "citus.enable_statistics_collection": "off",  # it would call home
+    "max_prepared_transactions": "200",  # for commits on more than one server
+    "max_connections": "300",
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The URLs of the servers' first databases."""
+
+    coordinator: str
+    workers: Sequence[str]
+
+    def spread(self, url: str) -> None:
+        """Make a database of the coordinator one of the cluster."""
+        database = urlsplit(url).path
+        for worker in self.workers:
+            with psycopg.connect(worker, autocommit=True) as server:
+                server.execute(f"CREATE DATABASE {database[1:]}")
+        places = [_in(server, database) for server in (*self.workers, self.coordinator)]
+        for place in places:
+            with psycopg.connect(place, autocommit=True) as connection:
+                connection.execute("CREATE EXTENSION citus")
+                # By this name a server reaches itself.
+                connection.execute(f"ALTER SYSTEM SET citus.local_hostname = '{_host(place)}'")
+                connection.execute("SELECT pg_reload_conf()")
+        with psycopg.connect(places[-1], autocommit=True) as coordinator:
+            coordinator.execute("SELECT citus_set_coordinator_host(%s)", (_host(places[-1]),))
+            for place in places[:-1]:
+                coordinator.execute("SELECT citus_add_node(%s, 5432)", (_host(place),))
+
+
+@contextmanager
+def running_citus(binaries: Path, workers: int = 2) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(embedded_postgres(PARAMETERS, binaries)) for _ in range(workers + 1)]
+        yield Cluster(servers[0], servers[1:])
+
+
+def _in(server: str, database: str) -> str:
+    return urlsplit(server)._replace(path=database).geturl()
+
+
+def _host(url: str) -> str:
+    return parse_qs(urlsplit(url).query)["host"][0]
