@@ -135,6 +135,8 @@ class Defaults:
 
     ttl: timedelta
     lease: timedelta
+    max_key_age: timedelta | None
+    timed_keys: bool
     in_progress: InProgressAnswer
     required: bool
     methods: Collection[str]

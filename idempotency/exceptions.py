@@ -4,6 +4,7 @@
     ├── RequestError               the request is refused before anything runs
     │   ├── KeyMissingError            400
     │   ├── KeyInvalidError            400
+    │   ├── KeyExpiredError            400
     │   ├── PayloadInvalidError        400
     │   └── AccountRequiredError       401
     ├── DuplicateError             another attempt holds or held the key
@@ -77,6 +78,17 @@ class KeyInvalidError(RequestError):
     default_detail = (
         "The Idempotency-Key must be sent once, as 1 to 255 visible ASCII characters, bare or in double quotes, "
         "without parameters."
+    )
+
+
+class KeyExpiredError(RequestError):
+    """The key is older than ``max_key_age``, and it has no record. Its operation may have run long ago."""
+
+    code = "idempotency_key_expired"
+    title = "Idempotency-Key is too old"
+    default_detail = (
+        "This Idempotency-Key was made too long ago, and no outcome is recorded for it any more. Find out whether the "
+        "operation took effect before you send it with a new key."
     )
 
 

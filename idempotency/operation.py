@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
 
 MAX_NAME_LENGTH = 255
 
+#: How far the clocks of clients, of this server and of the database may differ, where a key's own time is compared.
+CLOCK_SKEW = timedelta(minutes=5)
+
 
 class Operation(Defaults):
     """The policy of one operation.
@@ -36,6 +39,9 @@ class Operation(Defaults):
         records no longer count.
     :param ttl: how long an outcome is kept and a retry recognised.
     :param lease: how long a claim is presumed alive after its last renewal.
+    :param max_key_age: a request that would begin under an older key is refused. Only a version 7 UUID or a ULID tells
+        its age. At most ``ttl`` less five minutes.
+    :param timed_keys: True refuses a request that would begin under a key that doesn't carry its time.
     :param heartbeat: renews the lease in the background while the handler runs, for this long in total, which is at
         most ``ttl``. Without a heartbeat, a handler that takes longer than its lease must call
         ``current_claim().renew()``, or another attempt takes over.
@@ -129,7 +135,9 @@ class Operation(Defaults):
         ]
         if not found:
             values = self._values()
-            contradiction = _contradiction(self.name, values["ttl"], values["lease"], self.heartbeat)
+            contradiction = _contradiction(
+                self.name, values["ttl"], values["lease"], self.heartbeat, values["max_key_age"]
+            )
             found += [contradiction] if contradiction else []
         return found
 
@@ -176,7 +184,8 @@ def _checked(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
             f"Operation {name!r} attaches duplicates to a job, so it needs rebuild=: callable(reference, request) "
             f"that answers 202 while the job runs, and with its outcome afterwards."
         )
-    if contradiction := _contradiction(name, declared["ttl"], declared["lease"], declared["heartbeat"]):
+    durations = (declared[option] for option in ("ttl", "lease", "heartbeat", "max_key_age"))
+    if contradiction := _contradiction(name, *durations):
         raise ImproperlyConfigured(str(contradiction))
     return declared
 
@@ -188,7 +197,11 @@ def _recovery_of(declared: Recovery | Reconcile | None) -> Recovery:
 
 
 def _contradiction(
-    name: str, ttl: timedelta | None, lease: timedelta | None, heartbeat: timedelta | None
+    name: str,
+    ttl: timedelta | None,
+    lease: timedelta | None,
+    heartbeat: timedelta | None,
+    max_key_age: timedelta | None,
 ) -> Problem | None:
     """Find a contradiction between durations. None stands for a duration that is not known yet."""
     if ttl is not None and lease is not None and lease >= ttl:
@@ -203,6 +216,13 @@ def _contradiction(
             f"outlast the retention of its own key.",
             "Give the operation a shorter heartbeat= or a longer ttl=.",
             "idempotency.E017",
+        )
+    if ttl is not None and max_key_age is not None and max_key_age > ttl - CLOCK_SKEW:
+        return Problem(
+            f"Operation {name!r} accepts keys of an age of {max_key_age}, and its ttl is {ttl}. A key whose record is "
+            f"gone could run again, because clocks may differ by five minutes.",
+            "Give the operation a shorter max_key_age= or a longer ttl=.",
+            "idempotency.E025",
         )
     return None
 

@@ -37,8 +37,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("idempotency")
 
 REPLAYED_HEADER = "Idempotency-Replayed"
+#: For how many seconds the operation keeps an outcome, from when it is recorded.
+RETENTION_HEADER = "Idempotency-Retention"
 #: Headers that servers, middleware, DRF and this package set on every response, including replays.
-MADE_ANEW = frozenset({"allow", "content-length", "date", "idempotency-key", "server", *NEVER_RECORDED_HEADERS})
+MADE_ANEW = frozenset(
+    {"allow", "content-length", "date", "idempotency-key", "idempotency-retention", "server", *NEVER_RECORDED_HEADERS}
+)
 #: The status that is recorded for a ``claim()`` block. A block that raises an error is released and not recorded.
 DONE = 200
 ENVELOPE = '{"$idempotency-envelope":'

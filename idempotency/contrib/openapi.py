@@ -10,12 +10,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import exceptions
-from ..exceptions import DuplicateError, IdempotencyError, InProgressError, KeyMissingError, RequestError
+from ..exceptions import (
+    DuplicateError,
+    IdempotencyError,
+    InProgressError,
+    KeyExpiredError,
+    KeyMissingError,
+    RequestError,
+)
 from ..http.problems import CONTENT_TYPE
 from ..identity import keys
 from ..operation import Operation
 from ..options.values import ACCEPTED, Attach
-from ..outcome import REPLAYED_HEADER
+from ..outcome import REPLAYED_HEADER, RETENTION_HEADER
 
 #: The name of the one component schema of all problems.
 PROBLEM_NAME = "IdempotencyProblem"
@@ -114,13 +121,21 @@ def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[t
 def _errors(operation: Operation) -> Iterator[type[IdempotencyError]]:
     """The errors that a client of the operation may get."""
     for error in (*RequestError.__subclasses__(), *DuplicateError.__subclasses__(), exceptions.UnavailableError):
-        if error.__module__ == exceptions.__name__ and (operation.required or error is not KeyMissingError):
+        if error is KeyMissingError and not operation.required:
+            continue
+        if error is KeyExpiredError and operation.max_key_age is None:
+            continue
+        if error.__module__ == exceptions.__name__:
             yield error
 
 
 def _headers_of_outcome() -> dict[str, Any]:
     return {
         keys.HEADER: {"description": "The key, as it was sent.", "schema": {"type": "string"}},
+        RETENTION_HEADER: {
+            "description": "For how many seconds an outcome is kept and a retry recognised.",
+            "schema": {"type": "integer", "minimum": 0},
+        },
         REPLAYED_HEADER: {
             "description": "Present if this is the recorded outcome of an earlier request.",
             "schema": {"type": "string", "enum": ["true"]},

@@ -46,8 +46,8 @@ class Adapter:
         self.http: HttpRequest = self.request_of_django(request)
         #: The keyword arguments that the handler was called with.
         self.kwargs: Mapping[str, Any] = {}
-        #: The key, as responses echo it.
-        self.echoed_key = ""
+        #: The headers of every response to a request with a key.
+        self.headers: dict[str, str] = {}
 
     @classmethod
     def speaks_for(cls, request: object) -> bool:

@@ -25,10 +25,11 @@ from ..identity.fingerprint import Payload
 from ..identity.scope import Scope, scope_of
 from ..operation import Operation
 from ..options.values import ACCEPTED, Attach
-from ..outcome import REPLAYED_HEADER, Outcome
+from ..outcome import REPLAYED_HEADER, RETENTION_HEADER, Outcome
 from ..protocol import claims
 from ..protocol.claim import Claim
 from ..protocol.execution import acquire_or_wait, run
+from ..protocol.lateness import refusal_to_begin
 from .adapters import Adapter
 from .atomic_requests import Handler
 from .attempts import HandlerAttempt, attach_job, has_job, is_crash
@@ -74,7 +75,7 @@ class Exchange:
                 raise
             response = self._refuse(error)
         if response is not None:  # if the handler returned None, Django reports that
-            response[keys.HEADER] = self.adapter.echoed_key
+            self._add_headers(response)
         return response
 
     def replay_or_raise(self, refusal: Exception) -> Any:
@@ -92,7 +93,7 @@ class Exchange:
             response = None
         if response is None:
             raise refusal
-        response[keys.HEADER] = self.adapter.echoed_key
+        self._add_headers(response)
         return response
 
     def _recorded_outcome(self) -> Outcome | None:
@@ -101,19 +102,25 @@ class Exchange:
         self.scope = self._scope()
         return claims.recorded_outcome(self.operation, self.scope, self._payload())
 
+    def _add_headers(self, response: Any) -> None:
+        for name, value in self.adapter.headers.items():
+            response[name] = value
+
     def _has_key(self) -> bool:
         self.key = key_of_request(self.operation, self.adapter) or ""
         if not self.key and self.operation.required:
             raise KeyMissingError
         # As it was sent, if it was sent in the header. That is harmless because it is valid.
-        self.adapter.echoed_key = self.meta.get(keys.META_NAME) or keys.format_header(self.key)
+        echoed = self.meta.get(keys.META_NAME) or keys.format_header(self.key)
+        retention = str(int(self.operation.ttl.total_seconds()))
+        self.adapter.headers = {keys.HEADER: echoed, RETENTION_HEADER: retention}
         return bool(self.key)
 
     def _answer(self) -> Any:
         self.handler.refuse_open_transactions(self.operation)
         self.scope = self._scope()
         payload = self._payload()
-        held = acquire_or_wait(self.operation, self.scope, payload)
+        held = acquire_or_wait(self.operation, self.scope, payload, refusal_to_begin(self.operation, self.key))
         if isinstance(held, Outcome):
             return self._replay(held)
         try:

@@ -198,6 +198,30 @@ class OperationPolicy(TypedDict, total=False):
             hint="For example timedelta(seconds=60). It must be longer than the slowest handler may take.",
         ),
     ]
+    max_key_age: Annotated[
+        timedelta | None,
+        Option(
+            setting="MAX_KEY_AGE",
+            problem_of=_positive_duration,
+            takes="timedelta",
+            meaning="a request that would begin under an older key is refused, if the key carries its time; at least "
+            "five minutes shorter than the retention",
+            check_id="idempotency.E023",
+            hint="For example timedelta(days=2). It must be shorter than TTL by five minutes or more.",
+        ),
+    ]
+    timed_keys: Annotated[
+        bool | None,
+        Option(
+            setting="TIMED_KEYS",
+            default=False,
+            problem_of=_flag,
+            takes="bool",
+            meaning="True: a request that would begin under a key that doesn't carry its time is refused",
+            check_id="idempotency.E024",
+            hint="True accepts version 7 UUIDs and ULIDs only.",
+        ),
+    ]
     heartbeat: Annotated[
         timedelta | None,
         Option(

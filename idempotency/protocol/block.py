@@ -19,6 +19,7 @@ from ..options.table import OperationPolicy
 from ..outcome import Outcome, outcome_of_result
 from .claim import Claim
 from .execution import acquire_or_wait, running
+from .lateness import refusal_to_begin
 
 if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
     from typing_extensions import Unpack
@@ -61,6 +62,7 @@ def claim(
     :returns: a context manager, whose value is the ``Run``.
     :raises AccountRequiredError: the account is empty, too long or not printable.
     :raises KeyInvalidError: the key is not 1 to 255 visible ASCII characters.
+    :raises KeyExpiredError: the key is older than ``max_key_age`` and has no record.
     :raises PayloadInvalidError: the payload has no canonical form.
     :raises InProgressError: another run is under way.
     :raises KeyReusedError: the key belongs to another payload.
@@ -76,7 +78,7 @@ def claim(
     scope = scope_of(declared.name, account_id, keys.validate_key(key))
     wrapped = Payload(payload)
     del payload, key, account_id  # a crash report of the block would show them, as this frame's local variables
-    held = acquire_or_wait(declared, scope, wrapped)
+    held = acquire_or_wait(declared, scope, wrapped, refusal_to_begin(declared, scope.idempotency_key))
     if isinstance(held, Outcome):
         yield Run(None, result_of(held))
         return

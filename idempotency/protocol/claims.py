@@ -23,7 +23,7 @@ from django.utils.functional import cached_property
 
 from .. import signals, sql
 from ..conf import settings
-from ..exceptions import InProgressError, KeyReusedError, LeaseLostError, OutcomeUnknownError
+from ..exceptions import InProgressError, KeyReusedError, LeaseLostError, OutcomeUnknownError, RequestError
 from ..identity.fingerprint import Payload
 from ..identity.scope import Scope
 from ..lifecycle import Decision, Recovery, Status, decide
@@ -51,6 +51,8 @@ class ClaimRequest:
     scope: Scope
     payload: Payload
     using: str
+    #: Raised in place of beginning a new operation; None if it may begin.
+    refusal: RequestError | None = None
 
     @cached_property
     def store(self) -> Store:
@@ -64,10 +66,16 @@ class ClaimRequest:
 
 
 def acquire(
-    operation: Operation, scope: Scope, payload: Payload, *, expect_record: bool = False
+    operation: Operation,
+    scope: Scope,
+    payload: Payload,
+    *,
+    expect_record: bool = False,
+    refusal: RequestError | None = None,
 ) -> Ownership | Outcome:
     """Own the scope, or learn its outcome.
 
+    :param refusal: raised if the scope has no record, or one whose retention is over. Otherwise it has no effect.
     :param expect_record: whether the scope is likely to have a record, so that it is read before a claim is tried.
     :returns: an ``Ownership`` if this caller must run the operation; if it is ``abandoned``, the caller must first ask
         the reconciler what became of the earlier attempt. The ``Outcome`` if the operation has run already.
@@ -78,7 +86,7 @@ def acquire(
     :raises OuterTransactionError: the caller has an open transaction, in which a claim could not be committed.
     :raises PayloadInvalidError: the payload has no canonical form.
     """
-    request = ClaimRequest(operation, scope, payload, alias())
+    request = ClaimRequest(operation, scope, payload, alias(), refusal)
     for _ in range(MAX_ROUNDS):
         try:
             settled = _one_round(request, expect_record)
@@ -102,8 +110,11 @@ def _one_round(request: ClaimRequest, expect_record: bool) -> Ownership | Outcom
     """
     # If the database has one writer, an insert waits for it, and the writer may be the very attempt that a duplicate
     # must learn of. A read does not wait.
-    row = request.store.read(request.scope) if expect_record or request.store.has_one_writer else None
+    look_first = expect_record or request.store.has_one_writer or request.refusal is not None
+    row = request.store.read(request.scope) if look_first else None
     if row is None:
+        if request.refusal is not None:
+            raise request.refusal
         if (owned := _insert(request)) is not None:
             return owned
         row = request.store.read(request.scope)
@@ -204,6 +215,8 @@ def _reconcile(request: ClaimRequest, row: Row) -> Ownership | None:
 
 
 def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
+    if request.refusal is not None:
+        raise request.refusal
     operation, request_hash = request.operation, request.payload.request_hash
     with request.own_transaction(one_statement=False):
         # Delete the steps of the earlier request. If another attempt wins the claim, the deletion is rolled back.

@@ -14,7 +14,14 @@ from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.dispatch import Signal
 
 from .. import signals, sql
-from ..exceptions import IdempotencyError, InProgressError, LeaseLostError, TransactionBrokenError, UnavailableError
+from ..exceptions import (
+    IdempotencyError,
+    InProgressError,
+    LeaseLostError,
+    RequestError,
+    TransactionBrokenError,
+    UnavailableError,
+)
 from ..identity.fingerprint import Payload
 from ..identity.scope import Scope
 from ..lifecycle import Recovery
@@ -39,8 +46,12 @@ FIRST_POLL = 0.02
 SLOWEST_POLL = 0.25
 
 
-def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Ownership | Outcome:
+def acquire_or_wait(
+    operation: Operation, scope: Scope, payload: Payload, refusal: RequestError | None = None
+) -> Ownership | Outcome:
     """Own the scope or learn the outcome, after the waiting and the recovery that the operation declares.
+
+    :param refusal: raised in place of beginning a new operation.
 
     Raises the errors of ``claims.acquire``.
     """
@@ -48,7 +59,7 @@ def acquire_or_wait(operation: Operation, scope: Scope, payload: Payload) -> Own
     pause, has_waited = FIRST_POLL, False
     while True:
         try:
-            held = claims.acquire(operation, scope, payload, expect_record=has_waited)
+            held = claims.acquire(operation, scope, payload, expect_record=has_waited, refusal=refusal)
             if isinstance(held, Ownership) and held.abandoned:
                 outcome = reconcile(held)
                 return held if outcome is None else outcome

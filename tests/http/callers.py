@@ -23,6 +23,7 @@ FORM = "application/x-www-form-urlencoded"
 PROBLEMS = {
     "idempotency_key_missing": 400,
     "idempotency_key_invalid": 400,
+    "idempotency_key_expired": 400,
     "idempotency_payload_invalid": 400,
     "idempotency_account_required": 401,
     "idempotency_in_progress": 409,

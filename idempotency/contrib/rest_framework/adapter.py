@@ -26,7 +26,6 @@ from ...http import bodies
 from ...http.adapters import Adapter, register
 from ...http.class_views import methods_of_class
 from ...http.problems import CONTENT_TYPE, problem
-from ...identity import keys
 from ...identity.parsing import parse_json
 from ...operation import Operation
 from ...outcome import UNREADABLE, Outcome, decode_body, is_json
@@ -64,7 +63,7 @@ class RestFrameworkAdapter(Adapter):
 
     def payload(self, operation: Operation) -> object:
         # If DRF answers by itself, for example because it can't parse the payload, its response has the view's headers.
-        self.view.headers[keys.HEADER] = self.echoed_key
+        self.view.headers.update(self.headers)
         command: Any = operation.command
         if isinstance(command, type) and issubclass(command, serializers.BaseSerializer):
             context = {"request": self.request, "view": self.view, "format": None}
