@@ -301,6 +301,8 @@ class IdempotencyCounter(models.Model):
     """How often an event happened to an operation's records, in all processes. See ``upkeep/counters.py``."""
 
     id = models.BigAutoField(primary_key=True)
+    #: The hour in which it happened, in hours since 1970 in UTC. 0 means ever since the table was created.
+    hour = models.IntegerField(_("hour"), default=0)
     operation = BytewiseCharField(_("operation"), max_length=255)
     #: The name of the signal that is counted.
     event = BytewiseCharField(_("event"), max_length=32)
@@ -313,7 +315,8 @@ class IdempotencyCounter(models.Model):
         verbose_name = _("counter")
         verbose_name_plural = _("counters")
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["operation", "event"], name="idempotency_counter_event"),
+            # The hour comes first, so that the sums and the last hours are each found without the rest.
+            models.UniqueConstraint(fields=["hour", "operation", "event"], name="idempotency_counter_event"),
         ]
 
     def __str__(self) -> str:

@@ -73,7 +73,7 @@ class OperationFilter(admin.SimpleListFilter):
     parameter_name = "operation"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        counted = IdempotencyCounter.objects.using(alias()).exclude(operation="")
+        counted = IdempotencyCounter.objects.using(alias()).filter(hour=0).exclude(operation="")
         names = set(counted.order_by("operation").values_list("operation", flat=True).distinct()[:MAX_OPERATIONS])
         names |= {operation.name for operation in registry}
         names |= {name for name in request.GET.getlist(self.parameter_name) if name}

@@ -35,6 +35,7 @@ class Migration(migrations.Migration):
             name="IdempotencyCounter",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("hour", models.IntegerField(default=0, verbose_name="hour")),
                 ("operation", idempotency.models.BytewiseCharField(max_length=255, verbose_name="operation")),
                 ("event", idempotency.models.BytewiseCharField(max_length=32, verbose_name="event")),
                 ("total", models.BigIntegerField(default=0, verbose_name="total")),
@@ -44,7 +45,7 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "counters",
                 "db_table": "idempotency_counter",
                 "constraints": [
-                    models.UniqueConstraint(fields=("operation", "event"), name="idempotency_counter_event")
+                    models.UniqueConstraint(fields=("hour", "operation", "event"), name="idempotency_counter_event")
                 ],
             },
         ),

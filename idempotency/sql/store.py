@@ -204,8 +204,11 @@ class Store(ABC):
         raise NotSupportedError(f"A {self.connection.display_name} database can't be partitioned by this command.")
 
     @abstractmethod
-    def add_counts(self, counts: Mapping[tuple[str, str], int]) -> None:
-        """Add to the counter of each (operation, event), and create missing counters."""
+    def add_counts(self, counts: Mapping[tuple[str, str], int], hour: int) -> None:
+        """Add to the counters of each (operation, event): to that of the hour, and to that of all hours, which is 0.
+
+        Missing counters are created.
+        """
 
     def measure(self) -> TableSize:
         """The size of the table of records. It is unknown if the database would have to read the table."""

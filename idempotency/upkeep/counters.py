@@ -1,7 +1,8 @@
 """Counts what happens to records: first in this process's memory, then in a table that all processes share.
 
 A request only counts in memory. After a response was sent, and at most every ``FLUSH_EVERY`` seconds, the process adds
-its new counts to ``IdempotencyCounter``, which holds the sums of all processes. This is called a flush. A process also
+its new counts to ``IdempotencyCounter``, which holds the sums of all processes: ever, and for each of the last hours.
+This is called a flush. A process also
 flushes after a sweep and when its interpreter ends, so that commands are counted too.
 
 A failure here makes a number inexact and has no other effect:
@@ -47,6 +48,13 @@ MAX_ROUNDS = 5
 #: that are being written, or count them twice.
 READ_PATIENCE = 1.0
 
+#: Counts of single hours are kept for this long: the last week, and the same day of the week before.
+HOURS_KEPT = 8 * 24
+
+#: Two events of the purge, which are counted under the operation "": deleted records, and purges that found nothing
+#: more to delete.
+PURGED, PURGE_ENDED = "purged", "purge_ended"
+
 #: (operation, event) → how often. The operation is "" if somebody resolved a record of an operation that this process
 #: doesn't know.
 Counts = dict[tuple[str, str], int]
@@ -86,19 +94,26 @@ class Counters:
     def connect(self) -> None:
         for event, signal in self.WATCHED.items():
             signal.connect(self._receiver(event), weak=False, dispatch_uid=f"idempotency.counters.{event}")
+        signals.purged.connect(self._count_purged, weak=False, dispatch_uid="idempotency.counters.purged")
         request_finished.connect(self._request_finished, weak=False, dispatch_uid="idempotency.counters")
         os.register_at_fork(after_in_child=self.reset)
         atexit.register(self.flush)
 
     def _receiver(self, event: str) -> Callable[..., None]:
         def count(sender: Operation | None, **arguments: Any) -> None:
-            key = ("" if sender is None else sender.name, event)
-            if self._database is None:
-                self._database = _database(alias())
-            with self._lock:
-                self._pending[key] = self._pending.get(key, 0) + 1
+            self._count("" if sender is None else sender.name, event, 1)
 
         return count
+
+    def _count_purged(self, count: int, **arguments: Any) -> None:
+        self._count("", PURGED, count)
+
+    def _count(self, operation: str, event: str, count: int) -> None:
+        key = (operation, event)
+        if self._database is None:
+            self._database = _database(alias())
+        with self._lock:
+            self._pending[key] = self._pending.get(key, 0) + count
 
     def _request_finished(self, sender: object, **arguments: Any) -> None:
         # The sender is None for a request of Django's test client. Don't flush after those: the test may count
@@ -162,20 +177,54 @@ class Counters:
         :returns: for each operation, how often each event happened.
         :raises DatabaseError: the database refuses.
         """
+        read: dict[str, Counter[str]] = {}
+        for _, operation, event, count in self._rows(using, 0):
+            if event in self.WATCHED:
+                read.setdefault(operation, Counter())[event] += count
+        return read
+
+    def read_hours(self, using: str, since: int) -> dict[int, dict[str, Counter[str]]]:
+        """Read the same for single hours.
+
+        :param since: the first hour, in hours since 1970. Counts are kept for ``HOURS_KEPT``.
+        :returns: for each hour in which anything happened, and each operation, how often each event happened. A count
+            belongs to the hour in which it was written, which is up to ten seconds after the event.
+        :raises DatabaseError: the database refuses.
+        """
+        read: dict[int, dict[str, Counter[str]]] = {}
+        for hour, operation, event, count in self._rows(using, max(1, since)):
+            read.setdefault(hour or this_hour(), {}).setdefault(operation, Counter())[event] += count
+        return read
+
+    def _rows(self, using: str, since: int) -> list[tuple[int, str, str, int]]:
+        """The rows of the sums, if ``since`` is 0, or of the hours since then. Counts in memory have the hour 0."""
+        rows = IdempotencyCounter.objects.using(using)
+        rows = rows.filter(hour__gte=since) if since else rows.filter(hour=0)
         waited = self._flushing.acquire(timeout=READ_PATIENCE)
         try:
-            found = list(IdempotencyCounter.objects.using(using).values_list("operation", "event", "total"))
+            found = list(rows.values_list("hour", "operation", "event", "total"))
             if using == alias():
                 with self._lock:
                     for counts in (self._pending, self._writing):
-                        found += [(operation, event, count) for (operation, event), count in counts.items()]
+                        found += [(0, operation, event, count) for (operation, event), count in counts.items()]
         finally:
             if waited:
                 self._flushing.release()
-        read: dict[str, Counter[str]] = {}
-        for operation, event, count in found:
-            read.setdefault(operation, Counter())[event] += count
-        return read
+        return found
+
+
+def this_hour() -> int:
+    """The current hour, in hours since 1970. It is this process's clock, because a few minutes don't matter here."""
+    return int(time.time() // 3600)
+
+
+def note_end_of_purge(using: str) -> None:
+    """Count that a purge has found nothing more to delete, and delete the counts of hours that are long ago.
+
+    :raises DatabaseError: the database refuses.
+    """
+    _add(using, {("", PURGE_ENDED): 1})
+    IdempotencyCounter.objects.using(using).filter(hour__gt=0, hour__lt=this_hour() - HOURS_KEPT).delete()
 
 
 def _database(using: str) -> object:
@@ -218,7 +267,7 @@ def _add(using: str, counts: Counts) -> None:
         store = sql.store(using)
         with transaction.atomic(using=using, durable=True):
             store.commit_at_once()
-            store.add_counts(counts)
+            store.add_counts(counts, this_hour())
 
     sql.retry_lost_races(MAX_ROUNDS, using, transact)
 

@@ -27,6 +27,7 @@ from ..protocol.faults import fault_point
 from ..protocol.transactions import alias
 from ..signals import purged
 from .batches import BatchResult, check_batch_size, side_by_side
+from .counters import note_end_of_purge
 
 # A batch is one transaction. Claims of its keys wait for it, a standby replays it in one piece, and its work is lost if
 # the process is killed. So it is small: five thousand rows take PostgreSQL 65 to 100 ms. Smaller batches take
@@ -120,6 +121,8 @@ def purge_batches(
     with side_by_side(jobs) as run:
         while left:
             batches = run([partial(_purge_next, left, purge, batch_size)] * jobs)
+            if not left:
+                note_end_of_purge(using)
             yield replace(sum(batches, PurgeResult()), exhausted=not left)
 
 

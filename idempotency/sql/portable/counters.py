@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 
 from django.db.models import F
 
@@ -11,12 +12,14 @@ from ..store import Store
 
 
 class Counters(Store):
-    def add_counts(self, counts: Mapping[tuple[str, str], int]) -> None:
+    def add_counts(self, counts: Mapping[tuple[str, str], int], hour: int) -> None:
         # The database's settings decide how long to wait for a lock.
         counters = IdempotencyCounter.objects.using(self.using)
-        for (operation, event), count in sorted(counts.items()):  # in one order, so that no two processes can deadlock
-            counter = counters.filter(operation=operation, event=event)
+        # In one order, so that no two processes can deadlock.
+        for place, ((operation, event), count) in product((0, hour), sorted(counts.items())):
+            one = {"hour": place, "operation": operation, "event": event}
+            counter = counters.filter(**one)
             if not counter.update(total=F("total") + count):
                 # Two processes may get here at the same time. One of them creates the counter, and both add to it.
-                counters.bulk_create([IdempotencyCounter(operation=operation, event=event)], ignore_conflicts=True)
+                counters.bulk_create([IdempotencyCounter(**one)], ignore_conflicts=True)
                 counter.update(total=F("total") + count)

@@ -11,18 +11,19 @@ from .claims import BOUND_WAITING, WITHOUT_DISK
 # for the disk: if the server crashes, it may lose the last counts, which is acceptable for statistics. All processes
 # lock the rows in the same order, so that no two of them can deadlock.
 _ADD = f"""
-INSERT INTO idempotency_counter AS counter (operation, event, total)
-SELECT operation, event, total
+INSERT INTO idempotency_counter AS counter (hour, operation, event, total)
+SELECT hour, operation, event, total
 FROM (SELECT {BOUND_WAITING} || {WITHOUT_DISK} AS made) AS settings,
+    unnest(ARRAY[0, %s::integer]) AS hour,
     unnest(%s::text[], %s::text[], %s::bigint[]) AS counted (operation, event, total)
 WHERE made <> ''
-ORDER BY operation COLLATE "C", event COLLATE "C"
-ON CONFLICT (operation, event) DO UPDATE SET total = counter.total + excluded.total
+ORDER BY hour, operation COLLATE "C", event COLLATE "C"
+ON CONFLICT (hour, operation, event) DO UPDATE SET total = counter.total + excluded.total
 """
 
 
 class Counters(Store):
-    def add_counts(self, counts: Mapping[tuple[str, str], int]) -> None:
+    def add_counts(self, counts: Mapping[tuple[str, str], int], hour: int) -> None:
         operations, events = [operation for operation, _ in counts], [event for _, event in counts]
         with self.connection.cursor() as cursor:
-            cursor.execute(_ADD, [operations, events, list(counts.values())])
+            cursor.execute(_ADD, [hour, operations, events, list(counts.values())])
