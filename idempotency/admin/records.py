@@ -28,6 +28,7 @@ from ..models import IdempotencyCounter, IdempotencyRecord, RecordQuerySet
 from ..operation import registry
 from ..protocol.transactions import alias
 from .actions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE
+from .dashboard import DashboardMixin
 from .decisions import DecisionAdmin
 from .display import (
     NONE,
@@ -85,7 +86,7 @@ class OperationFilter(admin.SimpleListFilter):
 
 
 @admin.register(IdempotencyRecord)
-class IdempotencyRecordAdmin(DecisionAdmin):
+class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
     list_display = ("idempotency_key", "state_and_lease", "who", "age", "retention")
     list_filter = (RecordStateFilter, OperationFilter)
     search_fields = ("idempotency_key", "account_id")  # shows the search box; get_search_results() does the search

@@ -1,0 +1,44 @@
+/* Draws the dashboard's chart from the numbers in the page, in the colours of the admin's theme. */
+(() => {
+    "use strict";
+
+    const place = document.getElementById("idempotency-chart");
+    const { hours, series } = JSON.parse(document.getElementById("idempotency-chart-data").textContent);
+    // These differ in lightness too, for readers who can't tell colours apart, and can be read on light and dark.
+    const colours = ["#2f8f5b", "#3b82d6", "#d69a1f", "#a05fd0", "#d4622a", "#8a8a8a", "#d43f4f"];
+    let chart = null;
+
+    function draw() {
+        const style = getComputedStyle(document.documentElement);
+        const text = style.getPropertyValue("--body-fg").trim() || "#333";
+        const line = style.getPropertyValue("--hairline-color").trim() || "#ccc";
+        const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { stroke: line } };
+        if (chart !== null) chart.destroy();
+        chart = new uPlot(
+            {
+                width: place.clientWidth,
+                height: 260,
+                scales: { y: { range: (u, low, high) => [0, Math.max(1, high)] } },
+                axes: [axis, { ...axis, size: 60 }],
+                series: [
+                    {},
+                    ...series.map(([label], number) => ({
+                        label,
+                        stroke: colours[number % colours.length],
+                        width: 2,
+                        points: { show: false },
+                    })),
+                ],
+            },
+            [hours, ...series.map(([, values]) => values)],
+            place,
+        );
+    }
+
+    draw();
+    new ResizeObserver(() => {
+        if (chart.width !== place.clientWidth) chart.setSize({ width: place.clientWidth, height: 260 });
+    }).observe(place);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+    new MutationObserver(draw).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+})();

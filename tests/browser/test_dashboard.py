@@ -1,0 +1,121 @@
+"""The admin's dashboard in a browser: under a strict policy, on a phone, in the dark; and its pictures for the docs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from pytest_django.live_server_helper import LiveServer
+
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyCounter, MessageStatus
+from idempotency.upkeep.counters import this_hour
+from tests.browser.chromium import page_of, take_picture
+from tests.docs.pages import DOCS
+from tests.outbox import make_messages
+from tests.records import HOUR, MINUTE, make_records
+
+pytestmark = pytest.mark.once
+
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; form-action 'self'"
+
+#: Writes into the page what a person would see in the console, and whether the page is wider than its window.
+WATCH = """
+addEventListener("securitypolicyviolation", (event) => {
+    document.documentElement.dataset.refused = `${event.violatedDirective} ${event.sourceFile || ""}`;
+});
+addEventListener("error", (event) => { document.documentElement.dataset.error = event.message; });
+addEventListener("load", () => {
+    const page = document.documentElement;
+    page.dataset.width = `${page.scrollWidth > innerWidth ? "too wide" : "fits"} ${innerWidth}`;
+});
+"""
+
+
+class Watched:
+    """Middleware: logs everybody in, has the browser refuse what a strict policy refuses, and tells of it."""
+
+    #: Put at the end of the page.
+    planted = ""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        if request.path == "/watch.js":
+            return HttpResponse(WATCH, content_type="text/javascript")
+        request.user = User.objects.get()
+        response = self.get_response(request)
+        response["Content-Security-Policy"] = POLICY
+        if "html" in response["Content-Type"]:
+            page = response.content.decode().replace("<head>", '<head><script src="/watch.js"></script>')
+            response.content = page.replace("</body>", f"{self.planted}</body>").encode()
+        return response
+
+
+@pytest.fixture
+def url(transactional_db: None, settings: Any) -> Iterator[str]:
+    """The dashboard of a project in which something has happened."""
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.browser.test_dashboard.Watched"]
+    User.objects.create(username="olga", is_staff=True, is_superuser=True)
+    per_hour = {"claimed": 400, "replayed": 90, "conflicted": 25, "key_reused": 6, "taken_over": 3, "released": 12}
+    counted = [
+        (hour, operation, event, round(number * share * (1.2 - abs(hour - 11) / 14)))
+        for hour in range(25)
+        for operation, share in (("charges.create", 1), ("payouts.create", 0.3))
+        for event, number in per_hour.items()
+    ]
+    IdempotencyCounter.objects.bulk_create(
+        IdempotencyCounter(hour=this_hour() - hour, operation=operation, event=event, total=total)
+        for hour, operation, event, total in [*counted, (3, "", "purge_ended", 1), (3, "", "purged", 6000)]
+    )
+    make_records(40)
+    make_records(2, Status.PARKED, operation="payouts.create", expires=HOUR)
+    make_records(1, Status.IN_PROGRESS, lease=-2 * MINUTE, expires=HOUR)
+    make_messages(1, MessageStatus.DEAD)
+    make_messages(3, due=-MINUTE / 2)
+    server = LiveServer("localhost")  # the fixture's server has read the settings already
+    yield f"{server.url}{reverse('admin:idempotency_dashboard')}"
+    server.stop()
+
+
+def test_the_chart_is_drawn_under_a_strict_policy_and_nothing_is_wider_than_a_phone(url: str) -> None:
+    page = page_of(url, size=(390, 2400))
+    assert "<canvas" in page
+    assert 'class="u-legend' in page
+    assert re.findall(r'data-(?:refused|error)="[^"]*"', page[:2000]) == []
+    assert 'data-width="fits' in page[:2000], page[:2000]
+
+
+def test_what_the_policy_refuses_would_be_seen(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watched, "planted", "<script>document.body.dataset.ran = 1</script>")
+    page = page_of(url)
+    assert 'data-refused="script-src-elem' in page[:2000]
+    assert "data-ran" not in page
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "dark"),
+    [
+        ("dashboard-light", (1100, 1560), False),
+        ("dashboard-dark", (1100, 1560), True),
+        ("dashboard-phone", (500, 2300), False),
+    ],
+)
+def test_pictures_are_taken_for_the_documentation(
+    url: str, tmp_path: Path, name: str, size: tuple[int, int], dark: bool
+) -> None:
+    """With UPDATE_PICTURES=1 they replace those in the documentation."""
+    target = DOCS / "pictures" if os.environ.get("UPDATE_PICTURES") else tmp_path
+    target.mkdir(exist_ok=True)
+    picture = target / f"{name}.png"
+    take_picture(url, picture, size=size, dark=dark)
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (DOCS / "pictures" / f"{name}.png").exists(), "take it with UPDATE_PICTURES=1"

@@ -1,0 +1,125 @@
+"""The dashboard: right numbers, what is stuck with what may be done about it, and nothing for who may not see it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from idempotency import signals
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyCounter, IdempotencyRecord, MessageStatus
+from idempotency.upkeep.counters import HOURS_KEPT, counters, this_hour
+from idempotency.upkeep.retention import purge_once
+from tests.database.counters.conftest import _nothing_counted  # noqa: F401 - a fixture
+from tests.database.counters.counting import count
+from tests.http.admin.pages import LIST, decide, log_in, told
+from tests.outbox import make_messages
+from tests.records import HOUR, MINUTE, make_records
+
+DASHBOARD = reverse("admin:idempotency_dashboard")
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+
+
+def rows(page: Any) -> dict[str, list[str]]:
+    """The rows of the page's tables, by their headings."""
+    found = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', page.content.decode(), re.DOTALL)
+    return {
+        told(head): [told(cell) for cell in re.findall(r"<td>(.*?)</td>", cells, re.DOTALL)] for head, cells in found
+    }
+
+
+def write(event: str, hours_ago: int, total: int, operation: str = "charges.create") -> None:
+    IdempotencyCounter.objects.create(hour=this_hour() - hours_ago, operation=operation, event=event, total=total)
+
+
+def test_it_counts_the_last_hour_and_the_last_day_by_event_and_by_operation(client: Client) -> None:
+    write("claimed", 1, 10)
+    write("claimed", 2, 1000)
+    write("claimed", 24, 10_000, "payouts.create")
+    write("claimed", 25, 1_000_000)  # longer ago than a day
+    write("replayed", 0, 5)
+    counters.flush()
+    count(3, signals.replayed)  # of this process, and not written yet
+    page = log_in(client, superuser=True).get(DASHBOARD)
+    seen = rows(page)
+    assert seen["executions"] == ["10", "11,010"]
+    assert seen["replays"] == ["8", "8"]
+    assert seen["failures"] == ["0", "0"]
+    assert [seen["charges.create"][:2], seen["payouts.create"][:2]] == [["1,010", "5"], ["10,000", "0"]]
+    assert seen["tests.counters"][:2] == ["0", "3"]
+    assert list(seen).index("payouts.create") < list(seen).index("charges.create")  # the busiest first
+    data = json.loads(re.search(r'<script id="idempotency-chart-data"[^>]*>(.*?)</script>', page.content.decode())[1])
+    assert (len(data["hours"]), data["hours"][-1]) == (25, this_hour() * 3600)
+    assert dict(data["series"])["executions"] == [10_000, *[0] * 21, 1000, 10, 0]
+
+
+def test_it_says_how_the_table_grows_and_when_a_purge_came_to_its_end(client: Client) -> None:
+    log_in(client, superuser=True)
+    assert rows(client.get(DASHBOARD))["last complete purge"] == ["none in the last day"]
+    make_records(3)
+    write("claimed", 1, 10)
+    assert not purge_once(batch_size=2).exhausted
+    assert rows(client.get(DASHBOARD))["last complete purge"] == ["none in the last day"]
+    assert purge_once(batch_size=2).exhausted
+    seen = rows(client.get(DASHBOARD))
+    assert seen["growth in the last day"] == ["+7 (3 purged)"]
+    assert seen["last complete purge"][0].startswith("in the hour from")
+
+
+def test_the_purge_deletes_the_counts_of_hours_that_are_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("claimed", HOURS_KEPT + 1, 1)
+    write("claimed", HOURS_KEPT, 2)
+    IdempotencyCounter.objects.create(operation="charges.create", event="claimed", total=3)
+    purge_once()
+    kept = IdempotencyCounter.objects.filter(event="claimed").order_by("total").values_list("total", flat=True)
+    assert list(kept) == [2, 3]
+    assert counters.read("default") == {"charges.create": {"claimed": 3}}  # and not what a purge counts for itself
+
+
+def test_what_is_stuck_is_one_click_away_from_its_decision(client: Client) -> None:
+    (parked,) = make_records(1, Status.PARKED, expires=HOUR)
+    make_records(1, Status.PARKED, operation="payouts.create")
+    make_records(1, Status.IN_PROGRESS, lease=-10 * MINUTE)
+    make_messages(1, MessageStatus.DEAD)
+    make_messages(1, due=-10 * MINUTE)
+    page = log_in(client, superuser=True).get(DASHBOARD)
+    text = told(page.content.decode())
+    assert "payouts.create: 1" in text
+    assert f'href="{LIST}?state=parked&amp;operation=payouts.create"' in page.content.decode()
+    assert text.count("Mark as not executed…") == 2
+    assert text.count("Release…") == 3
+    assert text.count("Requeue…") == 1
+    assert "no sweep is running" in text
+    assert rows(page)["messages that are not sent"] == ["1"]
+    asked = client.post(LIST, {"action": "mark_not_executed", "_selected_action": [parked], "came_from": "page"})
+    assert decide(client, asked, reason="asked the bank")
+    assert IdempotencyRecord.objects.get(pk=parked).status == Status.RECOVERABLE
+
+
+def test_who_may_only_view_records_sees_no_messages_and_no_decisions(client: Client) -> None:
+    make_records(1, Status.PARKED)
+    make_messages(1, MessageStatus.DEAD)
+    page = log_in(client, "view_idempotencyrecord").get(DASHBOARD)
+    text = told(page.content.decode())
+    assert "charges.create" in text
+    assert not [one for one in ("Dead messages", "The outbox", "Release…") if one in text]
+    assert f'href="{DASHBOARD}"' in client.get(LIST).content.decode()
+
+
+@pytest.mark.parametrize("permissions", [[], ["view_outboxmessage", "view_response_body"]])
+def test_nobody_else_sees_it(client: Client, permissions: list[str]) -> None:
+    assert log_in(client, *permissions).get(DASHBOARD).status_code == 403
+
+
+def test_the_page_needs_neither_inline_code_nor_another_host(client: Client) -> None:
+    make_records(1, Status.PARKED)
+    shown = log_in(client, superuser=True).get(DASHBOARD).content.decode()
+    body = shown[shown.index("idempotency-grid") :]
+    assert re.findall(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)|\sstyle=|\son\w+=", body) == []
+    assert re.findall(r'(?:src|href)="(?:https?:)?//', shown) == []
