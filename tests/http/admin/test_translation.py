@@ -46,6 +46,7 @@ def test_the_texts_of_each_page_are_translated(client: Client, monkeypatch: pyte
         "question": question,
         "refused": refused,
         "messages": client.get(MESSAGES),
+        "dashboard": client.get(reverse("admin:idempotency_dashboard")),
         "message": client.get(reverse("admin:idempotency_outboxmessage_change", args=[dead])),
     }
     expected = {
@@ -54,6 +55,13 @@ def test_the_texts_of_each_page_are_translated(client: Client, monkeypatch: pyte
         "question": ["YOU KNOW THAT THIS OPERATION", "CONTENT TYPE", "HOW YOU KNOW.", "NO, TAKE ME BACK", "KEY"],
         "refused": ["THIS IS NOT JSON"],
         "messages": ["ACCOUNT alice", "2 TRIES", "REQUEUE", "DEAD", "A MESSAGE'S ID"],
+        "dashboard": [
+            "WHAT IS STUCK",
+            "ABANDONED: THE NEXT SWEEP",
+            "TAKE-OVERS",
+            "LAST HOUR, SINCE",
+            "NONE IN THE LAST DAY",
+        ],
         "message": ["IT WAS TRIED 2 TIMES", "MESSAGES OF THE SAME ORDERING KEY", "LAST ERROR"],
     }
     for name, phrases in expected.items():
