@@ -7,16 +7,18 @@ Recorded responses may hold secrets, so only people with the permission ``idempo
 nobody can filter on them. Everything else needs ``idempotency.view_idempotencyrecord``, as usual.
 
 The table may be huge. So no page here counts the whole table, sorts it by a column that has no index, or searches it
-for the names of operations.
+for the names of operations. What no index helps to find is looked for within a time limit.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.contrib.admin.views.main import ChangeList
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest
@@ -27,6 +29,7 @@ from ..lifecycle import Status
 from ..models import IdempotencyCounter, IdempotencyRecord, RecordQuerySet
 from ..operation import registry
 from ..protocol.transactions import alias
+from . import bounded
 from .actions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE
 from .dashboard import DashboardMixin
 from .decisions import DecisionAdmin
@@ -46,6 +49,12 @@ _RESPONSE_FIELDS = ("response_headers", "response_body", "response_reference")
 
 #: The filter takes this many operations from the table of counters. Nobody reads a longer list.
 MAX_OPERATIONS = 500
+
+#: A search for a key alone finds this many records.
+MAX_FOUND = 100
+
+#: The states of the records in the index ``idempotency_record_unfinished``.
+_UNFINISHED = (Status.IN_PROGRESS, Status.RECOVERABLE, Status.PARKED)
 
 _STATES: dict[str, tuple[Any, Callable[[RecordQuerySet], RecordQuerySet]]] = {
     "live": (_("in progress, lease running"), RecordQuerySet.live),
@@ -85,13 +94,37 @@ class OperationFilter(admin.SimpleListFilter):
         return queryset if name is None else queryset.filter(operation=name)
 
 
+class BoundedList(ChangeList):
+    """A list that is empty, and says why, if the database would have to look at too many records for it.
+
+    No index begins with the operation or the key. If few records match, the newest of them may be anywhere.
+    """
+
+    def get_results(self, request: HttpRequest) -> None:
+        if not {OperationFilter.parameter_name, "idempotency_key"} & request.GET.keys():
+            super().get_results(request)
+            return
+        try:
+            with bounded.time_limit(self.queryset.db):
+                super().get_results(request)
+                len(self.result_list)  # reads the page's rows, and keeps them
+        except bounded.OutOfTimeError:
+            self.queryset = self.queryset.none()
+            super().get_results(request)
+            text = gettext(
+                "The table is too large to find these records in time. Search for an account as well, or choose a "
+                "state of unfinished records."
+            )
+            self.model_admin.message_user(request, text, messages.WARNING)
+
+
 @admin.register(IdempotencyRecord)
 class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
     list_display = ("idempotency_key", "state_and_lease", "who", "age", "retention")
     list_filter = (RecordStateFilter, OperationFilter)
     search_fields = ("idempotency_key", "account_id")  # shows the search box; get_search_results() does the search
     search_help_text = _(
-        'An account, "account key", or a key, which is slow in a large table. If nothing matches, its beginning.'
+        'An account, "account key", or a key, or its beginning. A key alone is not found in a very large table.'
     )
     ordering = ("-id",)
     sortable_by = ("retention",)
@@ -127,25 +160,66 @@ class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         """Search for one thing after another, the cheapest first, because an OR costs as much as its most expensive
-        part. The last one is the beginning of a key, which is what logs show.
-
-        The unique index begins with account_id. To find a key alone, the database reads that index and not the table.
+        part. Logs show the beginning of a key, and an ellipsis after it.
         """
-        term = search_term.strip()
+        term = search_term.strip().partition("…")[0]
         if not term:
             return queryset, False
         account, *key = term.rsplit(maxsplit=1)
+        if not key:
+            of_account = queryset.filter(account_id=term)
+            return of_account if of_account.exists() else self._find_key(request, queryset, term), False
+        # A key never contains white space. An account may.
         searches = (
             Q(account_id=term),
-            # A key never contains white space. An account may.
-            Q(account_id=account, idempotency_key=key[0]) if key else Q(idempotency_key=term),
-            Q(idempotency_key__startswith=term.partition("…")[0]),
+            Q(account_id=account, idempotency_key=key[0]),
+            Q(account_id=account, idempotency_key__startswith=key[0]),
         )
         found = queryset.none()
         for search in searches:
             if (found := queryset.filter(search)).exists():
                 break
         return found, False
+
+    def _find_key(self, request: HttpRequest, queryset: QuerySet[Any], key: str) -> QuerySet[Any]:
+        """Records with the key or, if there are none, with one that begins with it. At most ``MAX_FOUND`` are found.
+
+        No index of this package begins with the key. So the unfinished records are searched first, in their small
+        index, and the whole table only within the time limit. If a project has an index on the key, that is enough.
+        """
+        unfinished = queryset.filter(status__in=_UNFINISHED)
+        end = time.monotonic() + bounded.LIMIT
+        gave_up = False
+        for search in (Q(idempotency_key=key), Q(idempotency_key__startswith=key)):
+            for records, limit in ((unfinished, bounded.LIMIT), (queryset, end - time.monotonic())):
+                # Without an order, because the database might follow the index of the order and read the whole table.
+                wanted = records.filter(search).order_by().values_list("pk", flat=True)[:MAX_FOUND]
+                try:
+                    with bounded.time_limit(queryset.db, limit):
+                        found = list(wanted)
+                except bounded.OutOfTimeError:
+                    gave_up = True
+                    continue
+                if found:
+                    return queryset.filter(pk__in=found)
+        if gave_up and request.method == "GET":  # a form that is sent asks for the list again
+            self.message_user(
+                request,
+                gettext(
+                    "The table is too large to be searched for a key alone. No unfinished record has this key. "
+                    'Search for "account key".'
+                ),
+                messages.WARNING,
+            )
+        return queryset.none()
+
+    def get_ordering(self, request: HttpRequest) -> Any:
+        # In the order of ids the database would pass over all records that are not past their retention.
+        past_retention = request.GET.get(RecordStateFilter.parameter_name) == "past_retention"
+        return ("-expires_at", "-id") if past_retention else self.ordering
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return BoundedList
 
     def get_fieldsets(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> Any:
         response = ["response_status"]

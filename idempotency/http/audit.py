@@ -224,8 +224,10 @@ def _judged(route: AuditedRoute, stack: Stack, doubts: Iterable[str]) -> Audited
 
 
 def _elsewhere(view_class: Any, operation: Operation | None) -> list[str]:
-    model = model_written_elsewhere(view_class)
-    if operation is None or not operation.transaction or model is None:
+    if operation is None or not operation.transaction:
+        return []
+    model = model_written_elsewhere(view_class, operation)
+    if model is None:
         return []
     return [f"{model._meta.label} is written to another database than the records, outside of the transaction."]
 

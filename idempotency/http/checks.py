@@ -26,15 +26,14 @@ def check_models(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list
     """Check the models of protected class-based views whose class names its model."""
     if not getattr(django_settings, "ROOT_URLCONF", None):
         return []
-    records = alias()
     written = {
-        (view_class, model, operation)
+        (view_class, model, operation, alias(operation=operation.name))
         for view_class, names in _served(get_resolver().url_patterns)
-        if (model := model_written_elsewhere(view_class)) is not None
         for name in names
         if (operation := protected_operation(view_class, name)) is not None and operation.transaction
+        if (model := model_written_elsewhere(view_class, operation)) is not None
     }
-    return [_warning(*found, records) for found in sorted(written, key=repr)]
+    return [_warning(*found) for found in sorted(written, key=repr)]
 
 
 @register("idempotency", Tags.security)
@@ -65,10 +64,10 @@ def _served(patterns: Iterable[URLPattern | URLResolver]) -> Iterator[tuple[Any,
             yield view_class, set(view_class.http_method_names if actions is None else actions.values())
 
 
-def model_written_elsewhere(view_class: Any) -> type[Model] | None:
-    """The model of a class that names it, if that is written to another database than the records."""
+def model_written_elsewhere(view_class: Any, operation: Operation) -> type[Model] | None:
+    """The model of a class that names it, if that is written to another database than the operation's records."""
     model = _model_of(view_class)
-    return None if model is None or router.db_for_write(model) == alias() else model
+    return None if model is None or router.db_for_write(model) == alias(operation=operation.name) else model
 
 
 def _model_of(view_class: Any) -> type[Model] | None:

@@ -35,7 +35,7 @@ from . import steps
 from .changes import fenced_change
 from .faults import fault_point
 from .ownership import Ownership, on_behalf_of
-from .transactions import alias, own_transaction, store_errors, unavailable
+from .transactions import alias_of, own_transaction, store_errors, unavailable
 
 #: A claim starts again if the record changed meanwhile: it was purged after the insert found it, another attempt took
 #: it over, or the database refused with a serialization failure (REPEATABLE READ) or a deadlock (InnoDB). Each round
@@ -86,7 +86,7 @@ def acquire(
     :raises OuterTransactionError: the caller has an open transaction, in which a claim could not be committed.
     :raises PayloadInvalidError: the payload has no canonical form.
     """
-    request = ClaimRequest(operation, scope, payload, alias(), refusal)
+    request = ClaimRequest(operation, scope, payload, alias_of(scope), refusal)
     for _ in range(MAX_ROUNDS):
         try:
             settled = _one_round(request, expect_record)
@@ -139,7 +139,7 @@ def recorded_outcome(operation: Operation, scope: Scope, payload: Payload) -> Ou
     :raises UnavailableError: the record can't be read.
     :raises PayloadInvalidError: the payload has no canonical form.
     """
-    request = ClaimRequest(operation, scope, payload, alias())
+    request = ClaimRequest(operation, scope, payload, alias_of(scope))
     with store_errors(request.using):
         row = request.store.read(scope)
     if row is None or _decide(request, row) is not Decision.REPLAY:

@@ -14,7 +14,7 @@ from ..models import IdempotencyRecord
 from ..operation import Operation
 from ..sql import Row
 from . import claims
-from .transactions import alias, store_errors
+from .transactions import alias_of, store_errors
 
 #: What the client is told, by what a retry with the same payload would meet. A claim that is cut off is told as what
 #: its retry makes of it.
@@ -50,7 +50,7 @@ def key_status(operation: Operation, scope: Scope) -> KeyStatus:
 
     :raises UnavailableError: the record can't be read.
     """
-    using = alias()
+    using = alias_of(scope)
     records = IdempotencyRecord.objects.using(using).in_scope(scope.account_id, scope.operation, scope.idempotency_key)
     fields = ("status", "response_status", "created_at", "completed_at", "expires_at", "lease_expires_at", "now")
     with store_errors(using):

@@ -10,6 +10,7 @@ from django.db import DatabaseError, InterfaceError, connections, router, transa
 
 from .. import sql
 from ..exceptions import OuterTransactionError, UnavailableError
+from ..identity.scope import Scope
 from ..models import IdempotencyRecord
 
 logger = logging.getLogger("idempotency")
@@ -19,9 +20,17 @@ _reported: set[str] = set()
 MAX_REPORTED = 100
 
 
-def alias() -> str:
-    """The database that records are written to and read from. A replica may lag behind, so it is never used."""
-    return router.db_for_write(IdempotencyRecord)
+def alias(**hints: str) -> str:
+    """The database that records are written to and read from. A replica may lag behind, so it is never used.
+
+    :param hints: what a router may decide by: ``operation`` and ``account_id``, where they are known.
+    """
+    return router.db_for_write(IdempotencyRecord, **hints)
+
+
+def alias_of(scope: Scope) -> str:
+    """The database of the record of ``scope``."""
+    return alias(operation=scope.operation, account_id=scope.account_id)
 
 
 @contextmanager

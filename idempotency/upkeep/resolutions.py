@@ -26,7 +26,7 @@ from ..lifecycle import Recovery, Status
 from ..models import IdempotencyRecord
 from ..operation import Operation, registry
 from ..outcome import Outcome, outcome_of, outcome_of_result
-from ..protocol.transactions import alias
+from ..protocol.transactions import alias_of
 from . import audit
 
 
@@ -159,7 +159,7 @@ def _resolve(
         raise ResolutionRefusedError(
             f"{_describe(record)} is {_state(record)}. This decision is not possible in that state."
         )
-    using = alias()
+    using = alias_of(record.scope)
     seen = IdempotencyRecord.objects.using(using).filter(
         free or Q(),
         account_id=record.account_id,

@@ -23,16 +23,16 @@ PREPARED = {"server_side_binding": True, "prepare_threshold": 1}
 
 
 @contextmanager
-def scratch_database(options: Mapping[str, Any]) -> Iterator[None]:
+def scratch_database(options: Mapping[str, Any], parameters: Mapping[str, str] = PARAMETERS) -> Iterator[None]:
     """Set Django up on a new, empty, migrated database, and drop it at the end.
 
     ``options`` are added to the connection's ``OPTIONS``. The server is that of ``DATABASE_URL``, where the account
-    must be allowed to create a database; without it, an embedded one.
+    must be allowed to create a database; without it, an embedded one with these ``parameters``.
     """
     from testproject.embedded import embedded_postgres
 
     url = os.environ.get("DATABASE_URL")
-    with nullcontext(url) if url else embedded_postgres(PARAMETERS) as server:
+    with nullcontext(url) if url else embedded_postgres(parameters) as server:
         os.environ["DATABASE_URL"] = server
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
 

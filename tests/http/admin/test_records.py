@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import DatabaseError, connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from idempotency.admin import display, records
+from idempotency.admin import bounded, display, records
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyCounter, IdempotencyRecord
-from tests.http.admin.pages import LIST, charges, detail, listed, log_in, refunds, text
+from tests.http.admin.pages import LIST, charges, detail, listed, log_in, refunds, said, text
 from tests.records import HOUR, from_now, make_records
 
 pytestmark = pytest.mark.django_db
@@ -58,6 +60,8 @@ def test_a_long_body_is_shown_in_part(reader: Client, monkeypatch: pytest.Monkey
         ("bob 8e03978e-2", []),
         ("org 1", ["k", "alice"]),
         ("org 1 k", ["k"]),
+        ("alice 8e0", ["8e03978e-2", "8e03978e-1"]),
+        ("alice 8e03978e… (10 characters)", ["8e03978e-2", "8e03978e-1"]),
         ("8e03978e", ["8e03978e-2", "8e03978e-1"]),
         ("8e03978e… (10 characters)", ["8e03978e-2", "8e03978e-1"]),
         ("E03978", []),
@@ -74,6 +78,52 @@ def test_a_record_is_found_by_its_key_and_by_its_account(viewer: Client, term: s
     assert found(viewer, q=term) == keys
 
 
+def test_an_unfinished_record_is_found_by_its_key_in_a_table_too_large_to_be_searched(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_records(1, Status.PARKED, idempotency_key="parked-1")
+    make_records(1, account_id="alice", idempotency_key="completed-1")
+    # Each look at the clock is after the end of the search.
+    monkeypatch.setattr(records, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    assert found(viewer, q="parked-1") == found(viewer, q="parked") == ["parked-1"]
+    page = viewer.get(LIST, {"q": "completed-1"})
+    assert not page.context["cl"].result_list
+    assert "too large to be searched for a key alone" in said(page)[0]
+    assert found(viewer, q="alice completed-1") == ["completed-1"]
+
+
+@pytest.mark.parametrize("query", [{"operation": charges.name}, {"idempotency_key": "k"}])
+def test_a_list_without_an_index_is_empty_and_says_so_if_it_takes_too_long(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch, query: dict[str, str]
+) -> None:
+    make_records(1, operation=charges.name, idempotency_key="k")
+    assert found(viewer, **query) == ["k"]
+    monkeypatch.setattr(bounded, "LIMIT", 0)
+    page = viewer.get(LIST, query)
+    assert not page.context["cl"].result_list
+    assert "Search for an account as well" in said(page)[0]
+    assert found(viewer) == ["k"]
+
+
+@pytest.mark.postgres
+def test_the_time_limit_cancels_a_statement_and_leaves_no_setting_behind() -> None:
+    def limit() -> str:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT current_setting('statement_timeout')")
+            return str(cursor.fetchone()[0])
+
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL statement_timeout = '7s'")
+        with bounded.time_limit("default"):
+            assert limit() == "150ms"
+        assert limit() == "7s"
+        with pytest.raises(bounded.OutOfTimeError), bounded.time_limit("default", 0.02):
+            cursor.execute("SELECT pg_sleep(60)")
+        with pytest.raises(DatabaseError, match="division by zero"), bounded.time_limit("default"):
+            cursor.execute("SELECT 1 / 0")
+        assert limit() == "7s"
+
+
 def test_it_filters_by_state(viewer: Client) -> None:
     def record(key: str, status: Status, **times: Any) -> None:
         make_records(1, status, idempotency_key=key, **{"expires": HOUR, **times})
@@ -88,6 +138,13 @@ def test_it_filters_by_state(viewer: Client) -> None:
     expected |= {"completed": ["old", "completed"], "past_retention": ["old"]}
     assert {state: found(viewer, state=state) for state in expected} == expected
     assert len(found(viewer)) == len(found(viewer, state="no such state")) == 6
+
+
+def test_records_past_retention_are_listed_in_the_order_of_the_index_that_finds_them(viewer: Client) -> None:
+    make_records(1, idempotency_key="later", expires=-HOUR)
+    make_records(1, idempotency_key="earlier", expires=-2 * HOUR)
+    assert found(viewer, state="past_retention") == ["later", "earlier"]
+    assert found(viewer) == ["earlier", "later"]
 
 
 def test_it_filters_by_account_and_by_the_operations_that_are_declared(viewer: Client) -> None:

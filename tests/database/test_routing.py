@@ -1,0 +1,92 @@
+"""A router of the project may keep records in different databases, by their operation or their account."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+from django.test import override_settings
+
+from idempotency import PARK, Operation, claim
+from idempotency.identity.scope import Scope
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
+from idempotency.protocol.inquiry import key_status
+from idempotency.upkeep.resolutions import mark_not_executed
+from idempotency.upkeep.sweep import recover_once
+from tests.records import MINUTE, from_now
+
+pytestmark = [pytest.mark.django_db(transaction=True)]
+
+invoices = Operation("tests.routing.invoices", transaction=False, recovery=PARK)
+ELSEWHERE = "elsewhere"
+
+
+class Router:
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        # There is no such database, so whatever is read by the router's choice fails.
+        return "replica" if model._meta.app_label == "idempotency" else None
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        if hints.get("operation") == invoices.name or hints.get("account_id") == "far":
+            return ELSEWHERE
+        return None
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(transactional_db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    connections.settings[ELSEWHERE] = {
+        **connections.settings["default"],
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(tmp_path / "elsewhere.sqlite3"),
+        "OPTIONS": {"transaction_mode": "IMMEDIATE"},
+    }
+    # Django lets a test connect to the databases that it has set up for it, of which this is none.
+    monkeypatch.setattr(connections[ELSEWHERE], "ensure_connection", _connect)
+    call_command("migrate", "idempotency", database=ELSEWHERE, verbosity=0)
+    with override_settings(DATABASE_ROUTERS=[Router()]):
+        yield
+    connections[ELSEWHERE].close()
+    del connections[ELSEWHERE]
+    del connections.settings[ELSEWHERE]
+
+
+def _connect() -> None:
+    if connections[ELSEWHERE].connection is None:
+        connections[ELSEWHERE].connect()
+
+
+def kept(using: str) -> list[tuple[str, str]]:
+    return list(IdempotencyRecord.objects.using(using).order_by("id").values_list("account_id", "status"))
+
+
+def test_a_record_stays_in_the_database_that_its_operation_or_its_account_leads_to() -> None:
+    for _ in range(2):
+        for operation, account_id in ((invoices, "near"), ("tests.routing.charges", "far"), ("charges", "near")):
+            with claim(operation, account_id=account_id, key="k") as run:
+                if not run.replayed:
+                    run.result = account_id
+            assert run.result == account_id
+
+    assert kept(ELSEWHERE) == [("near", Status.COMPLETED), ("far", Status.COMPLETED)]
+    assert kept("default") == [("near", Status.COMPLETED)]
+    assert key_status(invoices, Scope("near", invoices.name, "k")).status == "completed"
+    assert key_status(invoices, Scope("near", invoices.name, "another")).status == "unknown"
+
+
+def test_a_claim_elsewhere_is_settled_by_the_sweep_of_its_database_and_resolved_there() -> None:
+    with claim(invoices, account_id="near", key="k") as run:
+        run.result = None
+    elsewhere = IdempotencyRecord.objects.using(ELSEWHERE)
+    elsewhere.update(status=Status.IN_PROGRESS, lease_expires_at=from_now(-MINUTE))
+
+    assert recover_once().touched == 0
+    assert recover_once(using=ELSEWHERE).touched == 1
+
+    assert kept(ELSEWHERE) == [("near", Status.PARKED)]
+    mark_not_executed(elsewhere.get(), by="somebody", reason="seen")
+    assert kept(ELSEWHERE) == [("near", Status.RECOVERABLE)]

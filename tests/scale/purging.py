@@ -1,0 +1,190 @@
+"""The purge of a large table: its speed, what claims notice of it, its log, and what it leaves in the indexes."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from django.db import connection
+
+from idempotency.upkeep.retention import purge_batches
+from tests.benchmarks.instruments import NANOSECONDS, relative, server_cpu
+from tests.benchmarks.report import Table, bytes_of, milliseconds, times
+
+from .claimants import Claimants, Timed
+from .filling import TABLE, fill_to, refill
+from .growth import megabytes
+from .metering import sizes, written
+
+CYCLES = 3
+#: A cycle purges a tenth of the table, and each variant an equal share of it.
+PURGED = 10
+BATCHES = (1000, 5000, 10_000)
+PLAIN = "one DELETE"
+IDLE = "idle"
+IDLE_SECONDS = 20.0
+
+DELETE = f"DELETE FROM {TABLE} WHERE expires_at <= %s AND status IN ('completed', 'recoverable')"
+NTH_DUE = f"SELECT expires_at FROM {TABLE} ORDER BY expires_at OFFSET %s LIMIT 1"
+
+
+class Span(NamedTuple):
+    """When something ran, of ``time.monotonic()``."""
+
+    start: float
+    end: float
+
+
+@dataclass
+class Phase:
+    """What one variant did, with an entry for each time it ran."""
+
+    rows: list[int] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    log: list[int] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)  # seconds of the server, in this connection
+
+    @property
+    def rates(self) -> list[float]:
+        return [rows / (span.end - span.start) for rows, span in zip(self.rows, self.spans, strict=True)]
+
+    @property
+    def cpu_rates(self) -> list[float]:
+        return [rows / cpu for rows, cpu in zip(self.rows, self.cpu, strict=True)]
+
+
+def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
+    fill_to(rows, progress)
+    share = rows // PURGED // (len(BATCHES) + 1)
+    variants: dict[str, Callable[[], int]] = {PLAIN: partial(_delete, share)}
+    variants |= {f"batches of {size:,}": partial(_purge, share, size) for size in BATCHES}
+    phases = {name: Phase() for name in (IDLE, *variants, *_MAINTENANCE)}
+    left = Table("Sizes after cycles of refill, purge and vacuum", ("", *sizes(TABLE)))
+    left.add("before", *map(megabytes, sizes(TABLE).values()))
+
+    lots = random.Random(seed)
+    with Claimants(str(connection.settings_dict["NAME"])) as claimants:
+        for cycle in range(CYCLES):
+            with _measured(phases[IDLE]):
+                time.sleep(IDLE_SECONDS)
+            for name in lots.sample(list(variants), len(variants)):
+                progress(f"purge: cycle {cycle + 1}, {name}")
+                _checkpoint()
+                with _measured(phases[name]):
+                    phases[name].rows.append(variants[name]())
+            # The last cycle is vacuumed at the pace of autovacuum.
+            _maintain("autovacuum" if cycle == CYCLES - 1 else "VACUUM", phases, progress)
+            left.add(f"cycle {cycle + 1}", *map(megabytes, sizes(TABLE).values()))
+            with connection.cursor() as cursor:
+                start = rows + cycle * rows // PURGED
+                refill(cursor, TABLE, start, start + rows // PURGED, rows, progress)
+        _maintain("REINDEX", phases, progress)
+        left.add("after REINDEX", *map(megabytes, sizes(TABLE).values()))
+    return [_speed(phases, claimants), _maintenance(phases, claimants), left]
+
+
+def _purge(share: int, batch_size: int) -> int:
+    deleted = 0
+    for result in purge_batches(batch_size=min(batch_size, share)):
+        deleted += result.deleted
+        if deleted >= share:
+            break
+    return deleted
+
+
+def _delete(share: int) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(NTH_DUE, [share - 1])
+        cursor.execute(DELETE, cursor.fetchone())
+        return int(cursor.rowcount)
+
+
+_MAINTENANCE = {
+    "VACUUM": (f"VACUUM {TABLE}",),
+    "autovacuum": ("SET vacuum_cost_delay = '2ms'", f"VACUUM {TABLE}", "RESET vacuum_cost_delay"),
+    "REINDEX": (f"REINDEX TABLE CONCURRENTLY {TABLE}",),
+}
+
+
+def _maintain(name: str, phases: dict[str, Phase], progress: Callable[[str], None]) -> None:
+    progress(f"purge: {name}")
+    _checkpoint()
+    with _measured(phases[name]), connection.cursor() as cursor:
+        for statement in _MAINTENANCE[name]:
+            cursor.execute(statement)
+
+
+def _checkpoint() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("CHECKPOINT")
+
+
+@contextmanager
+def _measured(phase: Phase) -> Iterator[None]:
+    before, cpu, start = written(), server_cpu() or 0, time.monotonic()
+    yield
+    phase.spans.append(Span(start, time.monotonic()))
+    phase.cpu.append(((server_cpu() or 0) - cpu) / NANOSECONDS)
+    phase.log.append(written().since(before).bytes)
+
+
+def _speed(phases: dict[str, Phase], claimants: Claimants) -> Table:
+    headings = ("rows a second", f"× {PLAIN}", "rows a CPU second", f"× {PLAIN}", "log, a row", *_CLAIMS)
+    table = Table("Purge", ("", *headings))
+    for name in (IDLE, PLAIN, *(name for name in phases if name not in (IDLE, PLAIN, *_MAINTENANCE))):
+        phase = phases[name]
+        cells = ("–",) * (len(headings) - len(_CLAIMS))
+        if name != IDLE:
+            cells = (
+                f"{statistics.median(phase.rates):,.0f}",
+                times(relative(phase.rates, phases[PLAIN].rates)),
+                f"{statistics.median(phase.cpu_rates):,.0f}",
+                times(relative(phase.cpu_rates, phases[PLAIN].cpu_rates)),
+                bytes_of(sum(phase.log) / sum(phase.rows)),
+            )
+        table.add(name, *cells, *_claims(phase, phases[IDLE], claimants))
+    return table
+
+
+def _maintenance(phases: dict[str, Phase], claimants: Claimants) -> Table:
+    table = Table("Maintenance", ("", "seconds", "CPU", "log", *_CLAIMS))
+    for name in _MAINTENANCE:
+        phase = phases[name]
+        seconds = statistics.median(span.end - span.start for span in phase.spans)
+        log = megabytes(statistics.median(phase.log))
+        cpu = f"{statistics.median(phase.cpu):.1f} s"
+        table.add(name, f"{seconds:.1f} s", cpu, log, *_claims(phase, phases[IDLE], claimants))
+    return table
+
+
+_CLAIMS = ("claim, p50", "claim, p99", "× idle", "update, p99", "× idle", "operations")
+
+
+def _claims(phase: Phase, idle: Phase, claimants: Claimants) -> tuple[str, ...]:
+    timed, base = _timed(phase, claimants), _timed(idle, claimants)
+    if not timed or not base:
+        return ("–",) * len(_CLAIMS)
+    claims, updates = [each.claim for each in timed], [each.complete for each in timed]
+    idle_claim, idle_update = p99([each.claim for each in base]), p99([each.complete for each in base])
+    return (
+        milliseconds(statistics.median(claims)),
+        milliseconds(p99(claims)),
+        times(p99(claims) / idle_claim),
+        milliseconds(p99(updates)),
+        times(p99(updates) / idle_update),
+        f"{len(timed):,}",
+    )
+
+
+def _timed(phase: Phase, claimants: Claimants) -> list[Timed]:
+    return [each for span in phase.spans for each in claimants.between(*span)]
+
+
+def p99(values: list[float]) -> float:
+    return sorted(values)[int(len(values) * 0.99)]
