@@ -153,6 +153,7 @@ class Settings(Defaults):
     max_retry_after: timedelta
     error_response: Callable[[Any, Any], Any] | None
     fingerprint_keys: Sequence[str | bytes] | None
+    encryption_keys: Sequence[str | bytes] | None
 
     @property
     def fingerprint_secrets(self) -> Sequence[str | bytes]:

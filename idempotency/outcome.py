@@ -1,7 +1,8 @@
 """``Outcome``: a response in its recorded form, and the conversion in both directions.
 
 A JSON body is kept as the exact text that was sent. Any other body is kept in an envelope: a JSON object that starts
-with ``ENVELOPE``. So is JSON that a database's parser might refuse or that looks like an envelope.
+with ``ENVELOPE``. So is JSON that a database's parser might refuse or that looks like an envelope, and whatever is
+encrypted.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from django.http import (
     JsonResponse,
 )
 
+from . import encryption
 from .conf import NEVER_RECORDED_HEADERS
 from .exceptions import OutcomeUnreadableError, UnrecordableResponseError
 
@@ -46,6 +48,8 @@ MADE_ANEW = frozenset(
 #: The status that is recorded for a ``claim()`` block. A block that raises an error is released and not recorded.
 DONE = 200
 ENVELOPE = '{"$idempotency-envelope":'
+#: The encoding of an encrypted body, which is an encoded body itself.
+FERNET = "fernet"
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,8 @@ def outcome_of_result(result: Any, operation: Operation) -> Outcome:
         raise TypeError(
             f"The result of operation {operation.name!r} must be JSON, so that it can be replayed: {error}"
         ) from error
-    return Outcome(status=DONE, headers=(("Content-Type", "application/json"),), body=text)
+    body = encode_body(text.encode("utf-8"), "application/json")
+    return Outcome(status=DONE, headers=(("Content-Type", "application/json"),), body=body)
 
 
 #: The errors that may occur when a damaged record is read.
@@ -196,7 +201,37 @@ def _say_once_that_it_is_dropped(operation: str, header: str) -> None:
 
 
 def encode_body(content: bytes, content_type: str) -> str:
-    """Encode ``content`` as JSON text, which ``decode_body`` turns into the same bytes again."""
+    """Encode ``content`` as JSON text, which ``decode_body`` turns into the same bytes again.
+
+    If ``ENCRYPTION_KEYS`` is set, it is encrypted.
+    """
+    text = _as_json_text(content, content_type)
+    return _envelope(FERNET, encryption.encrypt(text)) if encryption.is_switched_on() else text
+
+
+def decode_body(body: str | None) -> bytes:
+    """Raises one of ``UNREADABLE`` if the text is damaged, or encrypted under an unknown key."""
+    if body is None:
+        return b""
+    if not body.startswith(ENVELOPE):
+        return body.encode("utf-8")
+    encoding, data = _open(body)
+    if encoding == FERNET:
+        return decode_body(encryption.decrypt(data))
+    if encoding == "base64":
+        return base64.b64decode(data, validate=True)
+    return data.encode(encoding)
+
+
+def decrypt_body(body: str | None) -> str | None:
+    """The text as it would be recorded without encryption, for people. Raises one of ``UNREADABLE``."""
+    if body is not None and body.startswith(ENVELOPE):
+        encoding, data = _open(body)
+        return encryption.decrypt(data) if encoding == FERNET else body
+    return body
+
+
+def _as_json_text(content: bytes, content_type: str) -> str:
     if is_json(content_type):
         try:
             text = content.decode("utf-8")
@@ -207,24 +242,21 @@ def encode_body(content: bytes, content_type: str) -> str:
             if not text.startswith(ENVELOPE):
                 return text
     try:
-        envelope = {"encoding": "utf-8", "data": content.decode("utf-8")}
-        if "\x00" in envelope["data"]:
+        text = content.decode("utf-8")
+        if "\x00" in text:
             raise ValueError("a text column holds no NUL")
     except ValueError:
-        envelope = {"encoding": "base64", "data": base64.b64encode(content).decode("ascii")}
-    return f"{ENVELOPE} {json.dumps(envelope)}}}"
+        return _envelope("base64", base64.b64encode(content).decode("ascii"))
+    return _envelope("utf-8", text)
 
 
-def decode_body(body: str | None) -> bytes:
-    if body is None:
-        return b""
-    if not body.startswith(ENVELOPE):
-        return body.encode("utf-8")
+def _envelope(encoding: str, data: str) -> str:
+    return f"{ENVELOPE} {json.dumps({'encoding': encoding, 'data': data})}}}"
+
+
+def _open(body: str) -> tuple[str, str]:
     (envelope,) = json.loads(body).values()
-    data: str = envelope["data"]
-    if envelope["encoding"] == "base64":
-        return base64.b64decode(data, validate=True)
-    return data.encode(envelope["encoding"])
+    return envelope["encoding"], envelope["data"]
 
 
 def _refuse_constant(name: str) -> Any:

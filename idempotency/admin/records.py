@@ -28,6 +28,7 @@ from django.utils.translation import gettext_lazy as _
 from ..lifecycle import Status
 from ..models import IdempotencyCounter, IdempotencyRecord, RecordQuerySet
 from ..operation import registry
+from ..outcome import UNREADABLE, decrypt_body
 from ..protocol.transactions import alias
 from . import bounded
 from .actions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE
@@ -279,4 +280,7 @@ class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
 
     @admin.display(description=_("body"))
     def body(self, record: IdempotencyRecord) -> str:
-        return show_text(record.response_body)
+        try:
+            return show_text(decrypt_body(record.response_body))
+        except UNREADABLE as error:
+            return show_text(str(error))

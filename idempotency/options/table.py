@@ -9,9 +9,11 @@ attributes and the docstring of ``Operation``.
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64decode
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Annotated, Any, Final, TypedDict, get_type_hints
 
 from django.utils.module_loading import import_string
@@ -35,6 +37,9 @@ DEFAULT_RECORDED_HEADERS: Final = (
     "Content-Location",
     "Link",
 )
+
+
+FERNET_KEY_BYTES = 32
 
 
 def resolve(value: Any) -> Any:
@@ -91,6 +96,21 @@ def _methods(value: Any) -> str | None:
 def _secrets(value: object) -> str | None:
     valid = isinstance(value, (list, tuple)) and value and all(isinstance(one, (str, bytes)) and one for one in value)
     return None if valid else "must be a list or tuple of secrets (str or bytes), none of them empty"
+
+
+def _fernet_keys(value: Any) -> str | None:
+    if problem := _secrets(value):
+        return problem
+    for key in value:
+        try:
+            valid = len(urlsafe_b64decode(key)) == FERNET_KEY_BYTES
+        except ValueError:
+            valid = False
+        if not valid:
+            return "must be a list or tuple of keys that Fernet.generate_key() has made"
+    if find_spec("cryptography") is None:
+        return "must not be set without the package cryptography: pip install 'django-idempotency[encryption]'"
+    return None
 
 
 def _callable(value: object) -> str | None:
@@ -416,6 +436,19 @@ SETTINGS: Final[Mapping[str, Option]] = {
         "None: `SECRET_KEY` and `SECRET_KEY_FALLBACKS`",
         check_id="idempotency.E019",
         hint="For example [NEW_SECRET, OLD_SECRET]. Keep the old secret for as long as records made with it are kept.",
+        is_secret=True,
+        is_argument=False,
+    ),
+    "ENCRYPTION_KEYS": Option(
+        name="encryption_keys",
+        setting="ENCRYPTION_KEYS",
+        problem_of=_fernet_keys,
+        takes="list of str or bytes",
+        meaning="the keys that recorded bodies are encrypted with: the first encrypts new ones, all are tried on old "
+        "ones. None: they are not encrypted",
+        check_id="idempotency.E023",
+        hint="For example [NEW_KEY, OLD_KEY], each made by cryptography.fernet.Fernet.generate_key(). Keep an old key "
+        "for as long as records made with it are kept.",
         is_secret=True,
         is_argument=False,
     ),

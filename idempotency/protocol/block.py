@@ -16,7 +16,7 @@ from ..identity.fingerprint import Payload
 from ..identity.scope import scope_of
 from ..operation import Operation, operation_for
 from ..options.table import OperationPolicy
-from ..outcome import Outcome, outcome_of_result
+from ..outcome import UNREADABLE, Outcome, decode_body, outcome_of_result
 from .claim import Claim
 from .execution import acquire_or_wait, running
 from .lateness import refusal_to_begin
@@ -94,6 +94,6 @@ def result_of(outcome: Outcome) -> Any:
     :raises OutcomeUnreadableError: the record does not hold JSON.
     """
     try:
-        return json.loads(outcome.body or "null")
-    except ValueError as error:
+        return json.loads(decode_body(outcome.body) or b"null")
+    except UNREADABLE as error:
         raise OutcomeUnreadableError from error

@@ -126,6 +126,8 @@ class Claim:
         :raises ValueError: a step of this name has ended in this attempt already, or the name is not valid.
         :raises ImproperlyConfigured: the operation runs in one transaction, so a step could not outlive a crash.
         :raises OuterTransactionError: a transaction is open, so the step's result could not be committed.
+        :raises OutcomeUnreadableError: the step's stored result is damaged, or encrypted under an unknown key. ``call``
+            did not run.
         :raises UnavailableError: the database can't be read or written.
         """
         self.ensure_owned()

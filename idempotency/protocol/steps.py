@@ -13,8 +13,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models import QuerySet
 
 from .. import sql
+from ..exceptions import OutcomeUnreadableError
 from ..identity.scope import Scope
 from ..models import IdempotencyStep
+from ..outcome import UNREADABLE, decode_body, encode_body
 from .changes import fenced_change
 from .faults import fault_point
 from .ownership import Ownership, on_behalf_of
@@ -44,7 +46,7 @@ def run_step(owned: Ownership, log: StepLog, name: str, call: Callable[[], T]) -
     known = _begin(owned, name)
     if known is not None:
         log.ended.add(name)
-        stored: T = json.loads(known)
+        stored: T = _read(known, owned, name)
         return stored
     fault_point("step.started")
     outer, log.running = log.running, f"{log.running}/{name}" if log.running else name
@@ -98,13 +100,14 @@ def _begin(owned: Ownership, name: str) -> str | None:
 
 def _keep(owned: Ownership, name: str, text: str) -> None:
     kept = _kept(owned, name)
+    encoded = encode_body(text.encode("utf-8"), "application/json")
     tries = itertools.count()
 
     def keep() -> None:
         # The COMMIT of an earlier try may have succeeded although its answer was lost.
         if next(tries) == 0 or not kept.exists():
             IdempotencyStep.objects.using(owned.using).create(
-                account_id=owned.scope.account_id, record_id=owned.record_id, name=name, result=text
+                account_id=owned.scope.account_id, record_id=owned.record_id, name=name, result=encoded
             )
 
     # The fence locks the record's row until the COMMIT, so a step is never stored under a record that was taken over.
@@ -168,6 +171,16 @@ def _as_json(result: Any, owned: Ownership, name: str) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
             f"Step {name!r} of operation {owned.operation.name!r} must return JSON, so that it can be kept: {error}"
+        ) from error
+
+
+def _read(result: str, owned: Ownership, name: str) -> Any:
+    try:
+        return json.loads(decode_body(result))
+    except UNREADABLE as error:
+        raise OutcomeUnreadableError(
+            f"The result of step {name!r} of operation {owned.operation.name!r} can't be read: {error} The step has "
+            f"run, so it is not run again."
         ) from error
 
 

@@ -11,7 +11,17 @@ from django.test import Client
 
 # Made of what the extras install, and of what these bring along that the core could come to lean on.
 EXTRAS = [
-    *["celery", "drf_spectacular", "environ", "httpx", "kombu", "ninja", "opentelemetry", "prometheus_client"],
+    *[
+        "celery",
+        "cryptography",
+        "drf_spectacular",
+        "environ",
+        "httpx",
+        "kombu",
+        "ninja",
+        "opentelemetry",
+        "prometheus_client",
+    ],
     *["psutil", "psycopg", "psycopg2", "requests", "rest_framework", "rich", "tenacity"],
 ]
 

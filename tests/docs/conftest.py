@@ -14,6 +14,7 @@ from uuid import UUID
 import celery
 import httpx
 import pytest
+from cryptography.fernet import Fernet
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 from rest_framework import serializers
@@ -122,6 +123,7 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
         clients.extend(value for value in defined.values() if isinstance(value, httpx.Client))
         return defined
 
+    monkeypatch.setenv("RECORD_KEYS", Fernet.generate_key().decode())
     install("shop")
     install("shop.models", **{name: getattr(models, name) for name in ("Charge", "Export", "Transfer", "Notification")})
     install("shop.serializers", ChargeSerializer=ShopChargeSerializer)
