@@ -446,7 +446,7 @@ SETTINGS: Final[Mapping[str, Option]] = {
         takes="list of str or bytes",
         meaning="the keys that recorded bodies are encrypted with: the first encrypts new ones, all are tried on old "
         "ones. None: they are not encrypted",
-        check_id="idempotency.E023",
+        check_id="idempotency.E026",
         hint="For example [NEW_KEY, OLD_KEY], each made by cryptography.fernet.Fernet.generate_key(). Keep an old key "
         "for as long as records made with it are kept.",
         is_secret=True,

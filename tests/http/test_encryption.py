@@ -114,7 +114,7 @@ def test_people_with_the_permission_read_the_text(settings: Any, alice: Caller) 
 @pytest.mark.parametrize("keys", ["hunter2", [], ["hunter2"], [NEW, "hunter2-é"], [NEW[:-4]]])
 def test_a_key_of_another_form_is_refused_and_not_shown(keys: Any, settings: Any) -> None:
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": keys}
-    with pytest.raises(ImproperlyConfigured, match=r"ENCRYPTION_KEYS.*E023") as refused:
+    with pytest.raises(ImproperlyConfigured, match=r"ENCRYPTION_KEYS.*E026") as refused:
         _ = in_force.ttl
     assert "hunter2" not in str(refused.value)
 
