@@ -117,6 +117,9 @@ SPECTACULAR_SETTINGS = {"TITLE": "Sample payments API", "VERSION": "1", "SERVE_I
 # demo sets it, so that broken connections and killed workers hit requests before and after the effect.
 PROCESSING_SECONDS = env.float("PROCESSING_SECONDS", default=0.0)
 
+# Whether the retry lab may kill the worker that serves a request. Only `manage.py demo --lab` sets it.
+LAB_KILLS = env.bool("LAB_KILLS", default=False)
+
 # The payment provider. `python -m testproject.provider --ledger payouts.jsonl --port 8090` starts a stand-in. Payouts
 # with REEXECUTE need a provider that deduplicates.
 PROVIDER_URL = env.str("PROVIDER_URL", default="http://127.0.0.1:8090")

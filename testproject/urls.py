@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from django.contrib import admin
 from django.urls import include, path
+from django.views.static import serve
 from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import SimpleRouter
 
 from . import orders, views
+from .lab import views as lab
+
+#: Served by Django, so that the lab needs no collectstatic and no server of its own for files.
+LAB_FILES = Path(__file__).parent / "static" / "lab"
 
 router = SimpleRouter()
 router.register("charges", views.ChargeViewSet, basename="charge")
@@ -25,6 +32,12 @@ urlpatterns = [
     path("exports/", views.create_export, name="export-list"),
     path("exports/<uuid:pk>/", views.show_export, name="export-detail"),
     path("notifications/", views.create_notification, name="notification-list"),
+    path("lab/", lab.show_lab, name="lab"),
+    path("lab/cart/", lab.take_new_cart, name="lab-cart"),
+    path("lab/pay/", lab.pay, name="lab-pay"),
+    path("lab/unprotected/pay/", lab.pay_unprotected, name="lab-pay-unprotected"),
+    path("lab/state/", lab.show_state, name="lab-state"),
+    path("lab/static/<path:path>", serve, {"document_root": LAB_FILES}, name="lab-static"),
     path("schema/", SpectacularAPIView.as_view(), name="schema"),
     path("health/", views.health, name="health"),
     path("admin/", admin.site.urls),

@@ -16,6 +16,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from testproject.demo.plan import add_arguments, arguments_of, plan_from
 from testproject.embedded import EmbeddedPostgresError, embedded_postgres
+from testproject.lab.serving import serve_lab
 
 NEEDED = ("celery", "gunicorn", "httpx", "psycopg", "redis", "rich", "tenacity")
 STOP_LIMIT = 30.0  # seconds; the storm ends its server within a third of it
@@ -34,6 +35,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_arguments(parser)
+        parser.add_argument("--lab", action="store_true", help="open the retry lab in a browser instead of the storm")
         parser.add_argument(
             "--database",
             metavar="URL",
@@ -54,6 +56,9 @@ class Command(BaseCommand):
                 url = url or stack.enter_context(embedded_postgres())
             except EmbeddedPostgresError as error:
                 raise CommandError(str(error)) from error
+            if options["lab"]:
+                serve_lab(url, settings.BASE_DIR)
+                return
             code = self._run_storm(arguments_of(plan_from(options)), url)
         if code:
             # A negative one is the signal that ended the process, which a shell tells as 128 and more.
