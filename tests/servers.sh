@@ -42,7 +42,7 @@ case ${2:-} in
              packages=(mariadb-server libmariadb-dev gcc libc6-dev pkg-config) ;;
     promtool) programs=(promtool) packages=(prometheus) ;;  # checks the alert rules
     pgbouncer) programs=(pgbouncer) packages=(pgbouncer) ;;
-    chromium) programs=(chromium) packages=(chromium) ;;
+    chromium) programs=(chromium chromedriver) packages=(chromium chromium-driver) ;;
     *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac
 

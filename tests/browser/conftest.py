@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-#: The browser asks nobody but the server of the test.
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
+from tests.browser.chromium import FLAGS
+
+#: What a page and a picture need, and a browser that is driven doesn't.
+OF_ONE_PAGE = ("--virtual-time-budget", "--timeout")
 
 
 @pytest.fixture(scope="session")
@@ -23,12 +22,13 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
     missing = [name for name, path in programs.items() if path is None]
     if missing:
-        pytest.skip(f"{' and '.join(missing)} not found: apt install chromium chromium-driver")
+        pytest.skip(f"{' and '.join(missing)} not found: tests/servers.sh install chromium gets them")
     options = webdriver.ChromeOptions()
     options.binary_location = programs["chromium"]
     profile: Path = tmp_path_factory.mktemp("chromium")
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
-        options.add_argument(flag)
+        if not flag.startswith(OF_ONE_PAGE):
+            options.add_argument(flag)
     service = webdriver.ChromeService(executable_path=programs["chromedriver"])
     with webdriver.Chrome(options=options, service=service) as driver:
         yield driver
