@@ -1,27 +1,42 @@
 """``python -m tests.scale.citus --binaries DIRECTORY``: what holds on Citus, on a coordinator and two workers.
 
-``DIRECTORY`` is the ``bin`` of a PostgreSQL that has the extension Citus. The servers are the run's own and are deleted
-at its end. Without further arguments everything runs; with some, pytest gets them, and the rest is left out.
+``DIRECTORY`` is the ``bin`` of a PostgreSQL whose extension Citus is installed. The servers are the run's own, on Unix
+sockets, and are deleted at its end. What runs: ``on_citus.py``, the tests of the database that ask nothing that Citus
+doesn't have, and the crash matrix. Arguments that are left over go to pytest, or to ``tests.crash``.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import os
+import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
+from tests.harness import world
 from tests.harness.citus import Cluster, running_citus
 
-#: Tests that ask PostgreSQL what only a table of one server has, each with what it asks for.
-NOT_ON_CITUS = {
-    "test_x": "",
-}
+SUITE = ["tests/database", "tests/concurrency", "tests/http/test_views.py", "tests/http/test_in_progress.py"]
+
+#: What tests ask that Citus doesn't have or does in another way: triggers on distributed tables, the plan of a message
+#: of several statements, partitions, the portable statements, and numbers of statements.
+NOT_ON_CITUS = [
+    "tests/database/test_partitions.py",
+    "test_a_change_that_the_server_refused_for_the_sake_of_another_is_made_again",
+    "test_a_fenced_change_reads_its_own_record_and_no_other_claim",
+    "test_a_purge_walks_its_index",
+    "test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever",
+    "test_a_store_that_does_not_fit_this_release",
+    "portable",
+]
 
 #: In place of what ``tests.conftest`` does: a distributed table takes no room on the coordinator.
 EMPTY = """
@@ -35,19 +50,27 @@ BEGIN
 END $$
 """
 
-#: Tables of the sample project that its operations write to, as one shard on the coordinator.
-KNOWN_TO_CITUS = """
-SELECT citus_add_local_table_to_metadata(oid::regclass, cascade_via_foreign_keys => true)
-FROM pg_class
-WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND relname ~ '^(testproject|auth)'
-    AND NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = pg_class.oid)
+#: Let Citus know the tables that the sample project's operations write to.
+MAKE_KNOWN = """
+DO $$
+DECLARE
+    each regclass;
+BEGIN
+    FOR each IN SELECT oid FROM pg_class WHERE relname ~ '^(auth|testproject)_' AND relkind = 'r' LOOP
+        IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = each) THEN
+            PERFORM citus_add_local_table_to_metadata(each, cascade_via_foreign_keys => true);
+        END IF;
+    END LOOP;
+END $$
 """
 
 
-def distribute(using: str = "default") -> None:
-    from django.core.management import call_command
-
-    call_command("idempotency_distribute", database=using, verbosity=0, stderr=io.StringIO())
+def distribute(url: str) -> None:
+    command = [sys.executable, "-W", "ignore", "manage.py", "idempotency_distribute", "-v0"]
+    settings = {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
+    subprocess.run(command, cwd=world.ROOT, env={**os.environ, **settings}, check=True, stderr=subprocess.DEVNULL)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(MAKE_KNOWN)
 
 
 class OnCitus:
@@ -56,39 +79,81 @@ class OnCitus:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        left_out = [item for item in items if any(part in item.nodeid for part in NOT_ON_CITUS)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
     def pytest_collection_finish(self) -> None:
-        from tests import conftest
+        from tests import conftest  # pytest has to import it first
 
         conftest.EMPTY_AT_ONCE = EMPTY
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        from django.db.backends.postgresql.creation import DatabaseCreation
+        from django.db.backends.postgresql.creation import DatabaseCreation as Creation
 
-        cluster, create = self.cluster, DatabaseCreation.create_test_db
-        create_empty = DatabaseCreation._execute_create_test_db
+        create_empty, create, cluster = Creation._execute_create_test_db, Creation.create_test_db, self.cluster
+
+        def url_of(name: str) -> str:
+            return urlsplit(cluster.coordinator)._replace(path=f"/{name}").geturl()
 
         def create_and_spread(creation: Any, cursor: Any, parameters: Any, keepdb: bool = False) -> None:
             create_empty(creation, cursor, parameters, keepdb)
-            cluster.spread(urlsplit(cluster.coordinator)._replace(path="/" + parameters["dbname"].strip('"')).geturl())
+            cluster.spread(url_of(parameters["dbname"].strip('"')))
 
-        def create_and_distribute(creation: Any, *args: Any, **kwargs: Any) -> Any:
-            name = create(creation, *args, **kwargs)
-            distribute(creation.connection.alias)
+        def create_and_distribute(creation: Any, *args: Any, **options: Any) -> str:
+            name: str = create(creation, *args, **options)
+            distribute(url_of(name))
             return name
 
-        DatabaseCreation._execute_create_test_db = create_and_spread
-        DatabaseCreation.create_test_db = create_and_distribute
-        DatabaseCreation._destroy_test_db = lambda *args: None
+        Creation._execute_create_test_db = create_and_spread
+        Creation.create_test_db = create_and_distribute
+        Creation._destroy_test_db = lambda *args: None  # the servers are deleted
+
+
+def suite(cluster: Cluster, arguments: Sequence[str]) -> int:
+    return int(pytest.main(list(arguments), plugins=[OnCitus(cluster)]))
+
+
+def crashes(cluster: Cluster, arguments: Sequence[str]) -> int:
+    from tests.crash.__main__ import main as crash
+
+    own_database, migrate = world.own_database, world.migrate
+
+    @contextmanager
+    def own_spread_database(url: str) -> Iterator[str]:
+        with own_database(url) as database:
+            cluster.spread(database)
+            yield database
+
+    def migrate_and_distribute(url: str) -> None:
+        migrate(url)
+        distribute(url)
+
+    with (
+        patch.object(world, "own_database", own_spread_database),
+        patch.object(world, "migrate", migrate_and_distribute),
+        patch.object(sys, "argv", ["tests.crash", *arguments]),
+    ):
+        return crash()
+
+
+PARTS: dict[str, Callable[[Cluster, Sequence[str]], int]] = {
+    "checks": lambda cluster, rest: suite(cluster, rest or ["tests/scale/on_citus.py"]),
+    "suite": lambda cluster, rest: suite(cluster, rest or SUITE),
+    "crashes": crashes,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.scale.citus", description=__doc__)
     parser.add_argument("--binaries", type=Path, required=True)
-    options, arguments = parser.parse_known_args()
+    parser.add_argument("part", choices=sorted(PARTS))
+    options, rest = parser.parse_known_args()
     with running_citus(options.binaries) as cluster:
         os.environ["DATABASE_URL"] = cluster.coordinator
-        return pytest.main(arguments, plugins=[OnCitus(cluster)])
+        return PARTS[options.part](cluster, rest)
 
 
 if __name__ == "__main__":
