@@ -134,6 +134,8 @@ class IdempotencyRecord(models.Model):
     response_headers = models.JSONField(_("response headers"), null=True, blank=True)
     response_body = JSONTextField(_("response body"), null=True, blank=True)
     response_reference = UnicodeTextField(_("response reference"), null=True, blank=True)
+    #: Why the latest failed attempt failed. It may be of an earlier attempt than the one that completed the record.
+    error = UnicodeTextField(_("last error"), null=True, blank=True)
     lease_expires_at = models.DateTimeField(_("lease ends at"), null=True, blank=True)
     expires_at = models.DateTimeField(_("retention ends at"), db_index=True)
     created_at = models.DateTimeField(_("created at"), db_default=Now())

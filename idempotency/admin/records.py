@@ -46,7 +46,7 @@ from .display import (
 )
 from .explanations import explain_record
 
-_RESPONSE_FIELDS = ("response_headers", "response_body", "response_reference")
+_RESPONSE_FIELDS = ("response_headers", "response_body", "response_reference", "error")
 
 #: The filter takes this many operations from the table of counters. Nobody reads a longer list.
 MAX_OPERATIONS = 500
@@ -225,7 +225,7 @@ class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
     def get_fieldsets(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> Any:
         response = ["response_status"]
         if request.user.has_perm("idempotency.view_response_body"):
-            response += ["headers", "reference", "body"]
+            response += ["headers", "reference", "body", "last_error"]
         return [
             (None, {"fields": ["account_id", "operation", "idempotency_key", "request_hash"]}),
             (_("State"), {"fields": ["attempt", "age", "lease", "retention"]}),
@@ -277,6 +277,10 @@ class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
     @admin.display(description=_("reference"))
     def reference(self, record: IdempotencyRecord) -> str:
         return show_text(record.response_reference)
+
+    @admin.display(description=_("last error"))
+    def last_error(self, record: IdempotencyRecord) -> str:
+        return show_text(record.error)
 
     @admin.display(description=_("body"))
     def body(self, record: IdempotencyRecord) -> str:

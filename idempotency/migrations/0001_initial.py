@@ -84,6 +84,7 @@ class Migration(migrations.Migration):
                     "response_reference",
                     idempotency.models.UnicodeTextField(blank=True, null=True, verbose_name="response reference"),
                 ),
+                ("error", idempotency.models.UnicodeTextField(blank=True, null=True, verbose_name="last error")),
                 ("lease_expires_at", models.DateTimeField(blank=True, null=True, verbose_name="lease ends at")),
                 ("expires_at", models.DateTimeField(db_index=True, verbose_name="retention ends at")),
                 (

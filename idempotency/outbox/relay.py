@@ -29,6 +29,7 @@ from .. import signals, sql
 from ..exceptions import BrokerUnavailableError
 from ..models import MessageStatus, OutboxMessage
 from ..protocol.faults import fault_point
+from ..protocol.reasons import reason_of
 from ..upkeep.batches import BatchResult, check_batch_size, in_batches
 from .propagation import sending_contexts
 
@@ -55,9 +56,6 @@ UNAVAILABLE_BACKOFF = timedelta(seconds=5)
 #: One message of a batch may have killed its relay: a poison message. A message that was left over from this many
 #: batches whose relay disappeared is sent alone from then on.
 SUSPICIOUS = 2
-
-#: An error is stored up to this length. Nobody reads more there.
-MAX_ERROR = 2000  # characters
 
 #: If a relay freezes while it takes a batch, the database ends the transaction after this time and frees the rows.
 IDLE_TIMEOUT = timedelta(seconds=5)
@@ -249,12 +247,12 @@ def _send(messages: list[OutboxMessage], until: float, result: RelayResult) -> _
                 _hand_over(message)
             except BrokerUnavailableError as error:
                 logger.warning("Sender %s can't reach its broker", message.sender, exc_info=True)
-                result.unavailable[message.sender] = _text_of(error)
-                outcomes.put_back.append((message, _text_of(error)))
+                result.unavailable[message.sender] = reason_of(error)
+                outcomes.put_back.append((message, reason_of(error)))
             # A sender is the project's code and may raise anything. The other messages must be sent all the same.
             except Exception as error:
                 logger.exception("Message %s on %s was not sent", message.message_id, message.topic)
-                outcomes.failed.append((message, _text_of(error)))
+                outcomes.failed.append((message, reason_of(error)))
             else:
                 fault_point("relay.published")
                 outcomes.confirmed.append(message)
@@ -308,11 +306,6 @@ def _alike(messages: list[tuple[OutboxMessage, str]]) -> dict[tuple[int, str], l
     for message, error in messages:
         groups[message.attempts, error].append(message)
     return groups
-
-
-def _text_of(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}".replace("\x00", "\ufffd")  # PostgreSQL's text can't hold NUL
-    return text.encode("utf-8", "replace").decode()[:MAX_ERROR]
 
 
 def _announce_dead(message: OutboxMessage, result: RelayResult) -> None:

@@ -298,27 +298,29 @@ def record(owned: Ownership, outcome: Outcome) -> None:
                 raise
 
 
-def release(owned: Ownership) -> bool:
+def release(owned: Ownership, error: str | None = None) -> bool:
     """Give the claim up so that a retry runs at once. Only for a run that is known to have had no effect.
 
+    :param error: why the run failed, for people. None keeps what is known of an earlier one.
     :returns: False if another attempt owns the record. Then nothing is released.
     """
     fault_point("release.before")
 
     def change() -> bool:
-        released = sql.store(owned.using).release(owned.fence)
+        released = sql.store(owned.using).release(owned.fence, error)
         fault_point("release.sent")
         return released
 
     return fenced_change(owned, change)
 
 
-def park(owned: Ownership) -> bool:
+def park(owned: Ownership, error: str | None = None) -> bool:
     """Stop automatic handling, because the attempt ended and nobody knows whether it took effect.
 
+    :param error: as for ``release``.
     :returns: False if another attempt owns the record.
     """
-    return fenced_change(owned, lambda: sql.store(owned.using).park(owned.fence))
+    return fenced_change(owned, lambda: sql.store(owned.using).park(owned.fence, error))
 
 
 def postpone(owned: Ownership, duration: timedelta) -> bool:

@@ -33,6 +33,7 @@ from .claim import Claim
 from .context import claim_in_context, current_claim
 from .faults import fault_point
 from .ownership import Ownership, on_behalf_of
+from .reasons import reason_of
 from .recovery import reconcile
 from .renewal import heartbeat
 from .transactions import unavailable
@@ -186,7 +187,7 @@ def _in_transaction(claim: Claim, outcome_of_error: Callable[[Exception], Outcom
     owned = claim.ownership
     using, store = owned.using, sql.store(owned.using)
     slot, phase, undone = Running(claim), Phase.OPENING, False
-    ended_itself = False
+    ended_itself, reason = False, None
     try:
         with transaction.atomic(using=using, durable=True):
             if owned.operation.idle_timeout is not None:
@@ -215,9 +216,9 @@ def _in_transaction(claim: Claim, outcome_of_error: Callable[[Exception], Outcom
         if end is not End.ROLLED_BACK:
             _raise_for_end(end, error, owned)
         slot.outcome = _outcome_of_error(error, owned, outcome_of_error)
-        undone = slot.outcome is not None
+        undone, reason = slot.outcome is not None, reason_of(error)
     if slot.outcome is None:
-        release_or_park(owned)
+        release_or_park(owned, reason)
     elif undone:
         claims.record(owned, slot.outcome)
 
@@ -235,22 +236,24 @@ def _raise_for_end(end: End, error: Exception, owned: Ownership) -> NoReturn:
                 retry_after=1,
             ) from error
         if end is End.ESCAPED:
-            _park(owned)  # it is not known what the operation has committed, so it must not run again automatically
+            # It is not known what the operation has committed, so it must not run again automatically.
+            _park(owned, reason_of(error))
             raise _ended_itself(owned) from error
-        release_or_park(owned)
+        release_or_park(owned, reason_of(error))
         raise unavailable(owned.using, error) from error
 
 
 @contextmanager
 def _in_autocommit(claim: Claim, outcome_of_error: Callable[[Exception], Outcome | None]) -> Iterator[Running]:
     owned = claim.ownership
-    slot = Running(claim)
+    slot, reason = Running(claim), None
     try:
         yield slot
     except Exception as error:  # noqa: BLE001 - each error is either recorded or raised again
         slot.outcome = _outcome_of_error(error, owned, outcome_of_error)
+        reason = reason_of(error)
     if slot.outcome is None:
-        release_or_park(owned)
+        release_or_park(owned, reason)
     else:
         # If the process dies before this COMMIT, or the COMMIT fails, there may be an effect without an outcome. The
         # claim is not released. When the lease is over, recovery does what the operation declares.
@@ -267,12 +270,12 @@ def _outcome_of_error(
     another claim, such as a ``claim()`` block in the handler, counts as an exception of the handler.
     """
     if isinstance(error, IdempotencyError) and error.raised_by is owned:
-        release_or_park(owned)
+        release_or_park(owned, reason_of(error))
         raise error
     try:
         return outcome_of_error(error)
     except Exception:  # the project's handler may raise anything; the error is raised again
-        release_or_park(owned)
+        release_or_park(owned, reason_of(error))
         raise
 
 
@@ -305,7 +308,7 @@ def _ended_itself(owned: Ownership) -> TransactionBrokenError:
     )
 
 
-def release_or_park(owned: Ownership) -> None:
+def release_or_park(owned: Ownership, reason: str | None = None) -> None:
     """End an attempt that recorded no outcome, as its operation declares.
 
     The claim is released if all writes were in one transaction with the record, or if REEXECUTE is declared, because
@@ -313,23 +316,25 @@ def release_or_park(owned: Ownership) -> None:
     operation with a reconciler keeps its claim, because its call may still be on its way; the reconciler is asked when
     the lease is over. Never raises, because the error that ended the attempt matters more. A claim that could not be
     released is recovered when its lease is over.
+
+    :param reason: why the attempt failed, for the record; None if it answered with a status that is not recorded.
     """
     operation = owned.operation
     # After a lost lease this is harmless, because both changes are fenced and match no row.
     undone = operation.transaction and not owned.has_effects_elsewhere
     if undone or operation.recovery is Recovery.REEXECUTE:
-        _end(owned, claims.release, signals.released)
+        _end(owned, claims.release, reason, signals.released)
     elif operation.recovery is Recovery.PARK:
-        _park(owned)
+        _park(owned, reason)
 
 
-def _park(owned: Ownership) -> None:
-    _end(owned, claims.park, signals.parked)
+def _park(owned: Ownership, reason: str | None) -> None:
+    _end(owned, claims.park, reason, signals.parked)
 
 
-def _end(owned: Ownership, change: Callable[[Ownership], bool], signal: Signal) -> None:
+def _end(owned: Ownership, change: Callable[[Ownership, str | None], bool], reason: str | None, signal: Signal) -> None:
     try:
-        ended = change(owned)
+        ended = change(owned, reason)
     except (DatabaseError, InterfaceError, IdempotencyError):
         logger.warning(
             "Operation %r: attempt %d could not be released; its lease runs out by itself",

@@ -142,12 +142,18 @@ class Store(ABC):
         """Record the outcome. The retention then ends ``ttl`` from now, or later if it was longer already."""
 
     @abstractmethod
-    def release(self, fence: Fence) -> bool:
-        """Give the claim up, so that a retry may run at once."""
+    def release(self, fence: Fence, error: str | None = None) -> bool:
+        """Give the claim up, so that a retry may run at once.
+
+        :param error: why the attempt failed. None keeps what is known of an earlier one.
+        """
 
     @abstractmethod
-    def park(self, fence: Fence) -> bool:
-        """Park the record, so that nothing runs until somebody has found out how the attempt ended."""
+    def park(self, fence: Fence, error: str | None = None) -> bool:
+        """Park the record, so that nothing runs until somebody has found out how the attempt ended.
+
+        :param error: as for ``release``.
+        """
 
     # Transactions
 

@@ -16,9 +16,9 @@ from django.utils import timezone
 
 from idempotency import signals
 from idempotency.models import MessageStatus, OutboxMessage
-from idempotency.outbox import relay
 from idempotency.outbox.backlog import requeue
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
+from idempotency.protocol.reasons import MAX_REASON
 from tests.commands import run_command
 from tests.outbox import OTHER_SENDER, SENDER, UNREACHABLE, broker, make_due, make_messages, other_broker, statuses
 from tests.records import HOUR, MINUTE
@@ -70,7 +70,7 @@ def test_an_error_is_kept_as_far_as_a_database_can(caplog: pytest.LogCaptureFixt
     broker.refuse(0, error=ValueError("a\0b\ud800c" + "d" * 5_000))
     assert relay_once().postponed == 1
     assert message(pk).error.startswith("ValueError: a\ufffdb?c")
-    assert len(message(pk).error) == relay.MAX_ERROR
+    assert len(message(pk).error) == MAX_REASON
 
 
 def test_a_broker_that_can_not_be_reached_is_nobodys_fault() -> None:

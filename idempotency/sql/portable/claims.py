@@ -92,6 +92,7 @@ class Claims(Store):
             response_headers=None,
             response_body=None,
             response_reference=None,
+            error=None,
         )
 
     def park_abandoned(self, scope: Scope, row: Row) -> bool:
@@ -114,11 +115,15 @@ class Claims(Store):
     def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
         return self._change_one(self._fenced(fence), lease_expires_at=_from_now(duration), expires_at=_kept(ttl))
 
-    def release(self, fence: Fence) -> bool:
-        return self._change_one(self._fenced(fence), status=Status.RECOVERABLE, lease_expires_at=None)
+    def release(self, fence: Fence, error: str | None = None) -> bool:
+        return self._end(fence, Status.RECOVERABLE, error)
 
-    def park(self, fence: Fence) -> bool:
-        return self._change_one(self._fenced(fence), status=Status.PARKED, lease_expires_at=None)
+    def park(self, fence: Fence, error: str | None = None) -> bool:
+        return self._end(fence, Status.PARKED, error)
+
+    def _end(self, fence: Fence, status: Status, error: str | None) -> bool:
+        known: dict[str, Any] = {} if error is None else {"error": error}
+        return self._change_one(self._fenced(fence), status=status, lease_expires_at=None, **known)
 
     def commit_at_once(self) -> None:
         """Do nothing: SQLite has no round trips to save, and the others may need them for autocommit."""

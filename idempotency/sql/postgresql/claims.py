@@ -93,7 +93,8 @@ SET status = 'in_progress', attempt = attempt + 1, request_hash = %s,
     lease_expires_at = statement_timestamp() + %s,
     expires_at = statement_timestamp() + %s,
     created_at = statement_timestamp(), completed_at = NULL,
-    response_status = NULL, response_headers = NULL, response_body = NULL, response_reference = NULL
+    response_status = NULL, response_headers = NULL, response_body = NULL, response_reference = NULL,
+    error = NULL
 {OBSERVED}
 AND expires_at <= statement_timestamp()
 AND NOT (status || '' = 'in_progress' AND lease_expires_at > statement_timestamp())
@@ -123,7 +124,7 @@ COMPLETE_BEFORE_COMMIT = COMPLETE.replace("'completed'", f"CASE WHEN {BOUND_IDLI
 
 RELEASE = f"""
 UPDATE idempotency_record
-SET status = 'recoverable', lease_expires_at = NULL
+SET status = 'recoverable', lease_expires_at = NULL, error = coalesce(%s, error)
 {FENCED}
 """
 
@@ -135,7 +136,7 @@ SET lease_expires_at = statement_timestamp() + %s, expires_at = {KEEP}
 
 PARK = f"""
 UPDATE idempotency_record
-SET status = 'parked', lease_expires_at = NULL
+SET status = 'parked', lease_expires_at = NULL, error = coalesce(%s, error)
 {FENCED}
 """
 
@@ -205,11 +206,11 @@ class Claims(Citus):
             return self._matches_one(COMPLETE, parameters, IDLING)
         return self._matches_one(COMPLETE_BEFORE_COMMIT, parameters)
 
-    def release(self, fence: Fence) -> bool:
-        return self._change_one(RELEASE, _fenced(fence))
+    def release(self, fence: Fence, error: str | None = None) -> bool:
+        return self._change_one(RELEASE, (error, *_fenced(fence)))
 
-    def park(self, fence: Fence) -> bool:
-        return self._change_one(PARK, _fenced(fence))
+    def park(self, fence: Fence, error: str | None = None) -> bool:
+        return self._change_one(PARK, (error, *_fenced(fence)))
 
     def bound_transaction(self, *, idle: timedelta, statement: timedelta | None = None) -> None:
         if self.is_nested:

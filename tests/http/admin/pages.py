@@ -87,6 +87,7 @@ def secret_record(**fields: Any) -> int:
         response_headers=[["Link", SECRET], ["Link", "second"]],
         response_body=f'{{"card": "{SECRET}"}}',
         response_reference=f"reference {SECRET}",
+        error=f"ValueError: {SECRET}",
         **fields,
     )
     return pk
