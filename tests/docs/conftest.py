@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from types import ModuleType
@@ -14,7 +15,6 @@ from uuid import UUID
 import celery
 import httpx
 import pytest
-from cryptography.fernet import Fernet
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 from rest_framework import serializers
@@ -123,7 +123,7 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
         clients.extend(value for value in defined.values() if isinstance(value, httpx.Client))
         return defined
 
-    monkeypatch.setenv("RECORD_KEYS", Fernet.generate_key().decode())
+    monkeypatch.setenv("RECORD_KEYS", urlsafe_b64encode(bytes(32)).decode())
     install("shop")
     install("shop.models", **{name: getattr(models, name) for name in ("Charge", "Export", "Transfer", "Notification")})
     install("shop.serializers", ChargeSerializer=ShopChargeSerializer)

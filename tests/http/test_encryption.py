@@ -6,7 +6,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from cryptography.fernet import Fernet
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
@@ -19,6 +18,10 @@ from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.outcome import ENVELOPE
 from tests.http.callers import Caller, assert_refused, replayed
 from tests.http.serving import Framework, Serve, serve_answer
+
+pytest.importorskip("cryptography", reason="cryptography is not installed")
+
+from cryptography.fernet import Fernet
 
 pytestmark = pytest.mark.django_db
 
