@@ -5,14 +5,14 @@ Each setting has one id: a wrong ``TTL`` is always E003, whatever is wrong with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from django.apps import AppConfig
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, connections, transaction
 
 from . import sql
 from .conf import SETTING, problems_of
@@ -20,6 +20,8 @@ from .operation import registry
 from .protocol.transactions import alias
 
 OLDEST_MARIADB = (10, 11)
+
+_Answer = TypeVar("_Answer")
 
 
 @register("idempotency")
@@ -35,7 +37,10 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 def check_databases(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Check the settings of the database that records are written to. Only MySQL and MariaDB are connected to."""
+    """Check the settings of the database that records are written to.
+
+    MySQL and MariaDB are connected to, and PostgreSQL if ``databases`` names it.
+    """
     using = alias()
     connection: Any = connections[using]
     messages = [*_wrong_connections(using, connection), *_doubtful_connections(using, connection)]
@@ -49,7 +54,7 @@ def check_databases(
             )
         )
     if databases is not None and using in databases:
-        messages += _tables_outside_of_citus(using)
+        messages += [*_doubtful_durability(using), *_tables_outside_of_citus(using)]
     if using != DEFAULT_DB_ALIAS and any(operation.transaction for operation in registry):
         messages.append(
             checks.Warning(
@@ -93,7 +98,7 @@ def _doubtful_connections(using: str, connection: Any) -> Iterator[CheckMessage]
 
 
 def _tables_outside_of_citus(using: str) -> Iterator[CheckMessage]:
-    if outside := sql.store(using).tables_outside_of_citus():
+    if outside := _asked(using, lambda store: store.tables_outside_of_citus()):
         yield checks.Warning(
             f"Records are distributed by Citus, which doesn't know these tables of database {using!r}: "
             f"{', '.join(outside)}. If the coordinator crashes during a COMMIT, a record may be completed although a "
@@ -102,6 +107,39 @@ def _tables_outside_of_citus(using: str) -> Iterator[CheckMessage]:
             "citus_add_local_table_to_metadata() for it.",
             id="idempotency.W014",
         )
+
+
+def _doubtful_durability(using: str) -> Iterator[CheckMessage]:
+    """How the server may lose claims that it has confirmed. Then an operation whose effects are outside runs again."""
+    outside = sorted(operation.name for operation in registry if not operation.transaction)
+    found = _asked(using, lambda store: store.replication()) if outside else None
+    if found is None:
+        return
+    names = ", ".join(outside[:3]) + (", …" if len(outside) > 3 else "")
+    if found.asynchronous_standbys and not found.is_synchronous:
+        yield checks.Warning(
+            f"Database {using!r} has asynchronous standbys ({found.asynchronous_standbys}) and no synchronous one. If "
+            f"one is promoted, claims may be missing, and operations with transaction=False run again: {names}.",
+            hint="Set synchronous_standby_names on the server, for example to 'ANY 1 (a, b)'.",
+            id="idempotency.W012",
+        )
+    has_standbys = found.is_synchronous or found.asynchronous_standbys
+    if found.synchronous_commit == "off" or (found.synchronous_commit == "local" and has_standbys):
+        yield checks.Warning(
+            f"Database {using!r} has synchronous_commit = {found.synchronous_commit} for this role. After a crash or a "
+            f"failover claims may be missing, and operations with transaction=False run again: {names}.",
+            hint="Set synchronous_commit to 'on' for the role, the database or the server.",
+            id="idempotency.W013",
+        )
+
+
+def _asked(using: str, question: Callable[[sql.Store], _Answer]) -> _Answer | None:
+    """What the server answers; None if it can't be asked, which is no finding of these checks."""
+    try:
+        with transaction.atomic(using):
+            return question(sql.store(using))
+    except (DatabaseError, InterfaceError):
+        return None
 
 
 def _is_tested(connection: Any, *, may_ask: bool) -> bool:

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from django.db import OperationalError, connections
 
-from .store import DeletedBatch, Fence, Part, Row, Store, TableSize
+from .store import DeletedBatch, Fence, Part, Replication, Row, Store, TableSize
 
-__all__ = ["DeletedBatch", "Fence", "Part", "Row", "Store", "TableSize", "retry_lost_races", "store"]
+__all__ = ["DeletedBatch", "Fence", "Part", "Replication", "Row", "Store", "TableSize", "retry_lost_races", "store"]
 
 _Result = TypeVar("_Result")
 

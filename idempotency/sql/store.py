@@ -88,6 +88,18 @@ class TableSize:
     records: int | None = None  # an estimate
 
 
+@dataclass(frozen=True)
+class Replication:
+    """What a COMMIT waits for."""
+
+    #: The server's setting ``synchronous_commit``, as this session has it.
+    synchronous_commit: str
+    #: Whether the server names standbys that COMMIT waits for.
+    is_synchronous: bool
+    #: How many standbys it doesn't wait for, as far as this role may see.
+    asynchronous_standbys: int
+
+
 class Store(ABC):
     """The statements of one database, over one of Django's connections, which belongs to one thread."""
 
@@ -231,6 +243,10 @@ class Store(ABC):
     def tables_outside_of_citus(self) -> list[str]:
         """If records are distributed, the project's tables that are no part of it: see ``idempotency.W014``."""
         return []
+
+    def replication(self) -> Replication | None:
+        """What a COMMIT waits for, or None if the database doesn't say."""
+        return None
 
     # The outbox
 

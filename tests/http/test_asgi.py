@@ -212,19 +212,24 @@ def test_a_client_that_goes_while_another_request_runs_disturbs_nobody(alice: Ca
 
 @pytest.mark.failure_mode(39)
 @pytest.mark.parametrize(
-    ("size", "expected"),
-    [(1_000, [200, 200, 200, 422]), (3 * 1024 * 1024, [400, 400, 400, 400])],
-    ids=["small", "above the limit of memory"],
+    ("size", "unprotected"), [(1_000, {200}), (3 * 1024 * 1024, {200, 400})], ids=["small", "above the limit of memory"]
 )
-def test_a_form_in_chunks_is_compared_by_its_bytes(alice: Caller, serve: Serve, size: int, expected: list[int]) -> None:
-    """Sent in chunks it has no Content-Length, and without one Django finds no parts in it."""
+def test_a_form_in_chunks_is_compared_by_its_bytes(
+    alice: Caller, serve: Serve, size: int, unprotected: set[int]
+) -> None:
+    """Sent in chunks it has no Content-Length, and without one Django finds no parts in it.
+
+    Django 5.2.0 has no limit for such a body. Later ones refuse it, as the unprotected view shows.
+    """
     Framework("plain", serve).serve_twins(lambda request: {"files": len(request.FILES), "size": len(request.body)})
 
     def upload(content: bytes, path: str = "/") -> Visit:
         return Visit(alice, KEY, path=path, **multipart({"file": SimpleUploadedFile("name", content)}))
 
     visits = upload(size * b"a", "/twin/"), upload(size * b"a"), upload(size * b"a"), upload(size * b"b")
-    assert visited(*visits) == expected
+    twin, *protected = visited(*visits)
+    assert twin in unprotected
+    assert protected == ([400, 400, 400] if twin == 400 else [200, 200, 422])
 
 
 @pytest.mark.failure_mode(46)

@@ -12,13 +12,14 @@ from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.test import override_settings
 
-from idempotency import Attach, Operation
+from idempotency import PARK, Attach, Operation
 from idempotency.checks import check_databases
 from idempotency.conf import settings
 from idempotency.options.table import SETTINGS
+from idempotency.sql import Replication, store
 from tests.operations import forgetting_operations
 
 pytestmark = pytest.mark.django_db  # Django's own checks of a SQLite database ask it what it can do
@@ -191,3 +192,40 @@ def test_a_database_that_this_release_is_not_tested_on_is_pointed_out(
     for name, value in {"mysql_is_mariadb": mariadb, "mysql_version": version}.items():
         monkeypatch.setitem(vars(connections["default"]), name, value)
     assert ["idempotency.W003" in str(message) for message in check_databases(None)] == ([] if tested else [True])
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (None, set()),  # the database doesn't say
+        (Replication("on", is_synchronous=False, asynchronous_standbys=0), set()),
+        (Replication("on", is_synchronous=False, asynchronous_standbys=1), {"W012"}),
+        (Replication("on", is_synchronous=True, asynchronous_standbys=1), set()),  # one more, for reports
+        (Replication("local", is_synchronous=False, asynchronous_standbys=0), set()),
+        (Replication("local", is_synchronous=True, asynchronous_standbys=0), {"W013"}),
+        (Replication("local", is_synchronous=False, asynchronous_standbys=2), {"W012", "W013"}),
+        (Replication("off", is_synchronous=False, asynchronous_standbys=0), {"W013"}),
+        (OperationalError("the server is down"), set()),
+    ],
+)
+def test_a_server_that_may_lose_claims_is_pointed_out_for_effects_outside_of_it(
+    declared: Callable[..., Operation],
+    monkeypatch: pytest.MonkeyPatch,
+    found: Replication | Exception | None,
+    expected: set[str],
+) -> None:
+    def replication() -> Replication | None:
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(store("default"), "replication", replication)
+    outside = [declared(f"unit.{name}", transaction=False, recovery=PARK) for name in "abcd"]
+    monkeypatch.setattr("idempotency.checks.registry", outside)
+    assert {message_id.removeprefix("idempotency.") for message_id in messages()} == expected
+    for message in messages().values():
+        assert "unit.a, unit.b, unit.c, …" in message.msg
+    assert check_databases(None) == []  # which may not connect
+
+    monkeypatch.setattr("idempotency.checks.registry", [declared("unit.inside")])
+    assert messages() == {}

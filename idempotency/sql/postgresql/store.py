@@ -7,8 +7,9 @@ from .counters import Counters
 from .layout import Layout
 from .outbox import Outbox
 from .purge import Purge
+from .replication import Replicated
 from .size import Size
 
 
-class PostgreSQLStore(Claims, Purge, Layout, Outbox, Counters, Size):
+class PostgreSQLStore(Claims, Purge, Layout, Outbox, Counters, Size, Replicated):
     """PostgreSQL. Each change is one statement."""
