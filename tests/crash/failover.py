@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -129,7 +129,8 @@ def running_pair(mode: str) -> Iterator[Pair]:
             if "synchronous_standby_names" in MODES[mode]:
                 wait_until(lambda: database.query(streaming, STANDBY) == [("quorum",)], "the standby is synchronous")
         yield Pair(primary, standby, network)
-        primary.start()  # so that it gives back the shared memory that a killed server leaves
+        with suppress(embedded.EmbeddedPostgresError):
+            primary.start()  # so that it gives back the shared memory that a killed server leaves
 
 
 def run_failover(mode: str) -> Failover:

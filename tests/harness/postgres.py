@@ -10,12 +10,19 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from testproject import embedded
-from testproject.harness.processes import answers
 from tests.harness.world import Database
 from tests.harness.zygote import wait_until
 
 #: Server settings with which what clients were told may be lost: a control has to see that.
 NOT_DURABLE = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
+
+
+def has_ended(process: int) -> bool:
+    """Whether it is gone, or waits for somebody to take notice of its end, as in a container that may be for ever."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 class Server:
@@ -47,7 +54,7 @@ class Server:
         children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         for process in (*map(int, children), parent):
             os.kill(process, signal.SIGKILL)
-        wait_until(lambda: not answers(self.directory / embedded.SOCKET_NAME), "a killed server is gone")
+        wait_until(lambda: has_ended(parent), "a killed server is gone")
 
     def promote(self) -> None:
         self.run("pg_ctl", "--wait", "promote")
