@@ -136,6 +136,7 @@ def running_pair(mode: str) -> Iterator[Pair]:
 def run_failover(mode: str) -> Failover:
     with ExitStack() as stack:
         pair = stack.enter_context(running_pair(mode))
+        warned = warns(pair.primary.url)
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="failover-")))
         ledger = directory / "ledger.jsonl"
         provider = Provider(stack.enter_context(running_provider(ledger)), ledger)
@@ -145,7 +146,6 @@ def run_failover(mode: str) -> Failover:
             for name, clients in CLIENTS.items()
         }
         get_further(storms)
-        warned = warns(pair.primary.url)
         pair.lag()
         with closing(Database(pair.primary.url)) as database:
             get_further_or_wait(storms, database)
