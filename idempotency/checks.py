@@ -121,7 +121,7 @@ def _doubtful_durability(using: str) -> Iterator[CheckMessage]:
             f"Database {using!r} has asynchronous standbys ({found.asynchronous_standbys}) and no synchronous one. If "
             f"one is promoted, claims may be missing, and operations with transaction=False run again: {names}.",
             hint="Set synchronous_standby_names on the server, for example to 'ANY 1 (a, b)'.",
-            id="idempotency.W012",
+            id="idempotency.W015",
         )
     has_standbys = found.is_synchronous or found.asynchronous_standbys
     if found.synchronous_commit == "off" or (found.synchronous_commit == "local" and has_standbys):

@@ -163,7 +163,7 @@ def warns(url: str) -> bool:
     check = [sys.executable, "manage.py", "check", "--database", "default"]
     settings = {**environment(url), "DJANGO_SETTINGS_MODULE": "testproject.settings"}
     said = subprocess.run(check, cwd=ROOT, env=settings, check=True, capture_output=True, text=True).stderr
-    return "idempotency.W012" in said or "idempotency.W013" in said
+    return "idempotency.W015" in said or "idempotency.W013" in said
 
 
 def acknowledged(storms: Mapping[str, Storm]) -> list[int]:

@@ -199,11 +199,11 @@ def test_a_database_that_this_release_is_not_tested_on_is_pointed_out(
     [
         (None, set()),  # the database doesn't say
         (Replication("on", is_synchronous=False, asynchronous_standbys=0), set()),
-        (Replication("on", is_synchronous=False, asynchronous_standbys=1), {"W012"}),
+        (Replication("on", is_synchronous=False, asynchronous_standbys=1), {"W015"}),
         (Replication("on", is_synchronous=True, asynchronous_standbys=1), set()),  # one more, for reports
         (Replication("local", is_synchronous=False, asynchronous_standbys=0), set()),
         (Replication("local", is_synchronous=True, asynchronous_standbys=0), {"W013"}),
-        (Replication("local", is_synchronous=False, asynchronous_standbys=2), {"W012", "W013"}),
+        (Replication("local", is_synchronous=False, asynchronous_standbys=2), {"W015", "W013"}),
         (Replication("off", is_synchronous=False, asynchronous_standbys=0), {"W013"}),
         (OperationalError("the server is down"), set()),
     ],
