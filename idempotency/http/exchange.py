@@ -111,9 +111,10 @@ class Exchange:
         if not self.key and self.operation.required:
             raise KeyMissingError
         # As it was sent, if it was sent in the header. That is harmless because it is valid.
-        echoed = self.meta.get(keys.META_NAME) or keys.format_header(self.key)
-        retention = str(int(self.operation.ttl.total_seconds()))
-        self.adapter.headers = {keys.HEADER: echoed, RETENTION_HEADER: retention}
+        self.adapter.headers = {
+            keys.HEADER: self.meta.get(keys.META_NAME) or keys.format_header(self.key),
+            RETENTION_HEADER: str(int(self.operation.ttl.total_seconds())),
+        }
         return bool(self.key)
 
     def _answer(self) -> Any:

@@ -86,8 +86,11 @@ class FromJSON:
     path: str
 
     def __call__(self, request: Any) -> str | None:
+        http = _http(request)
+        if http.content_type in {bodies.FORM, bodies.MULTIPART}:
+            return None  # reading the body of a form would keep it from being parsed, or is no longer possible
         try:
-            found: Any = json.loads(_http(request).body)
+            found: Any = json.loads(http.body)
         except (ValueError, RecursionError):
             return None  # the body is not JSON, so it has no key
         for name in self.path.split("."):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Final
-from uuid import uuid4
 
 from django.db import connections
 
+from ..identity import timed
 from ..lifecycle import Recovery
 from ..protocol.transactions import alias
 from .records import abandoned, expired
@@ -24,7 +24,7 @@ COME_BACK = {202, 409, 429, 503}
 def new_key(trial: Trial) -> None:
     """The same request under another key is another operation. The other checks need that, too."""
     request, before = trial.make_request(), trial.effects()
-    answer = trial.send(request, str(uuid4()))
+    answer = trial.send(request, timed.new_key())
     if answer.is_replay or (answer.succeeded and trial.effects() == before):
         raise Broken(
             f"the same request under a new key was answered {answer} and had no effect.",
@@ -54,7 +54,7 @@ def concurrent(trial: Trial) -> None:
     is_in_memory = getattr(connection, "is_in_memory_db", None)
     if is_in_memory is not None and is_in_memory():
         raise NotRun("threads can't share an SQLite database in memory. Give the test database a TEST NAME.")
-    request, key, before = trial.make_request(), str(uuid4()), trial.effects()
+    request, key, before = trial.make_request(), timed.new_key(), trial.effects()
     answers = trial.at_once(request, key)
     done = [answer for answer in answers if answer.succeeded and answer.status != 202]
     last = trial.send(request, key)
@@ -107,7 +107,7 @@ def other_account(trial: Trial) -> None:
 
 def crash(trial: Trial) -> None:
     """The process dies after the handler has run, and before its outcome is committed."""
-    request, key, before = trial.make_request(), str(uuid4()), trial.effects()
+    request, key, before = trial.make_request(), timed.new_key(), trial.effects()
     answer = trial.send_and_crash(request, key, "complete.sent" if trial.keeps_transaction else "render.after")
     if answer is not None:
         raise _not_recorded(answer)
@@ -159,7 +159,7 @@ def _recovery_of(trial: Trial) -> Recovery:
 
 def lost_response(trial: Trial) -> None:
     """The process dies after the outcome is committed, and before anything is sent."""
-    request, key, before = trial.make_request(), str(uuid4()), trial.effects()
+    request, key, before = trial.make_request(), timed.new_key(), trial.effects()
     answer = trial.send_and_crash(request, key, "complete.committed")
     retries = [trial.send(request, key) for _ in range(2)]
     trial.expect_once(before, "the response was lost, and the request and its retries took effect", PROTECT)

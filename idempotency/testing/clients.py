@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from django.test import Client
 
 from ..http.class_views import SAFE_METHODS
-from ..identity import keys
+from ..identity import keys, timed
 
 if TYPE_CHECKING:
     _Base = Client
@@ -27,7 +26,7 @@ class IdempotentClientMixin(_Base):
     def request(self, **request: Any) -> Any:
         sent = {**self.defaults, **request}
         if sent.get("REQUEST_METHOD", "GET") not in SAFE_METHODS and keys.META_NAME not in sent:
-            request[keys.META_NAME] = str(uuid4())
+            request[keys.META_NAME] = timed.new_key()
         return super().request(**request)
 
 

@@ -11,12 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
-from uuid import uuid4
 
 from django.db import connections
 from django.test import Client
 
-from ..identity import keys
+from ..identity import keys, timed
 from ..models import IdempotencyRecord
 from ..operation import Operation, registry
 from ..outcome import REPLAYED_HEADER
@@ -137,7 +136,7 @@ class Trial:
         :raises AssertionError: the request fails or has no effect, so nothing can be learned from its repetition.
             If it fails and has an effect, its retry has the effect again.
         """
-        request, key, before = self.make_request(), str(uuid4()), self.effects()
+        request, key, before = self.make_request(), timed.new_key(), self.effects()
         # With the client as it is, so that it raises what the view raises.
         answer = request.send(_copy(self.client), key)
         self.once = self.effects() - before
@@ -162,7 +161,7 @@ class Trial:
 
         :raises NotRun: it is refused or has no effect although its key is new.
         """
-        request, key, before = self.make_request(), str(uuid4()), self.effects()
+        request, key, before = self.make_request(), timed.new_key(), self.effects()
         answer = self.send(request, key)
         if not answer.succeeded or self.effects() - before != self.once:
             raise refused(answer)

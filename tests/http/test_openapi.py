@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from idempotency.contrib.openapi import KEY_SCHEMA
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.contrib.spectacular import AutoSchema
 from idempotency.exceptions import KeyInvalidError
+from idempotency.http.key_sources import FromForm
 from idempotency.identity.keys import parse_header
 from tests.http.callers import Caller
 from tests.http.views import LabelSerializer
@@ -123,6 +125,10 @@ def test_an_operation_is_described_by_its_policy() -> None:
     strict, lenient = described(handler()), described(handler(name="tests.lenient", required=False))
     assert [header["required"] for header in header_of(strict)] == [True]
     assert "required" not in header_of(lenient)[0]
+    elsewhere = described(handler(name="tests.elsewhere", key=FromForm(), max_key_age=timedelta(days=1)))
+    assert "required" not in header_of(elsewhere)[0]
+    told = [answers["responses"]["400"]["description"] for answers in (strict, elsewhere)]
+    assert ["idempotency_key_expired" in text for text in told] == [False, True]
     assert "idempotency_key_missing" in strict["responses"]["400"]["description"]
     assert "idempotency_key_missing" not in lenient["responses"]["400"]["description"]
     assert "Retry-After" in strict["responses"]["409"]["headers"]
