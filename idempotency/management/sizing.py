@@ -20,7 +20,7 @@ FREE_ENTRIES = 1.1
 #: Log of a claim and its completing update, without the body and without whole pages.
 LOG = 1_570
 #: Log of a deleted record, and of its part of the vacuum.
-PURGE_LOG = 3_000
+PURGE_LOG = 3_400
 #: After a checkpoint, the first change of a page of an index writes the whole page to the log.
 PAGE = 8_192
 PAGE_IMAGE = 5_900

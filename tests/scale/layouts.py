@@ -104,6 +104,7 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
             cells = [_log(cursor, layout, later, rows, chosen, seconds) for later in LATER]
             sized = (bytes_of(size / rows) for size in every)
             table.add(layout.name, *sized, milliseconds(statistics.median(seconds)), *cells, milliseconds(due))
+            progress(f"layouts: {table.rows[-1]}")
             cursor.execute(f"DROP TABLE {TABLE}")
     return [table]
 
