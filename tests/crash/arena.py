@@ -26,7 +26,7 @@ BOUND_WAITING = {
 }
 #: Ends a session, and finds one.
 END_SESSION = {
-    "postgres": ("SELECT pg_terminate_backend(%s)", "SELECT 1 FROM pg_stat_activity WHERE pid = %s"),
+    "postgres": ("SELECT pg_terminate_backend(%s::int)", "SELECT 1 FROM pg_stat_activity WHERE pid = %s"),
     "mariadb": ("KILL %s", "SELECT 1 FROM information_schema.processlist WHERE id = %s"),
 }
 
@@ -67,10 +67,11 @@ class Observer(Database):
     def _back_date(self, column: str, condition: str, *parameters: str) -> None:
         """Not for longer than a worker waits, should a frozen one hold the row: its lease is over then anyway.
 
-        By its id, because MariaDB locks every row that an update reads.
+        By its id, because MariaDB locks every row that an update reads, and by its account, because Citus lets no two
+        updates of all shards run at once.
         """
         for (record_id,) in self.query(f"SELECT id FROM idempotency_record WHERE {condition}", *parameters):
-            update = f"UPDATE idempotency_record SET {column} = %s WHERE id = %s AND {condition}"
+            update = f"UPDATE idempotency_record SET {column} = %s WHERE account_id = '1' AND id = %s AND {condition}"
             try:
                 self.query(update, LONG_AGO, record_id, *parameters)
             except Exception as error:  # of the one driver or another, raised on

@@ -29,9 +29,17 @@ class Cluster:
 
     coordinator: str
     workers: Sequence[str]
+    #: The programs of the servers.
+    binaries: Path
 
-    def spread(self, url: str) -> None:
-        """Make a database of the coordinator one of the cluster."""
+    def url_of(self, database: str) -> str:
+        return _in(self.coordinator, f"/{database}")
+
+    def spread(self, url: str) -> str:
+        """Make a database of the coordinator one of the cluster.
+
+        :returns: its URL.
+        """
         database = urlsplit(url).path
         for worker in self.workers:
             with psycopg.connect(worker, autocommit=True) as server:
@@ -41,24 +49,26 @@ class Cluster:
             with psycopg.connect(place, autocommit=True) as connection:
                 connection.execute("CREATE EXTENSION citus")
                 # By this name a server reaches itself.
-                connection.execute(f"ALTER SYSTEM SET citus.local_hostname = '{_host(place)}'")
+                connection.execute(f"ALTER SYSTEM SET citus.local_hostname = '{host_of(place)}'")
                 connection.execute("SELECT pg_reload_conf()")
         with psycopg.connect(places[-1], autocommit=True) as coordinator:
-            coordinator.execute("SELECT citus_set_coordinator_host(%s)", (_host(places[-1]),))
+            coordinator.execute("SELECT citus_set_coordinator_host(%s)", (host_of(places[-1]),))
             for place in places[:-1]:
-                coordinator.execute("SELECT citus_add_node(%s, 5432)", (_host(place),))
+                coordinator.execute("SELECT citus_add_node(%s, 5432)", (host_of(place),))
+        return url
 
 
 @contextmanager
 def running_citus(binaries: Path, workers: int = 2) -> Iterator[Cluster]:
     with ExitStack() as stack:
         servers = [stack.enter_context(embedded_postgres(PARAMETERS, binaries)) for _ in range(workers + 1)]
-        yield Cluster(servers[0], servers[1:])
+        yield Cluster(servers[0], servers[1:], binaries)
 
 
 def _in(server: str, database: str) -> str:
     return urlsplit(server)._replace(path=database).geturl()
 
 
-def _host(url: str) -> str:
+def host_of(url: str) -> str:
+    """The directory of a server's socket and data."""
     return parse_qs(urlsplit(url).query)["host"][0]

@@ -1,8 +1,10 @@
-"""``python -m tests.scale.citus --binaries DIRECTORY``: what holds on Citus, on a coordinator and two workers.
+"""``python -m tests.scale.citus --binaries DIRECTORY PART``: what holds on Citus, on a coordinator and two workers.
 
 ``DIRECTORY`` is the ``bin`` of a PostgreSQL whose extension Citus is installed. The servers are the run's own, on Unix
-sockets, and are deleted at its end. What runs: ``on_citus.py``, the tests of the database that ask nothing that Citus
-doesn't have, and the crash matrix. Arguments that are left over go to pytest, or to ``tests.crash``.
+sockets, and are deleted at its end. ``PART`` is what runs: ``checks``, which are in ``on_citus.py``; ``suite``, the
+tests of the database that ask nothing that Citus doesn't have; ``crashes``, the crash matrix; or ``lost``, which shows
+what a crash of the coordinator loses. Arguments that are left over go to pytest or to ``tests.crash``, or are the
+number of crashes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -95,16 +96,13 @@ class OnCitus:
 
         create_empty, create, cluster = Creation._execute_create_test_db, Creation.create_test_db, self.cluster
 
-        def url_of(name: str) -> str:
-            return urlsplit(cluster.coordinator)._replace(path=f"/{name}").geturl()
-
         def create_and_spread(creation: Any, cursor: Any, parameters: Any, keepdb: bool = False) -> None:
             create_empty(creation, cursor, parameters, keepdb)
-            cluster.spread(url_of(parameters["dbname"].strip('"')))
+            cluster.spread(cluster.url_of(parameters["dbname"].strip('"')))
 
         def create_and_distribute(creation: Any, *args: Any, **options: Any) -> str:
             name: str = create(creation, *args, **options)
-            distribute(url_of(name))
+            distribute(cluster.url_of(name))
             return name
 
         Creation._execute_create_test_db = create_and_spread
@@ -139,10 +137,18 @@ def crashes(cluster: Cluster, arguments: Sequence[str]) -> int:
         return crash()
 
 
+def lost(cluster: Cluster, arguments: Sequence[str]) -> int:
+    from tests.scale.citus_crashes import run
+
+    return run(cluster, int(arguments[0]) if arguments else 8)
+
+
+#: What runs, by its name.
 PARTS: dict[str, Callable[[Cluster, Sequence[str]], int]] = {
     "checks": lambda cluster, rest: suite(cluster, rest or ["tests/scale/on_citus.py"]),
     "suite": lambda cluster, rest: suite(cluster, rest or SUITE),
     "crashes": crashes,
+    "lost": lost,
 }
 
 
