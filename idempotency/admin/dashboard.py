@@ -113,14 +113,10 @@ def _what_happened() -> dict[str, Any]:
     return {
         "hour_since": _start_of(now - LAST_HOURS + 1),
         "day_since": _start_of(first),
-        "events": [
-            Line(label, [f"{counted[event]:,}" for counted in (last_hour, last_day)]) for event, label in EVENTS.items()
-        ],
+        "events": [Line(label, _shown(last_hour[event], last_day[event])) for event, label in EVENTS.items()],
         "event_labels": list(EVENTS.values()),
         "operations": [
-            Line(
-                operation or gettext("(not known to the process that settled it)"), [f"{seen[one]:,}" for one in EVENTS]
-            )
+            Line(operation or gettext("(unknown where it was settled)"), _shown(*(seen[one] for one in EVENTS)))
             for operation, seen in busiest[:MAX_OPERATIONS]
             if any(seen[one] for one in EVENTS)
         ],
