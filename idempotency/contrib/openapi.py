@@ -120,13 +120,13 @@ def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[t
 
 def _errors(operation: Operation) -> Iterator[type[IdempotencyError]]:
     """The errors that a client of the operation may get."""
-    for error in (*RequestError.__subclasses__(), *DuplicateError.__subclasses__(), exceptions.UnavailableError):
+    known = (*RequestError.__subclasses__(), *DuplicateError.__subclasses__(), exceptions.UnavailableError)
+    for error in [error for error in known if error.__module__ == exceptions.__name__]:  # without a project's own
         if error is KeyMissingError and not operation.required:
             continue
         if error is KeyExpiredError and operation.max_key_age is None:
             continue
-        if error.__module__ == exceptions.__name__:
-            yield error
+        yield error
 
 
 def _headers_of_outcome() -> dict[str, Any]:
