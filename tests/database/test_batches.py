@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +102,7 @@ def test_each_batch_is_a_transaction_of_its_own(work: Work) -> None:
 
 #: What of each is refused under REPEATABLE READ if a row has changed since the snapshot.
 RACED = [
-    pytest.param(PURGE, "DELETE FROM", IdempotencyRecord.objects, "attempt", id="purge"),
+    pytest.param(PURGE, "WITH due", IdempotencyRecord.objects, "attempt", id="purge", marks=pytest.mark.whole_table),
     pytest.param(RELAY, "SKIP LOCKED", OutboxMessage.objects, "attempts", id="relay"),
 ]
 
@@ -140,10 +139,11 @@ def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(
 @pytest.mark.parametrize(
     ("work", "statement", "index"),
     [
-        (PURGE, "DELETE FROM", r"idempotency_record_(p\d+_)?expires_at"),
-        (PURGE_MESSAGES, "SKIP LOCKED", "idempotency_outbox_sent"),
+        pytest.param(
+            PURGE, "DELETE FROM", "idempotency_record_expires_at", id="records", marks=pytest.mark.whole_table
+        ),
+        pytest.param(PURGE_MESSAGES, "SKIP LOCKED", "idempotency_outbox_sent", id="messages"),
     ],
-    ids=["records", "messages"],
 )
 def test_a_purge_walks_its_index(work: Work, statement: str, index: str) -> None:
     fill(2_000)
@@ -151,7 +151,7 @@ def test_a_purge_walks_its_index(work: Work, statement: str, index: str) -> None
     work.make_due(10)
     with explaining(statement) as plans:
         assert work.take(5).touched == 5
-    assert re.search(f"Index Scan using {index}", plans[0])
+    assert f"Index Scan using {index}" in plans[0]
     assert "LockRows" in plans[0]
     # A join would read every record that is due, in each batch.
     assert ("Tid Scan" in plans[0]) is (work is PURGE)

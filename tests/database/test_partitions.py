@@ -20,7 +20,7 @@ from tests.database.claiming import OUTCOME
 from tests.database.statements import execute, relations_read
 from tests.records import HOUR, make_records, remaining
 
-pytestmark = [pytest.mark.django_db, pytest.mark.postgres]
+pytestmark = [pytest.mark.django_db, pytest.mark.postgres, pytest.mark.whole_table]
 
 SCOPE = Scope("acme", "tests.partitions", "key")
 
