@@ -34,7 +34,7 @@ def partition(*arguments: str, partitions: int = 4) -> list[str]:
 @pytest.fixture
 def partitioned() -> None:
     """Until the end of the test, which rolls everything back."""
-    partition()
+    assert partition("--verbosity=0") == []
 
 
 def described(table: str) -> dict[str, set[str]]:

@@ -75,6 +75,11 @@ VIEWS = {
     "key of its own": lambda: api_view(["POST"])(
         throttle_classes([Busy])(idempotent("throttled.keyed", key=FromHeader("X-Event-Id"))(drf_answer))
     ),
+    "optional key of its own": lambda: api_view(["POST"])(
+        throttle_classes([Busy])(
+            idempotent("throttled.optional", key=FromHeader("X-Event-Id"), required=False)(drf_answer)
+        )
+    ),
     "mixin": lambda: Actions.as_view({"post": "create"}),
 }
 
