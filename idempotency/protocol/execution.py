@@ -33,7 +33,7 @@ from .claim import Claim
 from .context import claim_in_context, current_claim
 from .faults import fault_point
 from .ownership import Ownership, on_behalf_of
-from .reasons import reason_of
+from .reasons import recorded_reason
 from .recovery import reconcile
 from .renewal import heartbeat
 from .transactions import unavailable
@@ -216,7 +216,7 @@ def _in_transaction(claim: Claim, outcome_of_error: Callable[[Exception], Outcom
         if end is not End.ROLLED_BACK:
             _raise_for_end(end, error, owned)
         slot.outcome = _outcome_of_error(error, owned, outcome_of_error)
-        undone, reason = slot.outcome is not None, reason_of(error)
+        undone, reason = slot.outcome is not None, recorded_reason(error)
     if slot.outcome is None:
         release_or_park(owned, reason)
     elif undone:
@@ -237,9 +237,9 @@ def _raise_for_end(end: End, error: Exception, owned: Ownership) -> NoReturn:
             ) from error
         if end is End.ESCAPED:
             # It is not known what the operation has committed, so it must not run again automatically.
-            _park(owned, reason_of(error))
+            _park(owned, recorded_reason(error))
             raise _ended_itself(owned) from error
-        release_or_park(owned, reason_of(error))
+        release_or_park(owned, recorded_reason(error))
         raise unavailable(owned.using, error) from error
 
 
@@ -251,7 +251,7 @@ def _in_autocommit(claim: Claim, outcome_of_error: Callable[[Exception], Outcome
         yield slot
     except Exception as error:  # noqa: BLE001 - each error is either recorded or raised again
         slot.outcome = _outcome_of_error(error, owned, outcome_of_error)
-        reason = reason_of(error)
+        reason = recorded_reason(error)
     if slot.outcome is None:
         release_or_park(owned, reason)
     else:
@@ -270,12 +270,12 @@ def _outcome_of_error(
     another claim, such as a ``claim()`` block in the handler, counts as an exception of the handler.
     """
     if isinstance(error, IdempotencyError) and error.raised_by is owned:
-        release_or_park(owned, reason_of(error))
+        release_or_park(owned, recorded_reason(error))
         raise error
     try:
         return outcome_of_error(error)
     except Exception:  # the project's handler may raise anything; the error is raised again
-        release_or_park(owned, reason_of(error))
+        release_or_park(owned, recorded_reason(error))
         raise
 
 

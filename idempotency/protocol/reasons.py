@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from .. import encryption
+
 #: A reason is stored up to this length. Nobody reads more there.
 MAX_REASON: Final = 2000  # characters
 
@@ -17,3 +19,8 @@ def reason_of(error: BaseException) -> str:
         text = name
     text = text.replace("\x00", "\ufffd")  # PostgreSQL's text can't hold NUL
     return text.encode("utf-8", "replace").decode()[:MAX_REASON]
+
+
+def recorded_reason(error: BaseException) -> str:
+    """The reason as a record keeps it: only the class if bodies are encrypted, because the message may quote one."""
+    return type(error).__name__ if encryption.is_switched_on() else reason_of(error)

@@ -33,6 +33,13 @@ def use_keys(settings: Any, *keys: str | bytes) -> None:
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": keys} if keys else {}
 
 
+def test_the_message_of_an_error_may_quote_a_body_and_is_not_kept(settings: Any, transactional_db: None) -> None:
+    use_keys(settings, NEW)
+    with pytest.raises(ValueError, match="4111"), claim("encrypted.fails", account_id="1", key="k"):
+        raise ValueError(SECRET)
+    assert IdempotencyRecord.objects.get().error == "ValueError"
+
+
 def stored() -> str:
     """What the database holds of the latest record."""
     body = IdempotencyRecord.objects.latest("pk").response_body
