@@ -64,6 +64,9 @@ class Operation(Defaults):
     :param max_body: the largest response body that is recorded, in bytes.
     :param rebuild: ``callable(reference: str, request) -> response``. It answers a replay from the reference that the
         handler stored in ``current_claim().reference``, instead of from a recorded body.
+    :param redact: ``callable(status: int, headers: Mapping[str, str], body: bytes) -> bytes``. It returns the body that
+        is recorded. The first client gets the whole body, and a replay has the redacted one. A recorded reference has
+        no body, so it is not called for one.
     :raises ImproperlyConfigured: an argument has a wrong value, two arguments contradict each other,
         ``transaction=False`` is given without ``recovery``, or the name is already declared with another policy.
     :raises TypeError: there is no argument of this name.
@@ -79,6 +82,7 @@ class Operation(Defaults):
     """What an abandoned claim means. ``RECONCILE`` stands for any ``Reconcile``; see ``reconcile``."""
     command: Callable[..., Any] | None
     rebuild: Callable[[str, Any], Any] | None
+    redact: Callable[[int, Mapping[str, str], bytes], bytes] | None
 
     def __init__(self, name: str, **policy: Unpack[RequestPolicy]) -> None:
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():

@@ -26,6 +26,7 @@ from django.http import (
     HttpResponseRedirect,
     JsonResponse,
 )
+from django.utils.datastructures import CaseInsensitiveMapping
 
 from . import encryption
 from .conf import NEVER_RECORDED_HEADERS
@@ -83,7 +84,7 @@ def outcome_of(response: HttpResponseBase, operation: Operation, reference: str 
 
     :param reference: recorded instead of the body, if the operation declares ``rebuild``.
     :raises UnrecordableResponseError: the response is a stream or larger than ``max_body``, or there is a reference but
-        the operation declares no ``rebuild``.
+        the operation declares no ``rebuild``, or ``redact`` fails.
     """
     headers = _recorded_headers(response, operation)
     if reference is not None:
@@ -97,7 +98,7 @@ def outcome_of(response: HttpResponseBase, operation: Operation, reference: str 
             f"Operation {operation.name!r} returned a streaming response, which can't be recorded. Return the whole "
             f"content, or set current_claim().reference and declare rebuild= to answer replays from it."
         )
-    content = response.content
+    content = _redacted(response.content, response.status_code, headers, operation)
     if len(content) > operation.max_body:
         raise UnrecordableResponseError(
             f"Operation {operation.name!r} returned {len(content)} bytes, but max_body is {operation.max_body}. "
@@ -113,16 +114,43 @@ def outcome_of(response: HttpResponseBase, operation: Operation, reference: str 
 def outcome_of_result(result: Any, operation: Operation) -> Outcome:
     """Make the outcome from the result of a ``claim()`` block or a task.
 
-    :raises TypeError: the result is not JSON.
+    :raises TypeError: the result is not JSON, or is not after ``redact``.
+    :raises UnrecordableResponseError: ``redact`` fails.
     """
+    headers = (("Content-Type", "application/json"),)
     try:
         text = json.dumps(result, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
             f"The result of operation {operation.name!r} must be JSON, so that it can be replayed: {error}"
         ) from error
-    body = encode_body(text.encode("utf-8"), "application/json")
-    return Outcome(status=DONE, headers=(("Content-Type", "application/json"),), body=body)
+    content = _redacted(text.encode("utf-8"), DONE, headers, operation)
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError):
+        # The error of the parser holds the content, so it is not chained.
+        raise TypeError(f"redact= of operation {operation.name!r} must turn a result into JSON.") from None
+    return Outcome(status=DONE, headers=headers, body=encode_body(content, "application/json"))
+
+
+def _redacted(content: bytes, status: int, headers: tuple[tuple[str, str], ...], operation: Operation) -> bytes:
+    """Return the content that ``operation`` records. If that can't be told, nothing is recorded.
+
+    :raises UnrecordableResponseError: ``redact`` raises an error, or returns no bytes.
+    """
+    if operation.redact is None or not content:
+        return content
+    try:
+        redacted = operation.redact(status, CaseInsensitiveMapping(dict(headers)), content)
+    except Exception as error:
+        raise UnrecordableResponseError(
+            f"redact= of operation {operation.name!r} raised {type(error).__name__}, so its body is not recorded."
+        ) from error
+    if not isinstance(redacted, bytes):
+        raise UnrecordableResponseError(
+            f"redact= of operation {operation.name!r} must return bytes, not {type(redacted).__name__}."
+        )
+    return redacted
 
 
 #: The errors that may occur when a damaged record is read.

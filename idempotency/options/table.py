@@ -378,6 +378,14 @@ class OperationPolicy(TypedDict, total=False):
             meaning="answers a replay from a reference instead of a recorded body",
         ),
     ]
+    redact: Annotated[
+        Callable[[int, Mapping[str, str], bytes], bytes] | None,
+        Option(
+            problem_of=_callable,
+            takes="callable(status, headers, body) → body as bytes",
+            meaning="removes from a body what must not be recorded; a replay has the redacted body",
+        ),
+    ]
 
 
 class RequestPolicy(OperationPolicy, total=False):

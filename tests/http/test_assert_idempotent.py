@@ -313,6 +313,16 @@ def test_an_answer_that_is_made_anew_may_change(serve: Serve) -> None:
     assert examine(leave_out=all_but("retry", "lost_response")).kept == ["retry", "lost_response"]
 
 
+@pytest.mark.django_db
+def test_a_redacted_body_may_differ_and_nothing_else(serve: Serve) -> None:
+    serve(idempotent("kit.redacted", redact=lambda *outcome: b"{}")(plain_answer))
+    assert examine(leave_out=all_but("retry", "lost_response")).kept == ["retry", "lost_response"]
+    serve(idempotent("kit.dropped", redact=lambda *outcome: b"{}", headers=[])(plain_answer))
+    with pytest.raises(AssertionError) as raised:
+        examine(leave_out=all_but("retry"))
+    assert "instead of" in found_by(raised.value)["retry"]
+
+
 @override_settings(ROOT_URLCONF="tests.http.views")
 class KitInTestCase(TestCase):
     """Other threads don't see the transaction of a TestCase."""

@@ -94,6 +94,7 @@ def test_what_is_declared_wins_over_the_settings_even_when_it_is_false() -> None
         ({"recordable": 7}, "recordable must be a callable or a dotted path"),
         ({"command": 7}, "command must be a callable"),
         ({"rebuild": "a.path"}, "rebuild must be a callable"),
+        ({"redact": b""}, "redact must be a callable"),
         ({"transaction": False}, "recovery="),  # what a crash means must be declared
         *(({"name": name}, "An operation's name") for name in ("", "x" * 256, "a\x00b", "a\nb", None, 7)),
     ],
