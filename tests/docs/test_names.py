@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import pkgutil
@@ -67,8 +68,7 @@ def test_the_table_of_attempts_and_times_is_right() -> None:
 
 
 def settings_table() -> list[list[str]]:
-    _, _, text = text_of("reference/settings.md").partition("<!-- settings -->")
-    return table(text.partition("<!-- end of settings -->")[0])
+    return table(between("reference/settings.md", "settings"))
 
 
 def test_the_table_of_settings_is_the_declaration() -> None:
@@ -97,6 +97,28 @@ def test_the_wire_contract_has_every_answer() -> None:
     # Over HTTP a lost lease is answered from the winner's record.
     del answers[exceptions.LeaseLostError.code], answers[exceptions.IdempotencyError.code]
     assert {answer: status for answer, status in rows.items() if answer} == answers
+
+
+def between(name: str, mark: str) -> str:
+    _, _, text = text_of(name).partition(f"<!-- {mark} -->")
+    return text.partition(f"<!-- end of {mark} -->")[0]
+
+
+def test_every_code_of_a_problem_has_its_remedy() -> None:
+    rows = {code(row[0]) for row in table(between("how-to/troubleshoot.md", "codes"))}
+    assert rows == {error.code for error in errors() if "title" in vars(error)} - {exceptions.IdempotencyError.code}
+
+
+def test_every_message_that_has_a_remedy_is_written_somewhere() -> None:
+    trees = [ast.parse(path.read_text()) for path in sorted((ROOT / "idempotency").rglob("*.py"))]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    said = re.sub("%[a-z]", "", "\n".join(texts))
+    rows = table(between("how-to/troubleshoot.md", "messages"))
+    messages = [code(row[0]) or "" for row in rows]
+    assert all(messages)
+    assert len(messages) > 20
+    assert [part for message in messages for part in message.split("…") if part.strip(" :") not in said] == []
 
 
 def test_the_problems_shown_are_those_that_are_sent() -> None:
