@@ -105,6 +105,11 @@ class Payload:
         return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).digest()
 
 
+def is_known(request_hash: str) -> bool:
+    """Whether this release has the algorithm with which a recorded fingerprint was made."""
+    return request_hash.partition(":")[0] in _ALGORITHMS
+
+
 def _keyed(version: str, digest: bytes, secret: str | bytes) -> str:
     # If the digest were not keyed, somebody who reads the table could find a short secret in the payload, such as a PIN
     # or a card number, by trying all of them.

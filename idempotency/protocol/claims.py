@@ -24,13 +24,14 @@ from django.utils.functional import cached_property
 from .. import signals, sql
 from ..conf import settings
 from ..exceptions import InProgressError, KeyReusedError, LeaseLostError, OutcomeUnknownError, RequestError
+from ..identity import fingerprint
 from ..identity.fingerprint import Payload
 from ..identity.scope import Scope
 from ..lifecycle import Decision, Recovery, Status, decide
 from ..models import IdempotencyRecord
 from ..operation import Operation
 from ..outcome import Outcome
-from ..sql import Row, Store
+from ..sql import Row, Store, newer_record
 from . import steps
 from .changes import fenced_change
 from .faults import fault_point
@@ -240,6 +241,9 @@ def _refuse_in_progress(request: ClaimRequest, row: Row) -> None:
 
 
 def _refuse_reused(request: ClaimRequest, row: Row) -> None:
+    if not fingerprint.is_known(row.request_hash):
+        # Nobody can tell whether the payload is the same. "Use a new key" would make the client pay twice.
+        raise newer_record(f"a fingerprint of version {row.request_hash.partition(':')[0]!r}")
     signals.send(signals.key_reused, request.operation, request.scope, row.attempt)
     raise KeyReusedError
 

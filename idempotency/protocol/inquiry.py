@@ -9,10 +9,10 @@ from django.db.models import DateTimeField, ExpressionWrapper
 from django.db.models.functions import Now
 
 from ..identity.scope import Scope
-from ..lifecycle import Decision, Status, decide
+from ..lifecycle import Decision, decide
 from ..models import IdempotencyRecord
 from ..operation import Operation
-from ..sql import Row
+from ..sql import Row, status_of
 from . import claims
 from .transactions import alias_of, store_errors
 
@@ -61,7 +61,7 @@ def key_status(operation: Operation, scope: Scope) -> KeyStatus:
     row = Row(
         id=0,
         attempt=0,
-        status=Status(found["status"]),
+        status=status_of(found["status"]),
         request_hash="",
         lease_left=0.0 if lease_expires_at is None else (lease_expires_at - now).total_seconds(),
         retention_over=found["expires_at"] <= now,

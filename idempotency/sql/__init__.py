@@ -16,9 +16,21 @@ from typing import TypeVar
 
 from django.db import OperationalError, connections
 
-from .store import DeletedBatch, Fence, Part, Replication, Row, Store, TableSize
+from .store import DeletedBatch, Fence, Part, Replication, Row, Store, TableSize, newer_record, status_of
 
-__all__ = ["DeletedBatch", "Fence", "Part", "Replication", "Row", "Store", "TableSize", "retry_lost_races", "store"]
+__all__ = [
+    "DeletedBatch",
+    "Fence",
+    "Part",
+    "Replication",
+    "Row",
+    "Store",
+    "TableSize",
+    "newer_record",
+    "retry_lost_races",
+    "status_of",
+    "store",
+]
 
 _Result = TypeVar("_Result")
 

@@ -10,6 +10,7 @@ Nothing is set there, because the settings would stay in force after the savepoi
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from django.db import NotSupportedError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
+from ..exceptions import UnavailableError
 from ..identity.scope import Scope
 from ..lifecycle import Status
 from ..outcome import Outcome
@@ -27,6 +29,8 @@ from .watch import TransactionWatch
 
 if TYPE_CHECKING:
     from ..models import OutboxMessage
+
+logger = logging.getLogger("idempotency")
 
 _Found = TypeVar("_Found")
 
@@ -60,6 +64,33 @@ class Row:
     @property
     def lease_over(self) -> bool:
         return self.lease_left <= 0
+
+
+def status_of(stored: str) -> Status:
+    """The state of a record, from its column.
+
+    :raises UnavailableError: this release doesn't know it.
+    """
+    try:
+        return Status(stored)
+    except ValueError:
+        raise newer_record(f"the status {stored!r}") from None
+
+
+def newer_record(what: str) -> UnavailableError:
+    """Make the error for a record that this release can't understand.
+
+    While a deploy is under way, a retry may meet a process of the newer release. So the client is asked to retry. Any
+    other answer would tell it something about the operation that this release doesn't know.
+
+    :param what: what is unknown, for the log.
+    """
+    logger.error(
+        "A record has %s, which this release doesn't know. A newer release wrote it. Nothing was run, and the client "
+        "is asked to retry. Finish the deploy, or deploy the newer release again.",
+        what,
+    )
+    return UnavailableError(retry_after=1)
 
 
 @dataclass(frozen=True)

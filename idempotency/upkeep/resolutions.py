@@ -155,7 +155,7 @@ def _resolve(
     **changes: Any,
 ) -> None:
     audit.require_name(by)
-    if Status(record.status) not in allowed:
+    if record.status not in allowed:
         raise ResolutionRefusedError(
             f"{_describe(record)} is {_state(record)}. This decision is not possible in that state."
         )

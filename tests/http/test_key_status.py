@@ -169,3 +169,10 @@ def test_the_wait_is_as_of_a_duplicate(alice: Caller, operation: Operation) -> N
     RecordFactory(account_id=str(alice.user.pk), operation=operation.name, idempotency_key="k")
     asked, retried = alice.get(URL, key="k"), alice.post(key="k")
     assert (retried.status_code, asked["Retry-After"]) == (409, retried["Retry-After"])
+
+
+def test_a_status_of_a_newer_release_asks_to_ask_later(alice: Caller, operation: Operation) -> None:
+    alice.post(key="k")
+    IdempotencyRecord.objects.update(status="sealed")
+    answer = alice.get(URL, key="k")
+    assert (answer.status_code, problem_code(answer), answer["Retry-After"]) == (503, "idempotency_unavailable", "1")

@@ -286,3 +286,22 @@ def test_an_unreadable_outcome_is_not_run_again(alice: Caller, framework: Framew
     for _ in range(2):
         assert_refused(alice, "idempotency_outcome_unreadable", key="k")
     assert "idempotency_outcome_unreadable" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "newer", [{"status": "sealed"}, {"request_hash": "v999:" + 64 * "0"}], ids=["status", "fingerprint"]
+)
+def test_what_a_newer_release_wrote_asks_for_a_later_retry(
+    alice: Caller, framework: Framework, newer: dict[str, str], caplog: Any
+) -> None:
+    framework.serve()
+    alice.post(key="k")
+    found = IdempotencyRecord.objects.values("status", "request_hash").get()
+    IdempotencyRecord.objects.update(**newer)
+    before = effects()
+    answer = alice.post(key="k")
+    assert (answer.status_code, problem_code(answer), answer["Retry-After"]) == (503, "idempotency_unavailable", "1")
+    assert effects() == before
+    assert "Finish the deploy" in caplog.text
+    IdempotencyRecord.objects.update(**found)
+    assert alice.post(key="k")["Idempotency-Replayed"] == "true"

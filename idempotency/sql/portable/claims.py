@@ -18,7 +18,7 @@ from ...identity.scope import Scope
 from ...lifecycle import Status
 from ...models import IdempotencyRecord
 from ...outcome import Outcome
-from ..store import Fence, Row, Store
+from ..store import Fence, Row, Store, status_of
 from ..watch import TransactionWatch
 
 
@@ -49,7 +49,7 @@ class Claims(Store):
         if record is None:
             return None
         now, lease_expires_at = record["now"], record["lease_expires_at"]
-        status = Status(record["status"])
+        status = status_of(record["status"])
         return Row(
             id=record["id"],
             attempt=record["attempt"],

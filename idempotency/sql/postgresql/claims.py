@@ -20,7 +20,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...identity.scope import Scope
 from ...lifecycle import Status
 from ...outcome import Outcome
-from ..store import UNDECIDED_CLASSES, Fence, Row
+from ..store import UNDECIDED_CLASSES, Fence, Row, status_of
 from ..watch import TransactionWatch
 from .citus import Citus, Setting
 
@@ -178,7 +178,7 @@ class Claims(Citus):
         return Row(
             id=pk,
             attempt=attempt,
-            status=Status(status),
+            status=status_of(status),
             request_hash=request_hash,
             lease_left=lease_left or 0.0,
             retention_over=retention_over,

@@ -1,0 +1,99 @@
+"""This release beside a newer one: its code on tables that a later migration has extended, and beside newer records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+
+from idempotency import PARK, Operation
+from idempotency.models import IdempotencyCounter, IdempotencyRecord, IdempotencyStep, OutboxMessage
+from idempotency.outbox import publish
+from idempotency.outbox.relay import relay_once
+from idempotency.protocol import claims
+from idempotency.protocol.claim import Claim
+from idempotency.upkeep.counters import counters
+from idempotency.upkeep.resolutions import mark_not_executed
+from idempotency.upkeep.retention import purge_once
+from idempotency.upkeep.stats import stats
+from idempotency.upkeep.sweep import recover_once
+from tests.database.claiming import OUTCOME, acquire
+from tests.database.statements import execute
+from tests.operations import forgetting_operations
+from tests.outbox import SENDER, broker
+from tests.records import HOUR, from_now, make_records, remaining
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TABLES = [model._meta.db_table for model in (IdempotencyRecord, IdempotencyStep, OutboxMessage, IdempotencyCounter)]
+
+
+@pytest.fixture
+def newer_tables() -> Iterator[None]:
+    """Tables as an additive migration leaves them: each has a nullable column more, and one with a default."""
+    for table in TABLES:
+        execute(f"ALTER TABLE {table} ADD COLUMN later_note varchar(20) NULL")
+        execute(f"ALTER TABLE {table} ADD COLUMN later_count integer DEFAULT 7 NOT NULL")
+    yield
+    for table in TABLES:
+        execute(f"ALTER TABLE {table} DROP COLUMN later_note")
+        execute(f"ALTER TABLE {table} DROP COLUMN later_count")
+
+
+@pytest.fixture
+def operation() -> Iterator[Operation]:
+    with forgetting_operations("upgrades."):
+        yield Operation("upgrades.run", transaction=False, recovery=PARK, ttl=timedelta(hours=2))
+
+
+def test_the_life_of_a_record_goes_on_while_a_newer_release_migrates(newer_tables: None, operation: Operation) -> None:
+    first = acquire(operation)
+    Claim(first).step("pay", lambda: 71)
+    assert claims.release(first, "refused")
+    second = acquire(operation)
+    assert Claim(second).step("pay", lambda: 72) == 71
+    claims.record(second, OUTCOME)
+    assert acquire(operation) == OUTCOME
+
+    IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
+    third = acquire(operation)
+    assert third.attempt == 3
+    IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
+    assert recover_once().parked == 1
+    mark_not_executed(IdempotencyRecord.objects.get(), by="ops", reason="asked")
+    fourth = acquire(operation)
+    claims.record(fourth, OUTCOME)
+    assert acquire(operation) == OUTCOME
+    IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
+    assert purge_once().deleted == 1
+
+
+def test_an_abandoned_claim_is_taken_over_on_newer_tables(newer_tables: None) -> None:
+    with forgetting_operations("upgrades."):
+        operation = Operation("upgrades.again")
+        acquire(operation)
+        IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
+        assert acquire(operation).attempt == 2
+
+
+def test_messages_and_counts_are_written_to_newer_tables(newer_tables: None, operation: Operation) -> None:
+    IdempotencyCounter.objects.all().delete()
+    counters.reset()
+    acquire(operation)
+    counters.flush()
+    assert IdempotencyCounter.objects.get(hour=0, operation=operation.name).total == 1
+    with transaction.atomic():
+        publish("upgrades.done", {"id": 1}, sender=SENDER)
+    assert relay_once().sent == 1
+    assert broker.payloads == [{"id": 1}]
+
+
+def test_upkeep_leaves_a_record_alone_whose_status_only_a_newer_release_knows(operation: Operation) -> None:
+    _, newer = make_records(2, operation=operation.name)
+    IdempotencyRecord.objects.filter(pk=newer).update(status="sealed", lease_expires_at=from_now(-HOUR))
+    assert recover_once().settled == 0
+    assert purge_once(include_parked=True).deleted == 1
+    assert remaining() == {newer}
+    assert (stats().parked.value, stats().abandoned.value) == (0, 0)
