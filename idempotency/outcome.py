@@ -141,16 +141,19 @@ def _redacted(content: bytes, status: int, headers: tuple[tuple[str, str], ...],
     if operation.redact is None or not content:
         return content
     try:
-        redacted = operation.redact(status, CaseInsensitiveMapping(dict(headers)), content)
-    except Exception as error:
-        raise UnrecordableResponseError(
-            f"redact= of operation {operation.name!r} raised {type(error).__name__}, so its body is not recorded."
-        ) from error
-    if not isinstance(redacted, bytes):
-        raise UnrecordableResponseError(
-            f"redact= of operation {operation.name!r} must return bytes, not {type(redacted).__name__}."
-        )
-    return redacted
+        redacted: object = operation.redact(status, CaseInsensitiveMapping(dict(headers)), content)
+    except Exception as error:  # noqa: BLE001 - it is reported without its message, which may quote the body
+        frame = error.__traceback__ and error.__traceback__.tb_next
+        place = f" in line {frame.tb_lineno} of {frame.tb_frame.f_code.co_filename}" if frame else ""
+        problem = f"raised {type(error).__name__}{place}, so its body is not recorded"
+    else:
+        if isinstance(redacted, bytes):
+            return redacted
+        problem = f"must return bytes, not {type(redacted).__name__}"
+        del redacted
+    # Raised outside of the handler and without the body, because a crash report shows messages and local variables.
+    del content
+    raise UnrecordableResponseError(f"redact= of operation {operation.name!r} {problem}.")
 
 
 #: The errors that may occur when a damaged record is read.
