@@ -17,6 +17,7 @@ EXPERIMENTS = {
     "admin": "admin_pages",
     "purge": "purging",
     "layouts": "layouts",
+    "partitions": "partitions",
 }
 
 # The log may grow, so that only the experiments' own checkpoints happen, and the cache holds what a server of this

@@ -62,7 +62,7 @@ class Phase:
 def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
     fill_to(rows, progress)
     share = rows // PURGED // (len(BATCHES) + 1)
-    variants: dict[str, Callable[[], int]] = {PLAIN: partial(_delete, share)}
+    variants: dict[str, Callable[[], int]] = {PLAIN: partial(delete, share)}
     variants |= {f"batches of {size:,}": partial(_purge, share, size) for size in BATCHES}
     phases = {name: Phase() for name in (IDLE, *variants, *_MAINTENANCE)}
     left = Table("Sizes after cycles of refill, purge and vacuum", ("", *sizes(TABLE)))
@@ -98,7 +98,8 @@ def _purge(share: int, batch_size: int) -> int:
     return deleted
 
 
-def _delete(share: int) -> int:
+def delete(share: int) -> int:
+    """Delete the ``share`` records that have been due for longest, by one statement."""
     with connection.cursor() as cursor:
         cursor.execute(NTH_DUE, [share - 1])
         cursor.execute(DELETE, cursor.fetchone())
