@@ -1,4 +1,4 @@
-"""Draws the diagrams of the explanation: ``python docs/pictures/draw.py``. It needs Graphviz.
+"""Draws the diagrams and charts of the explanation: ``python docs/pictures/draw.py``. It needs Graphviz.
 
 The pictures follow the reader's light or dark mode. Each has a background of its own, so that it can be read on any
 page.
@@ -14,9 +14,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 STYLE = """<style>
-svg { --ink: #1f2328; --paper: #ffffff; --box: #eef2f7; --soft: #59636e; --bad: #c0262d; }
+svg { --ink: #1f2328; --paper: #ffffff; --box: #eef2f7; --soft: #59636e; --bad: #c0262d; --ours: #1f6feb; }
 @media (prefers-color-scheme: dark) {
-  svg { --ink: #e6e8eb; --paper: #16181b; --box: #2a2f36; --soft: #9aa4af; --bad: #ff7b72; }
+  svg { --ink: #e6e8eb; --paper: #16181b; --box: #2a2f36; --soft: #9aa4af; --bad: #ff7b72; --ours: #58a6ff; }
 }
 text { fill: var(--ink); font-family: Helvetica, Arial, sans-serif; }
 .paper, .graph > polygon { fill: var(--paper); stroke: none; }
@@ -28,6 +28,8 @@ text { fill: var(--ink); font-family: Helvetica, Arial, sans-serif; }
 .bad { fill: var(--bad); stroke: none; font-weight: bold; }
 .part { font-weight: bold; }
 .rule { stroke: var(--soft); stroke-width: 0.5; }
+.bar { fill: var(--soft); }
+.ours { fill: var(--ours); }
 </style>"""
 
 COLUMN, ROW, TOP = 180, 34, 62  # pixels
@@ -87,7 +89,7 @@ def sequence(title: str, lifelines: list[str], steps: list[Step]) -> str:
     """A sequence diagram, from the top down."""
     at = {name: COLUMN // 2 + COLUMN * number for number, name in enumerate(lifelines)}
     width, height = COLUMN * len(lifelines), TOP + ROW * len(steps) + 24
-    drawn = [f'<rect class="paper" width="{width}" height="{height}" rx="6"/>']
+    drawn = []
     for name, x in at.items():
         drawn += [
             f'<line class="life" x1="{x}" y1="44" x2="{x}" y2="{height - 12}"/>',
@@ -96,9 +98,7 @@ def sequence(title: str, lifelines: list[str], steps: list[Step]) -> str:
         ]
     for number, step in enumerate(steps):
         drawn += _step(step, at, width, TOP + ROW * number + 22)
-    label = f'role="img" aria-label="{escape(title)}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" {label}>'
-    return "\n".join([head, f"<title>{escape(title)}</title>", STYLE, *drawn, "</svg>", ""])
+    return _framed(title, width, height, drawn)
 
 
 def _step(step: Step, at: dict[str, int], width: int, y: int) -> list[str]:
@@ -139,16 +139,43 @@ def states() -> str:
     return svg.replace(">\n", f">\n{STYLE}\n", 1)
 
 
-def sequences() -> dict[str, str]:
-    """The sequence diagrams, by the name of their file."""
+def bars(title: str, page: str, heading: str) -> str:
+    """A bar for each row of the table below a heading of a page: its first column, and the second in ms."""
+    text = (HERE.parent / page).read_text().partition(f"\n## {heading}\n")[2]
+    rows = re.findall(r"^\| (\S.*?) +\| +([\d.]+) ms \|", text.partition("\n## ")[0], re.MULTILINE)
+    longest = max(float(value) for _, value in rows)
+    width, height = 720, 20 + 24 * len(rows)
+    drawn = []
+    for number, (name, value) in enumerate(rows):
+        y, kind, length = 12 + 24 * number, "ours" if name.startswith("**") else "bar", 320 * float(value) / longest
+        plain = escape(name.replace("*", "").replace("`", ""))
+        drawn += [
+            f'<text x="300" y="{y + 13}" font-size="12" text-anchor="end">{plain}</text>',
+            f'<rect class="{kind}" x="310" y="{y + 2}" width="{length:.0f}" height="15" rx="2"/>',
+            f'<text x="{318 + length:.0f}" y="{y + 13}" font-size="12">{value} ms</text>',
+        ]
+    return _framed(title, width, height, drawn)
+
+
+def _framed(title: str, width: int, height: int, drawn: list[str]) -> str:
+    label = f'role="img" aria-label="{escape(title)}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" {label}>'
+    paper = f'<rect class="paper" width="{width}" height="{height}" rx="6"/>'
+    return "\n".join([head, f"<title>{escape(title)}</title>", STYLE, paper, *drawn, "</svg>", ""])
+
+
+def from_text() -> dict[str, str]:
+    """The pictures that need no Graphviz, by the name of their file."""
     request = "A first execution, a replay, and a crash with its take-over"
     message = "A message from the outbox over a broker to its consumer"
     return {
         "request.svg": sequence(request, ["Client", "Worker A", "Worker B", "Database"], REQUEST),
         "message.svg": sequence(message, ["Operation", "Relay", "Broker", "Consumer", "Database"], MESSAGE),
+        "first-execution.svg": bars("Median of a first execution", "explanation/benchmarks.md", "First execution"),
+        "replay.svg": bars("Median of a replay", "explanation/benchmarks.md", "Replay"),
     }
 
 
 if __name__ == "__main__":
-    for name, svg in {**sequences(), "states.svg": states()}.items():
+    for name, svg in {**from_text(), "states.svg": states()}.items():
         (HERE / name).write_text(svg)
