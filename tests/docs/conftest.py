@@ -31,7 +31,7 @@ from tests.operations import free_names
 from tests.outbox import SENDER, broker
 
 #: Packages whose examples are run only where they are installed.
-OPTIONAL = {"adrf", "channels", "corsheaders", "graphene", "graphql", "ninja", "strawberry"}
+OPTIONAL = {"adrf", "channels", "corsheaders", "django_tenants", "graphene", "graphql", "ninja", "strawberry"}
 
 #: Runs a page's examples, and gives all that they have defined, by name.
 RunPage = Callable[[str], dict[str, Any]]
