@@ -35,11 +35,18 @@ _UNKNOWN_OPERATION = _(
     "know the operation leaves its abandoned claims alone. Declare the operation in an app's operations.py."
 )
 
+_NEWER_RELEASE = _(
+    "A newer release wrote this state. This release answers every retry with status 503 and changes nothing. Finish "
+    "the deploy, or deploy the newer release again."
+)
+
 
 def explain_record(record: IdempotencyRecord) -> list[Any]:
     """:param record: annotated with ``database_time``."""
     operation = registry.get(record.operation)
     recovery = None if operation is None else operation.recovery
+    if record.status not in set(Status):
+        return [_NEWER_RELEASE]
     told = {
         "attempt": record.attempt,
         "lease": display_for_value(record.lease_expires_at, NONE),

@@ -238,7 +238,7 @@ class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
         name: str = record.status
         if record.status == Status.IN_PROGRESS:
             name = "live" if time_left(record, record.lease_expires_at) > timedelta(0) else "abandoned"
-        label = _STATES[name][0]
+        label = _STATES[name][0] if name in _STATES else name
         if record.status == Status.COMPLETED:
             label = f"{label}, {record.response_status}"
         return show_badge(_BADGES.get(name, ""), label)

@@ -19,6 +19,7 @@ from idempotency.upkeep.resolutions import mark_not_executed
 from idempotency.upkeep.retention import purge_once
 from idempotency.upkeep.stats import stats
 from idempotency.upkeep.sweep import recover_once
+from tests.commands import run_command
 from tests.database.claiming import OUTCOME, acquire
 from tests.database.statements import execute
 from tests.operations import forgetting_operations
@@ -94,6 +95,7 @@ def test_upkeep_leaves_a_record_alone_whose_status_only_a_newer_release_knows(op
     _, newer = make_records(2, operation=operation.name)
     IdempotencyRecord.objects.filter(pk=newer).update(status="sealed", lease_expires_at=from_now(-HOUR))
     assert recover_once().settled == 0
+    assert run_command("purge_idempotency", "--dry-run")[1] == ["Would purge 1 record from database 'default'."]
     assert purge_once(include_parked=True).deleted == 1
     assert remaining() == {newer}
     assert (stats().parked.value, stats().abandoned.value) == (0, 0)

@@ -107,7 +107,7 @@ class Command(BatchCommand[PurgeResult]):
         past_retention = IdempotencyRecord.objects.using(self.using).past_retention()
         counted = dict(past_retention.order_by().values_list("status").annotate(count=Count("pk")))
         kept = [Status.IN_PROGRESS] if self.include_parked else [Status.IN_PROGRESS, Status.PARKED]
-        going = sum(count for status, count in counted.items() if status not in kept)
+        going = sum(counted.get(status, 0) for status in Status if status not in kept)
         self.stdout.write(f"Would purge {_count(going, 'record')} from database {self.using!r}.")
         for status in kept:
             if status in counted:

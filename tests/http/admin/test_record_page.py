@@ -66,6 +66,7 @@ ABANDONED = {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2}
         ({"attempt": 4}, "stuck", "parked", "Attempt 4 ended without a recorded outcome", EVERY_ACTION),
         ({}, "stuck", "parked", "If it took effect, record its outcome.", EVERY_ACTION),
         ({"expires": -HOUR}, "stuck", "parked", "Its retention ended at ", EVERY_ACTION),
+        ({"status": "sealed"}, "plain", "sealed", "A newer release wrote this state.", []),
     ],
 )
 def test_the_page_says_what_is_known_and_offers_what_can_be_decided(
