@@ -239,8 +239,8 @@ _in_use: WeakSet[Operation] = WeakSet()
 def _forget_values(*, setting: str, **arguments: Any) -> None:
     """Make each operation read the settings again. Receives Django's ``setting_changed``."""
     if setting == SETTING:
-        while _in_use:
-            operation = _in_use.pop()
+        for operation in list(_in_use):  # a list keeps them alive, and pop() fails if the last one has just gone
+            _in_use.discard(operation)
             for name, option in OPTIONS.items():
                 if option.setting is not None:
                     vars(operation).pop(name, None)

@@ -212,7 +212,7 @@ def test_an_older_record_is_checked_by_its_algorithm(alice: Caller, framework: F
     replayed(alice, data={"amount": 1}, key="new")
     assert IdempotencyRecord.objects.get(idempotency_key="new").request_hash.startswith("v2:")
     IdempotencyRecord.objects.update(request_hash="v9:" + 64 * "0")  # of an algorithm that nobody knows
-    assert_refused(alice, "idempotency_key_reused", data={"amount": 1}, key="new")
+    assert_refused(alice, "idempotency_unavailable", data={"amount": 1}, key="new")
 
 
 # What an operation itself says of its payload
