@@ -13,10 +13,9 @@ from django.db import connection
 
 from idempotency.upkeep.retention import MAX_BATCH_SIZE, purge_batches
 from tests.benchmarks.instruments import relative
-from tests.benchmarks.report import Table, bytes_of, times
+from tests.benchmarks.report import Table, times
 
 from .filling import DUE, fill_to
-from .metering import written
 from .purging import PLAIN, delete
 
 PARTITIONS = 16
@@ -34,27 +33,24 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
     variants: dict[str, Callable[[], int]] = {PLAIN: partial(delete, share)}
     variants |= {f"--jobs {jobs}": partial(_purge, share, jobs) for jobs in JOBS}
     rates: dict[str, list[float]] = {name: [] for name in variants}
-    log: dict[str, list[float]] = {name: [] for name in variants}
     lots = random.Random(seed)
     for number in range(ROUNDS):
         for name in lots.sample(list(variants), len(variants)):
             progress(f"partitions: round {number + 1}, {name}")
             with connection.cursor() as cursor:
                 cursor.execute("CHECKPOINT")
-            before, start = written(), time.monotonic()
+            start = time.monotonic()
             deleted = variants[name]()
             rates[name].append(deleted / (time.monotonic() - start))
-            log[name].append(written().since(before).bytes / deleted)
     table = Table(
         f"Purge of {PARTITIONS} partitions, after rows were copied into them at {copied:,.0f} a second",
-        ("", "rows a second", f"× {PLAIN}", "log, a row"),
+        ("", "rows a second", f"× {PLAIN}"),
     )
     for name in variants:
         table.add(
             name,
             f"{statistics.median(rates[name]):,.0f}",
             times(relative(rates[name], rates[PLAIN])),
-            bytes_of(statistics.median(log[name])),
         )
     return [table]
 
