@@ -9,17 +9,16 @@ attributes and the docstring of ``Operation``.
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64decode
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from importlib.util import find_spec
 from typing import Annotated, Any, Final, TypedDict, get_type_hints
 
 from django.utils.module_loading import import_string
 
 from ..lifecycle import Recovery
-from .values import CONFLICT, PARK, REEXECUTE, Attach, InProgress, InProgressAnswer, Reconcile, Wait
+from . import validators
+from .values import CONFLICT, REEXECUTE, Attach, InProgressAnswer, Reconcile
 
 #: The headers that belong to the outcome. All other headers are made anew for each response. Vary is in the list
 #: because Cache-Control is: a cache that learns how long it may keep a response must also learn for which requests.
@@ -39,86 +38,12 @@ DEFAULT_RECORDED_HEADERS: Final = (
 )
 
 
-FERNET_KEY_BYTES = 32
-
-
 def resolve(value: Any) -> Any:
     """Return ``value``, or the object that it names if it is a dotted path.
 
     :raises ImportError: there is no such object.
     """
     return import_string(value) if isinstance(value, str) else value
-
-
-# Each validator returns what is wrong with a value, as the end of a sentence that begins with the option's name, or
-# None if nothing is wrong.
-
-
-def _positive_duration(value: object) -> str | None:
-    return None if isinstance(value, timedelta) and value > timedelta(0) else "must be a positive timedelta"
-
-
-def _positive_bytes(value: object) -> str | None:
-    valid = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    return None if valid else "must be a positive number of bytes"
-
-
-def _flag(value: object) -> str | None:
-    return None if isinstance(value, bool) else "must be True or False"
-
-
-def _recovery(value: object) -> str | None:
-    valid = value in (REEXECUTE, PARK) or isinstance(value, Reconcile)
-    return None if valid else "must be REEXECUTE, PARK or Reconcile(fn)"
-
-
-def _in_progress(value: object) -> str | None:
-    valid = isinstance(value, (InProgress, Wait, Attach))
-    return None if valid else "must be CONFLICT, ACCEPTED, Wait(seconds) or Attach(location)"
-
-
-def _names(value: object) -> str | None:
-    valid = (
-        isinstance(value, Collection)
-        and not isinstance(value, (str, bytes))
-        and all(isinstance(name, str) and name for name in value)
-    )
-    return None if valid else "must be a collection of names"
-
-
-def _methods(value: Any) -> str | None:
-    if problem := _names(value):
-        return problem
-    valid = len(value) > 0 and all(name == name.upper() for name in value)
-    return None if valid else "must name at least one HTTP method, in capitals"
-
-
-def _secrets(value: object) -> str | None:
-    valid = isinstance(value, (list, tuple)) and value and all(isinstance(one, (str, bytes)) and one for one in value)
-    return None if valid else "must be a list or tuple of secrets (str or bytes), none of them empty"
-
-
-def _fernet_keys(value: Any) -> str | None:
-    if problem := _secrets(value):
-        return problem
-    for key in value:
-        try:
-            valid = len(urlsafe_b64decode(key)) == FERNET_KEY_BYTES
-        except ValueError:
-            valid = False
-        if not valid:
-            return "must be a list or tuple of keys that Fernet.generate_key() has made"
-    if find_spec("cryptography") is None:
-        return "must not be set without the package cryptography: pip install 'django-idempotency[encryption]'"
-    return None
-
-
-def _callable(value: object) -> str | None:
-    return None if callable(value) else "must be a callable"
-
-
-def _callable_or_path(value: object) -> str | None:
-    return None if callable(value) or isinstance(value, str) else "must be a callable or a dotted path to one"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +123,7 @@ class OperationPolicy(TypedDict, total=False):
             # Longer than clients and queues go on retrying. The usual longest case is a dead-letter queue that is
             # replayed on Monday and holds requests of Friday.
             default=timedelta(days=3),
-            problem_of=_positive_duration,
+            problem_of=validators.positive_duration,
             takes="timedelta",
             meaning="retention: how long an outcome is kept and a retry recognised",
             check_id="idempotency.E003",
@@ -211,7 +136,7 @@ class OperationPolicy(TypedDict, total=False):
             setting="LEASE",
             # Longer than a handler may take. The usual worker timeout is 30 s.
             default=timedelta(seconds=60),
-            problem_of=_positive_duration,
+            problem_of=validators.positive_duration,
             takes="timedelta",
             meaning="how long a claim is presumed alive; shorter than the retention",
             check_id="idempotency.E004",
@@ -222,7 +147,7 @@ class OperationPolicy(TypedDict, total=False):
         timedelta | None,
         Option(
             setting="MAX_KEY_AGE",
-            problem_of=_positive_duration,
+            problem_of=validators.positive_duration,
             takes="timedelta",
             meaning="a request that would begin under an older key is refused, if the key carries its time; at least "
             "five minutes shorter than the retention",
@@ -235,7 +160,7 @@ class OperationPolicy(TypedDict, total=False):
         Option(
             setting="TIMED_KEYS",
             default=False,
-            problem_of=_flag,
+            problem_of=validators.flag,
             takes="bool",
             meaning="True: a request that would begin under a key that doesn't carry its time is refused",
             check_id="idempotency.E024",
@@ -245,7 +170,7 @@ class OperationPolicy(TypedDict, total=False):
     heartbeat: Annotated[
         timedelta | None,
         Option(
-            problem_of=_positive_duration,
+            problem_of=validators.positive_duration,
             takes="timedelta",
             meaning="renews the lease while the handler runs, for this long in total; not above the retention",
         ),
@@ -253,7 +178,7 @@ class OperationPolicy(TypedDict, total=False):
     idle_timeout: Annotated[
         timedelta | None,
         Option(
-            problem_of=_positive_duration,
+            problem_of=validators.positive_duration,
             takes="timedelta",
             meaning="PostgreSQL ends the handler's transaction when it has been idle for this long",
         ),
@@ -263,7 +188,7 @@ class OperationPolicy(TypedDict, total=False):
         Option(
             setting="IN_PROGRESS",
             default=CONFLICT,
-            problem_of=_in_progress,
+            problem_of=validators.in_progress,
             takes="`CONFLICT`, `ACCEPTED`, `Wait(seconds)`; for one operation also `Attach(location)`",
             meaning="what a duplicate gets while the first request runs: 409, 202, or up to 30 s of waiting and then "
             "409",
@@ -276,7 +201,7 @@ class OperationPolicy(TypedDict, total=False):
         Option(
             setting="REQUIRED",
             default=True,
-            problem_of=_flag,
+            problem_of=validators.flag,
             takes="bool",
             meaning="False: a request without a key runs unprotected",
             check_id="idempotency.E006",
@@ -288,7 +213,7 @@ class OperationPolicy(TypedDict, total=False):
         Option(
             setting="METHODS",
             default=("POST", "PATCH"),
-            problem_of=_methods,
+            problem_of=validators.methods,
             takes="names in capitals",
             meaning="which methods are protected; others pass through",
             check_id="idempotency.E007",
@@ -300,7 +225,7 @@ class OperationPolicy(TypedDict, total=False):
         Option(
             setting="ACCOUNT",
             default="idempotency.conf.authenticated_user",
-            problem_of=_callable_or_path,
+            problem_of=validators.callable_or_path,
             takes="callable(request) → str or None, or its dotted path",
             meaning="whose key it is; None refuses the request. The default is the authenticated user's primary key",
             check_id="idempotency.E008",
@@ -312,7 +237,7 @@ class OperationPolicy(TypedDict, total=False):
         Option(
             setting="RECORDABLE",
             default="idempotency.conf.is_recordable",
-            problem_of=_callable_or_path,
+            problem_of=validators.callable_or_path,
             takes="callable(status) → bool, or its dotted path",
             meaning="which statuses are outcomes. The default: all but 408, 425, 429 and 5xx",
             check_id="idempotency.E009",
@@ -324,7 +249,7 @@ class OperationPolicy(TypedDict, total=False):
         Option(
             setting="RECORDED_HEADERS",
             default=DEFAULT_RECORDED_HEADERS,
-            problem_of=_names,
+            problem_of=validators.names,
             takes="names",
             meaning="headers kept with an outcome, besides Content-Type; `X-Shop-*` names all that begin so. "
             "Cookies and credentials never are",
@@ -337,7 +262,7 @@ class OperationPolicy(TypedDict, total=False):
         Option(
             setting="MAX_BODY",
             default=1024 * 1024,
-            problem_of=_positive_bytes,
+            problem_of=validators.positive_bytes,
             takes="bytes",
             meaning="the largest body that is recorded; a larger one is refused and nothing commits",
             check_id="idempotency.E011",
@@ -348,7 +273,7 @@ class OperationPolicy(TypedDict, total=False):
         bool,
         Option(
             default=True,
-            problem_of=_flag,
+            problem_of=validators.flag,
             takes="bool",
             meaning="handler and record in one transaction of the record's database",
         ),
@@ -357,7 +282,7 @@ class OperationPolicy(TypedDict, total=False):
         Recovery | Reconcile | None,
         Option(
             default=REEXECUTE,
-            problem_of=_recovery,
+            problem_of=validators.recovery,
             takes="`REEXECUTE`, `Reconcile(fn)` or `PARK`",
             meaning="what an abandoned claim means; must be given with `transaction=False`",
         ),
@@ -365,7 +290,7 @@ class OperationPolicy(TypedDict, total=False):
     command: Annotated[
         Callable[..., Any] | None,
         Option(
-            problem_of=_callable,
+            problem_of=validators.callable_object,
             takes="callable(request) → object, or a DRF serializer class",
             meaning="what the fingerprint is taken of, instead of the parsed body",
         ),
@@ -373,7 +298,7 @@ class OperationPolicy(TypedDict, total=False):
     rebuild: Annotated[
         Callable[[str, Any], Any] | None,
         Option(
-            problem_of=_callable,
+            problem_of=validators.callable_object,
             takes="callable(reference, request) → response",
             meaning="answers a replay from a reference instead of a recorded body",
         ),
@@ -381,7 +306,7 @@ class OperationPolicy(TypedDict, total=False):
     redact: Annotated[
         Callable[[int, Mapping[str, str], bytes], bytes] | None,
         Option(
-            problem_of=_callable,
+            problem_of=validators.callable_object,
             takes="callable(status, headers, body) → body as bytes",
             meaning="removes from a body what must not be recorded; a replay has the redacted body",
         ),
@@ -395,7 +320,7 @@ class RequestPolicy(OperationPolicy, total=False):
         Callable[[Any], str | None] | str | None,
         Option(
             setting="KEY",
-            problem_of=_callable_or_path,
+            problem_of=validators.callable_or_path,
             takes="callable(request) → str or None, or its dotted path",
             meaning="where the key is, if it is not in the header: a form's field, a webhook's event id. None: it is "
             "in the header only",
@@ -418,7 +343,7 @@ SETTINGS: Final[Mapping[str, Option]] = {
         name="max_retry_after",
         setting="MAX_RETRY_AFTER",
         default=timedelta(seconds=30),
-        problem_of=_positive_duration,
+        problem_of=validators.positive_duration,
         takes="timedelta",
         meaning="the longest `Retry-After`",
         check_id="idempotency.E013",
@@ -428,7 +353,7 @@ SETTINGS: Final[Mapping[str, Option]] = {
     "ERROR_RESPONSE": Option(
         name="error_response",
         setting="ERROR_RESPONSE",
-        problem_of=_callable_or_path,
+        problem_of=validators.callable_or_path,
         takes="callable(request, error) → response, or its dotted path",
         meaning="another envelope for errors",
         check_id="idempotency.E012",
@@ -438,7 +363,7 @@ SETTINGS: Final[Mapping[str, Option]] = {
     "FINGERPRINT_KEYS": Option(
         name="fingerprint_keys",
         setting="FINGERPRINT_KEYS",
-        problem_of=_secrets,
+        problem_of=validators.secrets,
         takes="list of str or bytes",
         meaning="the secrets that fingerprints are keyed with: the first makes new ones, all are tried on old ones. "
         "None: `SECRET_KEY` and `SECRET_KEY_FALLBACKS`",
@@ -450,7 +375,7 @@ SETTINGS: Final[Mapping[str, Option]] = {
     "ENCRYPTION_KEYS": Option(
         name="encryption_keys",
         setting="ENCRYPTION_KEYS",
-        problem_of=_fernet_keys,
+        problem_of=validators.fernet_keys,
         takes="list of str or bytes",
         meaning="the keys that recorded bodies are encrypted with: the first encrypts new ones, all are tried on old "
         "ones. None: they are not encrypted",

@@ -20,6 +20,7 @@ def browse(url: str, *options: str, size: tuple[int, int] = (1100, 1500), dark: 
     """Open a page with a profile of its own, and return what Chromium prints."""
     program = shutil.which("chromium")
     if program is None:
+        # `tox -e browser` has looked before, so that it can't be left out there.
         pytest.skip("there is no chromium; on Debian and Ubuntu, apt-get install chromium gets it")
     theme = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
     with tempfile.TemporaryDirectory(prefix="tests-chromium-", ignore_cleanup_errors=True) as profile:

@@ -22,6 +22,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
     missing = [name for name, path in programs.items() if path is None]
     if missing:
+        # `tox -e browser` has looked before, so that it can't be left out there.
         pytest.skip(f"{' and '.join(missing)} not found: tests/servers.sh install chromium gets them")
     options = webdriver.ChromeOptions()
     options.binary_location = programs["chromium"]

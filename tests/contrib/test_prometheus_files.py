@@ -104,6 +104,7 @@ FIRES = {
 def promtool(*arguments: str, cwd: Path) -> None:
     program = shutil.which("promtool")
     if program is None:
+        # A newcomer's machine has no promtool. `.ci/run` installs it before the suite, so there this can't be left out.
         pytest.skip("there is no promtool; tests/servers.sh install promtool, as root, gets it")
     done = subprocess.run([program, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

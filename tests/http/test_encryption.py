@@ -132,7 +132,7 @@ def test_a_key_of_another_form_is_refused_and_not_shown(keys: Any, settings: Any
 def test_without_the_library_the_error_names_what_to_install(settings: Any) -> None:
     use_keys(settings, NEW)
     with (
-        mock.patch("idempotency.options.table.find_spec", return_value=None),
+        mock.patch("idempotency.options.validators.find_spec", return_value=None),
         pytest.raises(ImproperlyConfigured, match=r"pip install 'django-idempotency\[encryption\]'"),
     ):
         _ = in_force.ttl

@@ -1,0 +1,84 @@
+"""Validators of options.
+
+Each returns what is wrong with a value, as the end of a sentence that begins with the option's name, or None if nothing
+is wrong.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode
+from collections.abc import Collection
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import Any
+
+from .values import PARK, REEXECUTE, Attach, InProgress, Reconcile, Wait
+
+FERNET_KEY_BYTES = 32
+
+
+def positive_duration(value: object) -> str | None:
+    return None if isinstance(value, timedelta) and value > timedelta(0) else "must be a positive timedelta"
+
+
+def positive_bytes(value: object) -> str | None:
+    valid = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return None if valid else "must be a positive number of bytes"
+
+
+def flag(value: object) -> str | None:
+    return None if isinstance(value, bool) else "must be True or False"
+
+
+def recovery(value: object) -> str | None:
+    valid = value in (REEXECUTE, PARK) or isinstance(value, Reconcile)
+    return None if valid else "must be REEXECUTE, PARK or Reconcile(fn)"
+
+
+def in_progress(value: object) -> str | None:
+    valid = isinstance(value, (InProgress, Wait, Attach))
+    return None if valid else "must be CONFLICT, ACCEPTED, Wait(seconds) or Attach(location)"
+
+
+def names(value: object) -> str | None:
+    valid = (
+        isinstance(value, Collection)
+        and not isinstance(value, (str, bytes))
+        and all(isinstance(name, str) and name for name in value)
+    )
+    return None if valid else "must be a collection of names"
+
+
+def methods(value: Any) -> str | None:
+    if problem := names(value):
+        return problem
+    valid = len(value) > 0 and all(name == name.upper() for name in value)
+    return None if valid else "must name at least one HTTP method, in capitals"
+
+
+def secrets(value: object) -> str | None:
+    valid = isinstance(value, (list, tuple)) and value and all(isinstance(one, (str, bytes)) and one for one in value)
+    return None if valid else "must be a list or tuple of secrets (str or bytes), none of them empty"
+
+
+def fernet_keys(value: Any) -> str | None:
+    if problem := secrets(value):
+        return problem
+    for key in value:
+        try:
+            valid = len(urlsafe_b64decode(key)) == FERNET_KEY_BYTES
+        except ValueError:
+            valid = False
+        if not valid:
+            return "must be a list or tuple of keys that Fernet.generate_key() has made"
+    if find_spec("cryptography") is None:
+        return "must not be set without the package cryptography: pip install 'django-idempotency[encryption]'"
+    return None
+
+
+def callable_object(value: object) -> str | None:
+    return None if callable(value) else "must be a callable"
+
+
+def callable_or_path(value: object) -> str | None:
+    return None if callable(value) or isinstance(value, str) else "must be a callable or a dotted path to one"
