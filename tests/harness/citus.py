@@ -20,6 +20,7 @@ PARAMETERS = {
     "citus.enable_statistics_collection": "off",  # it would call home
     "max_prepared_transactions": "200",  # for commits on more than one server
     "max_connections": "300",
+    "citus.recover_2pc_interval": "1s",  # the default of a minute is longer than a test waits for a record
 }
 
 

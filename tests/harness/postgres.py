@@ -89,8 +89,11 @@ def running_standby(through: str, name: str) -> Iterator[Server]:
         standby = Server(embedded.url_of(directory))
         if embedded._running_as_root():
             standby._binaries = embedded._reachable_binaries(standby._binaries, directory)
-        standby.run("pg_basebackup", "--dbname", through, "--write-recovery-conf", "--checkpoint", "fast", "--no-sync")
+        standby.run("pg_basebackup", "--dbname", through, "--checkpoint", "fast", "--no-sync")
+        # pg_basebackup could write this, with options that only its own release of libpq knows.
+        (directory / "data/standby.signal").touch()
         with (directory / "data/postgresql.conf").open("a", encoding="utf-8") as configuration:
             configuration.write(f"\nunix_socket_directories = '{directory}'\ncluster_name = '{name}'\n")
+            configuration.write(f"primary_conninfo = '{through}'\n")
         standby.start()
         yield standby

@@ -5,28 +5,38 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from idempotency import REEXECUTE, Operation, claim, current_claim, signals, sql
+from idempotency import REEXECUTE, Operation, claim, require_claim, signals, sql
 from idempotency.checks import check_databases
+from idempotency.exceptions import UnavailableError
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord, IdempotencyStep
+from idempotency.models import IdempotencyCounter, IdempotencyRecord, IdempotencyStep, MessageStatus, OutboxMessage
 from idempotency.outbox import publish
-from idempotency.outbox.relay import relay_batches
+from idempotency.outbox.backlog import purge_sent_once
+from idempotency.outbox.relay import relay_batches, relay_once
 from idempotency.sql import Fence, Row
+from idempotency.upkeep.counters import counters
 from idempotency.upkeep.retention import purge_batches, purge_once
 from idempotency.upkeep.stats import stats
-from idempotency.upkeep.sweep import recover_batches
+from idempotency.upkeep.sweep import recover_batches, recover_once
+from testproject.celery import app
+from testproject.models import UnprotectedReceipt
 from tests.concurrency.racing import Gate, held, race
+from tests.contrib.consumers import send
 from tests.database.claiming import OUTCOME
+from tests.harness.citus import Cluster, host_of
+from tests.harness.postgres import Server
 from tests.harness.zygote import wait_until
-from tests.outbox import SENDER, broker
+from tests.outbox import SENDER, broker, make_messages
 from tests.records import HOUR, make_records, remaining
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,23 +44,32 @@ pytestmark = pytest.mark.django_db(transaction=True)
 HASH = "v1:" + "0" * 64
 LEASE, TTL = timedelta(minutes=1), timedelta(hours=1)
 OVER = timedelta(seconds=-1)
+SHARDS = 32  # as many as Citus makes by itself
 
 swept = Operation("scale.swept", recovery=REEXECUTE)
 stepped = Operation("scale.stepped", transaction=False, recovery=REEXECUTE)
+publishing = Operation("scale.publishing")
+counted = Operation("scale.counted")
 
 
-def tasks_of(call: Callable[[], object]) -> list[tuple[str, int]]:
-    """How many tasks Citus makes of each statement of ``call`` on records and steps."""
-    found: list[tuple[str, int]] = []
+class Planned(NamedTuple):
+    statement: str
+    #: How many shards Citus sends it to; 0 if it reads only the catalogue.
+    tasks: int
+
+
+def planned(call: Callable[[], object]) -> list[Planned]:
+    """The statements of ``call`` on the package's tables, each explained just before it is executed."""
+    found: list[Planned] = []
 
     def explain(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:
         alone = statement.rpartition("END $$; ")[2]
-        if re.search("idempotency_(record|step)", alone):
+        if re.search("idempotency_(record|step|outbox)", alone):
             with connection.cursor() as cursor:
                 cursor.cursor.execute(f"EXPLAIN {alone}", parameters)
                 plan = "\n".join(line for (line,) in cursor.fetchall())
             assert "Distributed Subplan" not in plan
-            found.append((alone.split()[0], sum(map(int, re.findall(r"Task Count: (\d+)", plan)))))
+            found.append(Planned(alone, sum(map(int, re.findall(r"Task Count: (\d+)", plan)))))
         return execute(statement, parameters, many, context)
 
     with connection.execute_wrapper(explain):
@@ -58,7 +77,7 @@ def tasks_of(call: Callable[[], object]) -> list[tuple[str, int]]:
     return found
 
 
-def test_each_statement_of_a_request_is_one_task() -> None:
+def every_change_of_a_record() -> None:
     store, scope = sql.store("default"), Scope("acme", "scale.tasks", "key")
 
     def observed() -> Row:
@@ -70,27 +89,85 @@ def test_each_statement_of_a_request_is_one_task() -> None:
         row = observed()
         return Fence(scope, row.id, row.attempt, row.request_hash)
 
-    def every_change() -> None:
-        with transaction.atomic():
-            assert store.insert_claim(scope, HASH, lease=OVER, ttl=TTL, wait_for_disk=False)
-            assert store.take_over(scope, observed(), lease=OVER, ttl=TTL)
-            assert store.set_lease(fence(), OVER, ttl=TTL)
-            assert store.park_abandoned(scope, observed())
-            assert not store.release(fence())
-            assert not store.park(fence())
-            assert not store.complete(fence(), OUTCOME, ttl=TTL)
-            assert not store.start_over(scope, observed(), HASH, lease=OVER, ttl=TTL)
+    with transaction.atomic():
+        assert store.insert_claim(scope, HASH, lease=OVER, ttl=TTL, wait_for_disk=False)
+        assert store.take_over(scope, observed(), lease=OVER, ttl=TTL)
+        assert store.set_lease(fence(), OVER, ttl=TTL)
+        assert store.park_abandoned(scope, observed())
+        assert not store.release(fence())
+        assert not store.park(fence())
+        assert not store.complete(fence(), OUTCOME, ttl=TTL)
+        assert not store.start_over(scope, observed(), HASH, lease=OVER, ttl=TTL)
 
-    def operation() -> None:
-        for _ in range(2):
-            with claim(stepped.name, account_id="acme", key="steps", payload=1) as run:
-                if not run.replayed:
-                    run.result = current_claim().step("one", lambda: 1)
-                    current_claim().renew()
 
-    tasks = tasks_of(every_change) + tasks_of(operation)
-    assert {verb for verb, _ in tasks} == {"INSERT", "UPDATE", "SELECT"}
-    assert [count for _, count in tasks] == [1] * len(tasks), tasks
+def an_operation_and_its_replay() -> None:
+    for attempt in range(2):
+        with claim(stepped.name, account_id="acme", key="steps", payload=1) as run:
+            assert run.replayed == bool(attempt)
+            if not run.replayed:
+                run.result = require_claim().step("one", lambda: 1)
+                require_claim().renew()
+
+
+def a_message_and_its_relay() -> None:
+    broker.reset()
+    with claim(publishing.name, account_id="acme", key="messages", payload=1) as run:
+        publish("orders.placed", 1, ordering_key="order-1", sender=SENDER)
+        publish("orders.placed", 2, ordering_key="order-1", sender=SENDER)
+        run.result = None
+    assert relay_once().sent == 2
+    assert broker.payloads == [1, 2]
+
+
+def a_message_that_is_delivered_twice() -> None:
+    first, second = (send.apply_async(["label"], task_id="message").get() for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("call", "tables"),
+    [
+        (every_change_of_a_record, {"record"}),
+        (an_operation_and_its_replay, {"record", "step"}),
+        (a_message_and_its_relay, {"record", "outbox"}),
+        (a_message_that_is_delivered_twice, {"record"}),
+    ],
+)
+def test_each_statement_of_a_request_a_relay_and_an_inbox_is_one_task(
+    call: Callable[[], object], tables: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.set_current()
+    monkeypatch.setitem(app.conf, "task_always_eager", True)
+    plans = planned(call)
+    assert {table for plan in plans for table in re.findall(r"idempotency_(\w+)", plan.statement)} >= tables
+    assert [plan for plan in plans if plan.tasks != 1] == []
+
+
+def test_a_sweep_locks_one_shard_at_a_time_and_changes_those_of_its_rows_only() -> None:
+    fill(40, status=Status.IN_PROGRESS, lease=-HOUR, operation=swept.name)
+    plans = planned(recover_once)
+    locks = [plan.tasks for plan in plans if "FOR UPDATE" in plan.statement]
+    assert locks == [1] * len(locks)
+    assert [plan.tasks for plan in plans if plan.statement.startswith("UPDATE")] == [len(locks)]
+    assert {plan.tasks for plan in plans if plan.statement.startswith("SELECT")} == {1, SHARDS}
+
+
+def test_a_batch_of_a_purge_is_a_statement_for_each_shard_which_its_worker_runs() -> None:
+    fill(40)
+    sent: list[set[str]] = []
+
+    def notice(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:
+        if "master_run_on_worker" in statement:
+            sent.append(set(re.findall(r"idempotency_record_(\d+)", str(parameters))))
+        return execute(statement, parameters, many, context)
+
+    with connection.execute_wrapper(notice):
+        assert {plan.tasks for plan in planned(purge_once)} == {0}
+    assert [len(shards) for shards in sent] == [1] * SHARDS
+    assert len(set.union(*sent)) == SHARDS
+    make_messages(3, MessageStatus.SENT, sent=-timedelta(days=9))
+    assert {plan.tasks for plan in planned(purge_sent_once)} == {1}
+    assert not OutboxMessage.objects.exists()
 
 
 @pytest.mark.failure_mode(2)
@@ -128,6 +205,94 @@ def idle_in_transaction() -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'")
         return cursor.fetchone() is not None
+
+
+@contextmanager
+def messages_to_workers() -> Iterator[list[tuple[str, str]]]:
+    """What the coordinator sends to workers for this connection: the server, and the first word of the message."""
+    sent: list[tuple[str, str]] = []
+
+    def note(diagnostic: Any) -> None:
+        if issued := re.match(r"issuing (\w+)", diagnostic.message_primary or ""):
+            sent.append((diagnostic.message_detail.partition("connectionId")[0], issued[1]))
+
+    with connection.cursor() as cursor:
+        cursor.execute("SET citus.log_remote_commands TO on")
+        driver = connection.connection
+        driver.add_notice_handler(note)
+        try:
+            yield sent
+        finally:
+            driver.remove_notice_handler(note)
+            cursor.execute("RESET citus.log_remote_commands")
+
+
+#: A setting that is sent along needs a transaction on the worker.
+CLAIM = ["BEGIN", "INSERT", "COMMIT"]
+
+
+def test_a_request_sends_few_messages_to_one_worker() -> None:
+    def call(key: str, *, effect: bool = False) -> None:
+        with claim(counted.name, account_id="acme", key=key, payload=1) as run:
+            if not run.replayed:
+                run.result = None
+                if effect:
+                    UnprotectedReceipt.objects.create(label="on the coordinator", amount=1)
+
+    call("before", effect=True)  # the connection to the worker is made
+    for make, expected in (
+        (partial(call, "one"), [*CLAIM, "BEGIN", "UPDATE", "COMMIT"]),
+        (partial(call, "one"), [*CLAIM, "SELECT"]),
+        (partial(call, "two", effect=True), [*CLAIM, "BEGIN", "UPDATE", "PREPARE", "COMMIT"]),
+    ):
+        with messages_to_workers() as sent:
+            make()
+        assert [verb for _, verb in sent] == expected
+        assert len({server for server, _ in sent}) == 1
+
+
+ACCOUNTS_BY_WORKER = """
+SELECT min(account)
+FROM unnest(%s::text[]) AS account
+JOIN pg_dist_shard_placement
+    ON shardid = get_shard_id_for_distribution_column('idempotency_record'::regclass, account)
+GROUP BY nodename
+ORDER BY nodename = %s
+"""
+
+
+def test_without_a_worker_the_accounts_of_the_others_work_and_their_events_are_counted_later(cluster: Cluster) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(ACCOUNTS_BY_WORKER, [list("abcdefgh"), host_of(cluster.workers[0])])
+        (served,), (refused,) = cursor.fetchall()
+
+    def call(account_id: str) -> bool:
+        with claim(counted.name, account_id=account_id, key="key", payload=1) as run:
+            if not run.replayed:
+                run.result = None
+        return run.replayed
+
+    def replays() -> int:
+        counters.flush()
+        totals = IdempotencyCounter.objects.filter(operation=counted.name, hour=0, event="replayed")
+        return sum(totals.values_list("total", flat=True))
+
+    before = replays()
+    worker = Server(cluster.workers[0])
+    worker.run("pg_ctl", "--mode", "immediate", "stop")
+    try:
+        with pytest.raises(UnavailableError):
+            call(refused)
+        for upkeep in (recover_once, purge_once):
+            with pytest.raises(OperationalError):
+                upkeep()
+        assert [call(served), call(served)] == [False, True]
+        assert replays() == before  # they are kept, because each server has a copy of the table
+    finally:
+        worker.start()
+        connection.close()  # the coordinator's session has connections to the worker that was stopped
+    assert replays() == before + 1
+    assert [call(refused), call(refused)] == [False, True]
 
 
 def fill(count: int, **options: Any) -> list[int]:
@@ -187,6 +352,9 @@ def test_the_statistics_are_those_of_all_shards() -> None:
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE idempotency_record")
     assert sql.store("default").measure().records == 300
+    with transaction.atomic():
+        IdempotencyRecord.objects.update(attempt=2)
+        assert stats().table_bytes.value is not None  # also in a transaction that has written to all shards
 
 
 def test_a_table_that_citus_does_not_know_is_a_warning() -> None:

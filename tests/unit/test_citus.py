@@ -121,6 +121,16 @@ def test_settings_reach_the_workers_in_the_message_of_the_statement_unless_the_s
     assert len(messages) == 1 + binding
 
 
+@pytest.mark.failure_mode(2)
+@pytest.mark.parametrize("extension", [False, True])
+def test_counts_wait_for_a_bounded_time_on_the_workers_too(extension: bool) -> None:
+    made, store = scripted(extension=extension)
+    store.add_counts({("unit.citus", "claimed"): 1}, 1)
+    (message,) = made.sent[1:]
+    assert (WAITS in message, NO_DISK in message) == (extension, extension)
+    assert "idempotency_counter" in message
+
+
 @pytest.mark.parametrize(
     ("extension", "binding", "alone"), [(True, False, True), (True, True, False), (False, True, True)]
 )
@@ -197,6 +207,19 @@ def test_a_shard_is_purged_by_its_worker_and_by_the_clock_of_the_coordinator() -
     assert "'2026-01-01'::timestamptz" in command
 
 
+def test_the_bodies_of_a_shard_are_purged_by_its_worker() -> None:
+    made, store = scripted(answer(2, 3))
+    made.ops.compose_sql = lambda statement, parameters: made.sent.append(statement)
+    batch = store.delete_bodies(store.parts()[0], 3, None)
+    assert (batch.deleted, batch.exhausted, batch.reached) == (2, False, NOW)
+    (command,) = (statement for statement in made.sent if "UPDATE record_1" in statement)
+    assert "DELETE FROM step_1" in command
+    assert "statement_timestamp()" not in command
+    _, refusing = scripted({**SHARDS, **PLACE, "master_run": [(False, "ERROR: no")]})
+    with pytest.raises(OperationalError, match="Server worker refused: ERROR: no"):
+        refusing.delete_bodies(refusing.parts()[0], 3, None)
+
+
 def test_a_refusal_of_a_worker_is_an_error_of_the_database() -> None:
     _, store = scripted({**SHARDS, **PLACE, "master_run": [(False, "ERROR: no")]})
     with pytest.raises(OperationalError, match="Server worker refused: ERROR: no"):
@@ -213,7 +236,7 @@ def test_a_batch_of_the_whole_table_takes_its_shards_until_it_is_full(
 
 
 def test_the_size_is_the_sum_over_the_shards() -> None:
-    _, store = scripted({"citus_total_relation_size": [(4096, 12.0)]})
+    _, store = scripted({"run_command_on_shards": [(4096, 12.0)]})
     assert store.measure() == sql.TableSize(4096, 12)
 
 

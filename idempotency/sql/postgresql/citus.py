@@ -9,11 +9,12 @@ only; and what is done shard by shard.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from django.apps import apps
-from django.db import NotSupportedError, router
+from django.db import NotSupportedError, OperationalError, router
 from django.db.models import QuerySet
 
 from ..store import Part, Store
@@ -63,6 +64,11 @@ ORDER BY records.shardid
 _SHARDS_OF_ACCOUNTS = """
 SELECT get_shard_id_for_distribution_column(%s::regclass, account), account FROM unnest(%s::text[]) AS account
 """
+
+# A statement that takes rows of one shard by their locks is run by the worker that has the shard, in a transaction of
+# its own, because the coordinator can't plan it. Its time is the coordinator's, as it is for every other statement.
+_WORKER = "SELECT nodename, nodeport, statement_timestamp()::text FROM pg_dist_shard_placement WHERE shardid = %s"
+_RUN_ON_WORKER = "SELECT success, result FROM master_run_on_worker(ARRAY[%s], ARRAY[%s], ARRAY[%s], false)"
 
 #: Whether a database has the extension, by its place. A process asks each database once.
 _has_citus: dict[tuple[str, ...], bool] = {}
@@ -169,6 +175,26 @@ class Citus(Store):
         with self.connection.cursor() as cursor:
             cursor.execute(_SHARDS)
             return [Shard(*row) for row in cursor.fetchall()]
+
+    def run_in_shard(self, shard: Shard, statement: Callable[[str], str], parameters: Any) -> Any:
+        """Run a statement on the worker that has the shard.
+
+        If the process dies or sleeps at any point here, the worker ends the statement, or never gets it.
+
+        :param statement: returns the statement, which has one row with one value; its argument is the time, as SQL.
+        :returns: the value, as text.
+        :raises OperationalError: the worker refuses.
+        """
+        operations: Any = self.connection.ops
+        with self.connection.cursor() as cursor:
+            cursor.execute(_WORKER, [shard.id])
+            ((node, port, now),) = cursor.fetchall()
+            command = operations.compose_sql(statement(f"'{now}'::timestamptz"), parameters)
+            cursor.execute(_RUN_ON_WORKER, [node, port, command])
+            ((success, result),) = cursor.fetchall()
+        if not success:
+            raise OperationalError(f"Server {node} refused: {result}")
+        return result
 
     def lock_free(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
         if not self.is_distributed(rows.model._meta.db_table):
