@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import exceptions
 from ..exceptions import (
+    BodyGoneError,
     DuplicateError,
     IdempotencyError,
     InProgressError,
@@ -125,6 +126,8 @@ def _errors(operation: Operation) -> Iterator[type[IdempotencyError]]:
         if error is KeyMissingError and not operation.required:
             continue
         if error is KeyExpiredError and operation.max_key_age is None:
+            continue
+        if error is BodyGoneError and operation.body_ttl is None:
             continue
         yield error
 

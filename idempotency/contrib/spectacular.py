@@ -57,6 +57,10 @@ class AutoSchema(openapi.AutoSchema):
         operation = self._operation()
         if described and operation is not None:
             add_responses(operation, described["responses"], self.get_problem_content())
+            named = ("header", keys.HEADER.lower())
+            headers = [one for one in described.get("parameters", []) if (one["in"], one["name"].lower()) == named]
+            if len(headers) > 1:  # the project has written the name in other letters
+                described["parameters"].remove(next(one for one in headers if one["name"] == keys.HEADER))
         return described
 
     def get_problem_content(self) -> dict[str, Any] | None:

@@ -125,10 +125,14 @@ def test_an_operation_is_described_by_its_policy() -> None:
     strict, lenient = described(handler()), described(handler(name="tests.lenient", required=False))
     assert [header["required"] for header in header_of(strict)] == [True]
     assert "required" not in header_of(lenient)[0]
-    elsewhere = described(handler(name="tests.elsewhere", key=FromForm(), max_key_age=timedelta(days=1)))
+    elsewhere = described(
+        handler(name="tests.elsewhere", key=FromForm(), max_key_age=timedelta(days=1), body_ttl=timedelta(hours=1))
+    )
     assert "required" not in header_of(elsewhere)[0]
     told = [answers["responses"]["400"]["description"] for answers in (strict, elsewhere)]
     assert ["idempotency_key_expired" in text for text in told] == [False, True]
+    told = [answers["responses"]["409"]["description"] for answers in (strict, elsewhere)]
+    assert ["idempotency_body_gone" in text for text in told] == [False, True]
     assert "idempotency_key_missing" in strict["responses"]["400"]["description"]
     assert "idempotency_key_missing" not in lenient["responses"]["400"]["description"]
     assert "Retry-After" in strict["responses"]["409"]["headers"]
@@ -153,13 +157,14 @@ def test_answers_that_are_recorded_have_the_marker() -> None:
     assert marked == {"201", "418"}
 
 
-def test_what_a_project_says_itself_wins() -> None:
+@pytest.mark.parametrize("name", ["Idempotency-Key", "idempotency-key"])
+def test_what_a_project_says_itself_wins(name: str) -> None:
     own = OpenApiResponse({"type": "string"}, description="Ours.")
 
     @extend_schema(
         request=None,
         parameters=[
-            OpenApiParameter("Idempotency-Key", {"type": "string"}, "header", description="Own."),
+            OpenApiParameter(name, {"type": "string"}, "header", description="Own."),
             OpenApiParameter("Idempotency-Replayed", {"type": "boolean"}, "header", response=[201], description="Own."),
         ],
         responses={201: LabelSerializer, (409, "application/problem+json"): own, (400, "application/json"): own},
@@ -170,7 +175,7 @@ def test_what_a_project_says_itself_wins() -> None:
 
     operation = described(post)
     responses = operation["responses"]
-    assert [header["description"] for header in header_of(operation)] == ["Own."]
+    assert [(header["name"], header["description"]) for header in operation["parameters"]] == [(name, "Own.")]
     assert responses["201"]["headers"]["Idempotency-Replayed"]["description"] == "Own."
     assert responses["409"]["content"] == {"application/problem+json": {"schema": {"type": "string"}}}
     assert responses["400"]["content"].keys() == {"application/json", "application/problem+json"}
