@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -22,13 +21,24 @@ from django.contrib.admindocs.utils import (
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.urls.resolvers import LocalePrefixPattern, RegexPattern
 from django.utils import translation
+from django.views import View
+from django.views.generic import RedirectView
 
 from ..conf import settings
 from ..operation import Operation
 from .adapters import handlers_of
+from .atomic_requests import databases_with_atomic_requests
 from .checks import model_written_elsewhere
-from .class_views import SAFE_METHODS, methods_of_class, operation_of, operation_of_request, protects_function
-from .layers import Stack, declared_methods
+from .class_views import (
+    HOOKS,
+    SAFE_METHODS,
+    methods_of_class,
+    no_handler,
+    operation_of,
+    operation_of_request,
+    protects_function,
+)
+from .layers import Stack, class_of, declared_methods, layers_of
 
 
 class Verdict(str, Enum):
@@ -38,7 +48,7 @@ class Verdict(str, Enum):
     BROKEN = "broken"  # an operation is declared, but the protection does not hold
     DOUBTFUL = "doubtful"  # it holds, unless what is named in the reasons has an effect or checks a permission
     UNPROTECTED = "unprotected"
-    UNDECLARED = "undeclared"  # an unprotected function that doesn't say which methods it serves
+    UNDECLARED = "undeclared"  # an unprotected view that doesn't say which methods it serves
     IDEMPOTENT = "idempotent"  # PUT or DELETE, which HTTP defines as idempotent, without protection
     ALLOWED = "allowed"  # not protected, and the project says that this is intended
 
@@ -50,7 +60,7 @@ class AuditedRoute:
     """One mutating method of one route."""
 
     method: str
-    """In capitals; "ANY" for a function that doesn't say which methods it serves."""
+    """In capitals; "ANY" for a view that doesn't say which methods it serves."""
 
     route: str
     """The path, with names in angle brackets in the place of its variable parts."""
@@ -147,10 +157,17 @@ def _places(
         names = parameters | set(pattern.pattern.converters) | set(_groups_of(pattern.pattern))
         if isinstance(pattern, URLResolver):
             inner = [*namespaces, pattern.namespace] if pattern.namespace else namespaces
-            yield from _places(pattern.url_patterns, here, inner, names, in_admin or pattern.app_name == "admin")
+            yield from _places(pattern.url_patterns, here, inner, names, in_admin or _is_admin(pattern))
         else:
             name = ":".join([*namespaces, pattern.name]) if pattern.name else ""
             yield _Place(here, name, pattern.callback, names, in_admin)
+
+
+def _is_admin(resolver: URLResolver) -> bool:
+    """Whether these are the URLs of an ``AdminSite``. A project's own URLs may have its name."""
+    return resolver.app_name == "admin" and any(
+        hasattr(getattr(one, "callback", None), "admin_site") for one in resolver.url_patterns
+    )
 
 
 def _text_of(pattern: Any) -> str:
@@ -167,60 +184,101 @@ def _groups_of(pattern: Any) -> Collection[str]:
 
 
 def _routes_of(place: _Place) -> Iterator[AuditedRoute]:
-    callback = place.callback
-    while isinstance(callback, partial):
-        callback = callback.func
-    view_class = getattr(callback, "cls", getattr(callback, "view_class", None))
-    if view_class is not None:
-        yield from _routes_of_class(place, callback, view_class)
+    made = next((layer for layer in layers_of(place.callback) if class_of(layer) is not None), None)
+    if made is not None:
+        yield from _routes_of_class(place, made, class_of(made))
         return
-    handlers = handlers_of(callback)
+    handlers = handlers_of(place.callback)
     if handlers is None:
-        handlers = [(declared_methods(callback), callback)]
+        handlers = [(declared_methods(place.callback), place.callback)]
     for methods, handler in handlers:
         yield from _routes_of_function(place, handler, methods)
 
 
-def _routes_of_class(place: _Place, callback: Any, view_class: Any) -> Iterator[AuditedRoute]:
-    actions = getattr(callback, "actions", None)
-    around = operation_of(callback)  # @idempotent around as_view()
+def _routes_of_class(place: _Place, made: Any, view_class: Any) -> Iterator[AuditedRoute]:
+    """:param made: what ``as_view()`` made. Decorators may be around it."""
+    actions = getattr(made, "actions", None)
+    arguments = getattr(made, "initkwargs", getattr(made, "view_initkwargs", {}))
+    misplaced = _misplaced(view_class)
+    around = operation_of(made)  # @idempotent around as_view()
     served = methods_of_class(view_class) if actions is None else {method.upper() for method in actions}
+    if not served and view_class.dispatch is not View.dispatch:
+        reason = "The class has no handlers, so its dispatch() may serve any method."
+        yield _undeclared(place, _handler(view_class, "dispatch"), reason)
+    served &= {name.upper() for name in arguments.get("http_method_names", view_class.http_method_names)}
+    served &= set(declared_methods(place.callback)) or served
     for method in sorted(served - SAFE_METHODS):
         name = (actions or {}).get(method.lower(), method.lower())
+        if getattr(view_class, name) is getattr(RedirectView, name, None):
+            continue  # it has no effect
+        if misplaced is not None:
+            refused, reason = misplaced
+            view = _handler(view_class, name)
+            yield AuditedRoute(method, place.route, place.name, view, Verdict.BROKEN, refused, (reason,))
+            continue
         if around is not None:
             operation = around if protects_function(around, method, served) else None
-            stack = Stack.of(callback)
+            stack = Stack.of(place.callback)
         else:
             operation = operation_of_request(view_class, method, actions)
-            stack = Stack.of_handler(view_class, name, callback)
+            stack = Stack.of_handler(view_class, name, place.callback)
         route = AuditedRoute(
             method, place.route, place.name, _handler(view_class, name), Verdict.UNPROTECTED, operation
         )
-        yield _judged(route, stack, [*_elsewhere(view_class, operation), *_object_permissions(view_class, place)])
+        permissions = arguments.get("permission_classes", getattr(view_class, "permission_classes", ()))
+        doubts = [*_elsewhere(view_class, operation), *_object_permissions(permissions, place)]
+        yield _judged(route, place, stack, doubts)
 
 
 def _routes_of_function(place: _Place, handler: Any, methods: Collection[str]) -> Iterator[AuditedRoute]:
     stack = Stack.of(handler)
     view, operation = _dotted(stack.view), stack.operation
-    if operation is not None and not methods:
-        methods = operation.methods
     if not methods:
-        reason = "The function doesn't say which methods it serves. Use require_POST, require_safe or the like."
-        yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, (reason,))
+        methods = () if operation is None else operation.methods
+        if not set(settings.methods) <= set(methods):
+            reason = "The function doesn't say which methods it serves. Use require_POST, require_safe or the like."
+            yield _undeclared(place, view, reason)
     for method in sorted(set(methods) - SAFE_METHODS):
         protecting = operation if operation is not None and protects_function(operation, method, methods) else None
         route = AuditedRoute(method, place.route, place.name, view, Verdict.UNPROTECTED, protecting)
-        yield _judged(route, stack, [])
+        yield _judged(route, place, stack, [])
 
 
-def _judged(route: AuditedRoute, stack: Stack, doubts: Iterable[str]) -> AuditedRoute:
+def _undeclared(place: _Place, view: str, reason: str) -> AuditedRoute:
+    return AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, (reason,))
+
+
+def _misplaced(view_class: Any) -> tuple[Operation, str] | None:
+    """An operation of a method that is no handler, and why it is refused.
+
+    ``method_decorator`` hides it from the class, so it is refused only when a request comes.
+    """
+    for name in ("dispatch", *sorted(HOOKS)):
+        operation = operation_of(getattr(view_class, name, None))
+        if operation is not None:
+            return operation, str(no_handler(operation, view_class, name))
+    return None
+
+
+def _judged(route: AuditedRoute, place: _Place, stack: Stack, doubts: Iterable[str]) -> AuditedRoute:
     operation = route.operation
     if operation is None:
         return route if route.method in settings.methods else replace(route, verdict=Verdict.IDEMPOTENT)
-    mistakes, doubts = stack.mistakes(), [*stack.doubts(), *doubts]
+    mistakes, doubts = [*stack.mistakes(), *_hidden_from_atomic_requests(place)], [*stack.doubts(), *doubts]
     notes = [] if operation.required else ["A request without a key runs unprotected (required=False)."]
     verdict = Verdict.BROKEN if mistakes else Verdict.DOUBTFUL if doubts else Verdict.PROTECTED
     return replace(route, verdict=verdict, reasons=(*mistakes, *doubts, *notes))
+
+
+def _hidden_from_atomic_requests(place: _Place) -> list[str]:
+    if set(databases_with_atomic_requests()) <= getattr(place.callback, "_non_atomic_requests", set()):
+        return []
+    reason = (
+        "ATOMIC_REQUESTS opens a transaction around the view, where no claim can be committed: every request is "
+        "refused. Put @idempotent directly on the function or method, without method_decorator() or another decorator "
+        "that hides it, or mark the outermost view with transaction.non_atomic_requests."
+    )
+    return [reason]
 
 
 def _elsewhere(view_class: Any, operation: Operation | None) -> list[str]:
@@ -232,14 +290,15 @@ def _elsewhere(view_class: Any, operation: Operation | None) -> list[str]:
     return [f"{model._meta.label} is written to another database than the records, outside of the transaction."]
 
 
-def _object_permissions(view_class: Any, place: _Place) -> list[str]:
+def _object_permissions(permissions: Iterable[Any], place: _Place) -> list[str]:
     """Permissions of Django REST framework that a handler checks itself, when it calls ``get_object()``."""
     if not place.parameters - {"format"}:
         return []
     found = {
         permission.__name__
-        for permission in _flat(getattr(view_class, "permission_classes", ()))
-        if not permission.has_object_permission.__qualname__.startswith("BasePermission.")
+        for permission in _flat(permissions)
+        if hasattr(permission, "has_object_permission")
+        and not permission.has_object_permission.__qualname__.startswith("BasePermission.")
     }
     return [
         f"{name}.has_object_permission() is checked by get_object(), within the handler, so not before a replay."

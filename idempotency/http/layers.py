@@ -6,6 +6,8 @@ tells what a decorator is for, and Django's own modules are known.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,7 +38,7 @@ class Stack:
     @classmethod
     def of(cls, callback: Any) -> Stack:
         """The decorators of a function, or around ``as_view()``."""
-        layers = tuple(_layers(callback))
+        layers = tuple(layers_of(callback))
         for place, layer in enumerate(layers):
             if (operation := _operation_of(layer)) is not None:
                 return cls(layers[:place], layers[place + 1 : -1], layers[-1], operation)
@@ -45,7 +47,7 @@ class Stack:
     @classmethod
     def of_handler(cls, view_class: Any, name: str, callback: Any) -> Stack:
         """The decorators of a method, of the class's ``dispatch()``, and around its ``as_view()``."""
-        outer = (*_layers(callback), *_layers(view_class.dispatch))
+        outer = (*layers_of(callback), *layers_of(view_class.dispatch))
         handler = cls.of(getattr(view_class, name))
         if handler.operation is None:  # IdempotentMixin protects the method as it is, decorated
             return cls(outer, handler.above, handler.view)
@@ -80,25 +82,53 @@ def declared_methods(callback: Any) -> Collection[str]:
     """The methods that Django's ``require_http_methods()`` and its relatives let through; empty if there is none."""
     allowed = [
         {str(method) for method in closure_of(layer)["request_method_list"]}
-        for layer in _layers(callback)
+        for layer in layers_of(callback)
         if "request_method_list" in closure_of(layer)
     ]
     return set.intersection(*allowed) if allowed else set()
 
 
-def _layers(view: Any) -> Iterator[Any]:
-    """The decorators from the outermost to the innermost, and the view itself."""
-    while view is not None:
-        decorators = closure_of(view).get("decorators")
-        if decorators is not None and _module_of(view) == "django.utils.decorators":  # method_decorator()
-            # Several are kept in the order in which they are applied: the innermost first.
-            yield from reversed(decorators) if isinstance(decorators, (list, tuple)) else [decorators]
-        else:
-            yield view
-        inner = getattr(view, "__wrapped__", None)
-        if inner is None:  # a decorator without functools.wraps()
-            inner = next((value for value in closure_of(view).values() if isinstance(value, Protected)), None)
-        view = inner
+def layers_of(view: Any, outer: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """The decorators from the outermost to the innermost, and the view itself.
+
+    :param outer: what is around ``view``.
+    """
+    if isinstance(view, functools.partial):
+        yield from layers_of(view.func, outer)
+        return
+    decorators = closure_of(view).get("decorators")
+    if decorators is not None and _module_of(view) == "django.utils.decorators":  # method_decorator()
+        # Several are kept in the order in which they are applied: the innermost first.
+        yield from reversed(decorators) if isinstance(decorators, (list, tuple)) else [decorators]
+    else:
+        yield view
+    inner = getattr(view, "__wrapped__", None)
+    yield from _hidden_layers(view, (*outer, view)) if inner is None else layers_of(inner, outer)
+
+
+def _hidden_layers(view: Any, outer: tuple[Any, ...]) -> Iterator[Any]:
+    """The layers within a decorator without ``functools.wraps()``, if they can be told.
+
+    Such a decorator holds the view in a variable or, if it is an object, in an attribute.
+    """
+    attributes = {} if inspect.isroutine(view) else getattr(view, "__dict__", {})
+    held = [
+        value
+        for value in (*closure_of(view).values(), *attributes.values())
+        if callable(value) and not isinstance(value, type) and all(value is not one for one in outer)
+    ]
+    found = [layers for value in held if any(map(_is_view, layers := [*layers_of(value, outer)]))]
+    if len(found) == 1:
+        yield from found[0]
+
+
+def _is_view(layer: Any) -> bool:
+    return isinstance(layer, Protected) or class_of(layer) is not None
+
+
+def class_of(callback: Any) -> Any:
+    """The class of a view that ``as_view()`` or ``@api_view`` made, or None."""
+    return getattr(callback, "cls", getattr(callback, "view_class", None))
 
 
 def _operation_of(layer: Any) -> Operation | None:

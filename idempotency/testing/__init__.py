@@ -1,16 +1,16 @@
 """For the tests of a project: does a protected view keep its promises, and what does a client get in each state?
 
 ``assert_idempotent`` sends a request in every way in which a request is repeated. ``in_progress``, ``abandoned``,
-``expired`` and ``completed`` bring a record into a state. ``IdempotentClient`` is Django's test client with keys.
-``idempotency.contrib.rest_framework.testing`` has Django REST framework's, and ``idempotency.contrib.pytest`` has
-fixtures.
+``expired``, ``completed`` and ``body_gone`` bring a record into a state. ``IdempotentClient`` is Django's test client
+with keys. ``idempotency.contrib.rest_framework.testing`` has Django REST framework's, ``idempotency.contrib.pytest``
+has fixtures.
 """
 
 from __future__ import annotations
 
 from .assertion import ChecksNotRunWarning, assert_idempotent
 from .clients import IdempotentClient, IdempotentClientMixin
-from .records import abandoned, completed, expired, in_progress
+from .records import abandoned, body_gone, completed, expired, in_progress
 from .report import Report
 from .trial import Request
 
@@ -22,6 +22,7 @@ __all__ = [
     "Request",
     "abandoned",
     "assert_idempotent",
+    "body_gone",
     "completed",
     "expired",
     "in_progress",

@@ -59,9 +59,11 @@ def assert_idempotent(
     :returns: what was found, if no promise broke.
     :raises AssertionError: a promise broke. The message says which ones, and how to mend each. Or the request failed or
         had no effect, so that nothing could be checked.
+    :raises TypeError: a client is no ``django.test.Client``.
     :raises ValueError: there is no check of a name in ``leave_out``.
     """
     __tracebackhide__ = True  # pytest then shows the test's line and not this function
+    _refuse_other_clients(client, other_client)
     _refuse_unknown(leave_out)
     make_request = _same_each_time(request) if isinstance(request, Request) else request
     count = effects if callable(effects) else _count_rows(effects)
@@ -86,9 +88,9 @@ def assert_idempotent(
     if report.broken:
         raise AssertionError(str(report))
     if report.not_run:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in report.not_run.items())
+        reasons = " ".join(f"{name}: {reason}" for name, reason in report.not_run.items())
         warnings.warn(
-            f"{report.request}: not every check was run. {reasons} To accept that, name it in leave_out=.",
+            f"{report.request}: not every check was run. {reasons} To accept that, name the check in leave_out=.",
             ChecksNotRunWarning,
             stacklevel=2,
         )
@@ -101,6 +103,16 @@ def _find(check: Callable[[Trial], None], trial: Trial) -> Broken | NotRun | Non
     except (Broken, NotRun) as finding:
         return finding
     return None
+
+
+def _refuse_other_clients(*clients: Any) -> None:
+    for client in clients:
+        if client is not None and not isinstance(client, Client):
+            raise TypeError(
+                f"assert_idempotent() needs Django's test client or Django REST framework's, not "
+                f"{type(client).__module__}.{type(client).__qualname__}. They also serve async views and routes of "
+                f"Django Ninja."
+            )
 
 
 def _refuse_unknown(names: Collection[str]) -> None:

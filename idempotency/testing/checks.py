@@ -53,7 +53,10 @@ def concurrent(trial: Trial) -> None:
         )
     is_in_memory = getattr(connection, "is_in_memory_db", None)
     if is_in_memory is not None and is_in_memory():
-        raise NotRun("threads can't share an SQLite database in memory. Give the test database a TEST NAME.")
+        raise NotRun(
+            "threads can't share an SQLite database in memory. Set DATABASES['default']['TEST'] = "
+            "{'NAME': 'test.sqlite3'}."
+        )
     request, key, before = trial.make_request(), timed.new_key(), trial.effects()
     answers = trial.at_once(request, key)
     done = [answer for answer in answers if answer.succeeded and answer.status != 202]
@@ -158,10 +161,17 @@ def _recovery_of(trial: Trial) -> Recovery:
 
 
 def lost_response(trial: Trial) -> None:
-    """The process dies after the outcome is committed, and before anything is sent."""
+    """The process dies after the outcome is committed, and before anything is sent or a callback is run."""
     request, key, before = trial.make_request(), timed.new_key(), trial.effects()
     answer = trial.send_and_crash(request, key, "complete.committed")
     retries = [trial.send(request, key) for _ in range(2)]
+    if answer is None and retries[0].succeeded and trial.effects() - before < trial.once:
+        raise Broken(
+            f"the process died after the COMMIT, and a retry was answered {retries[0]}, but there are "
+            f"{trial.times(before)}.",
+            "The effect is in a callback of on_commit(), which a crash skips for ever. Let it be in the transaction, "
+            "or publish() a message in it.",
+        )
     trial.expect_once(before, "the response was lost, and the request and its retries took effect", PROTECT)
     if answer is not None:
         raise _not_recorded(answer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from typing import Any
 
 from django.db.models import DateTimeField, ExpressionWrapper, Value
 from django.db.models.functions import Now
@@ -21,6 +22,7 @@ from ..operation import Operation, registry
 from ..outcome import outcome_of
 from ..protocol.transactions import alias, own_transaction
 from ..sql import Fence
+from ..upkeep.bodies import purge_body_batches
 
 #: So much in the past is certainly over, even on a database whose clock has whole seconds only.
 A_WHILE = timedelta(seconds=2)
@@ -62,7 +64,25 @@ def completed(record: IdempotencyRecord | str, response: HttpResponse) -> Idempo
     found = in_progress(record)
     operation = _operation_of(found)
     with _own_transaction():
-        sql.store(alias()).complete(_fence(found), outcome_of(response, operation), ttl=operation.ttl)
+        sql.store(alias()).complete(
+            _fence(found), outcome_of(response, operation), ttl=operation.ttl, body_ttl=operation.body_ttl
+        )
+    return _find(found)
+
+
+def body_gone(record: IdempotencyRecord | str) -> IdempotencyRecord:
+    """Let a purge have deleted the recorded response of a completed record, as it does after ``body_ttl``.
+
+    :param record: a record, or the key of one.
+    :returns: the record as it is now.
+    :raises LookupError: there is no such record, or several records have the key.
+    :raises ValueError: the record is not completed, so it has no response.
+    """
+    found = _find(record)
+    if not _row(found).completed().update(body_expires_at=_a_while_ago()):
+        raise ValueError(f"The record is {found.status.replace('_', ' ')}, so it has no recorded response.")
+    for _ in purge_body_batches(using=alias()):
+        pass
     return _find(found)
 
 
@@ -102,9 +122,12 @@ def _operation_of(record: IdempotencyRecord) -> Operation:
 
 
 def _end_retention(record: IdempotencyRecord) -> None:
-    past = ExpressionWrapper(Now() - Value(A_WHILE), output_field=DateTimeField())
-    _row(record).update(expires_at=past)
-    _row(record).in_progress().update(lease_expires_at=past)
+    _row(record).update(expires_at=_a_while_ago())
+    _row(record).in_progress().update(lease_expires_at=_a_while_ago())
+
+
+def _a_while_ago() -> ExpressionWrapper[Any]:
+    return ExpressionWrapper(Now() - Value(A_WHILE), output_field=DateTimeField())
 
 
 def _start_over(record: IdempotencyRecord, operation: Operation) -> None:

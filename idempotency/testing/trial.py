@@ -9,10 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from typing import Any
 from unittest.mock import patch
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import Client
 
 from ..identity import keys, timed
@@ -40,6 +42,9 @@ class Request:
     :param data: the payload, as the client's ``post()`` takes it.
     :param options: more keyword arguments of the client's ``post()``: ``content_type="application/json"``, or
         ``format="json"`` for Django REST framework's client.
+
+    If the operation reads its key from elsewhere than the header, ``data`` or ``headers`` is a callable that takes the
+    key and returns the value: ``data=lambda key: {"id": key}``.
     """
 
     def __init__(self, method: str, path: str, data: Any = None, **options: Any) -> None:
@@ -58,8 +63,29 @@ class Request:
     def send(self, client: Client, key: str) -> Answer:
         """Send it under a key."""
         send = getattr(client, self.method.lower())
-        options = {**self.options, "headers": {**self.options.get("headers", {}), keys.HEADER: key}}
-        return Answer.of(send(self.path, self.data, **options))
+        given = {"headers": {}, **self.options, "data": self.data}
+        options = {name: value(key) if callable(value) else value for name, value in given.items()}
+        options["headers"] = {**options["headers"], keys.HEADER: key}
+        return Answer.of(send(self.path, **{**options, "data": _with_files(options["data"])}))
+
+
+#: Held while a file is read, because threads send the same one.
+_reading = threading.Lock()
+
+
+def _with_files(data: Any) -> Any:
+    """The payload with a copy of each file, because a file that was sent has been read to its end."""
+    if isinstance(data, dict):
+        return {name: _with_files(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_with_files(value) for value in data]
+    if not hasattr(data, "seek"):
+        return data
+    with _reading:
+        data.seek(0)
+        copied = BytesIO(data.read())
+    vars(copied).update({name: getattr(data, name) for name in ("name", "content_type") if hasattr(data, name)})
+    return copied
 
 
 @dataclass(frozen=True)
@@ -177,11 +203,15 @@ class Trial:
         return self.send(sent.request, sent.key)
 
     def send_and_crash(self, request: Request, key: str, place: str) -> Answer | None:
-        """Send the request, which dies when it reaches a fault point.
+        """Send the request, which dies when it reaches a fault point, or callbacks of ``on_commit()``.
 
         :returns: None if it died, or the answer if it did not reach the fault point.
         """
-        with patch.dict(faults.armed, {place: _crash}), suppress(SimulatedCrashError):
+        with (
+            patch.dict(faults.armed, {place: _crash}),
+            patch.object(BaseDatabaseWrapper, "run_and_clear_commit_hooks", _crash_before_callbacks),
+            suppress(SimulatedCrashError),
+        ):
             return self.send(request, key)
         return None
 
@@ -239,6 +269,17 @@ def _crash() -> None:
     raise SimulatedCrashError
 
 
+_run_callbacks = BaseDatabaseWrapper.run_and_clear_commit_hooks
+
+
+def _crash_before_callbacks(connection: BaseDatabaseWrapper) -> None:
+    """Die between a COMMIT and the callbacks of ``on_commit()``, which nobody will run then."""
+    if connection.run_on_commit:
+        connection.run_on_commit = []
+        _crash()
+    _run_callbacks(connection)
+
+
 def refused(answer: Answer) -> NotRun:
     return NotRun(
         f"it needs a request under a new key that takes effect, but that was answered {answer}. If the payload must be "
@@ -249,8 +290,10 @@ def refused(answer: Answer) -> NotRun:
 def changed(payload: Any) -> Any:
     """The payload with every value changed and every name kept.
 
-    :raises NotRun: it has no value that can be changed.
+    :raises NotRun: it has no value that can be changed, or it is made from the key.
     """
+    if callable(payload):
+        raise NotRun("the payload has the key in it. Give other_payload=")
     other = _changed(payload)
     if other == payload:
         raise NotRun("the request has no payload that could be changed. Give other_payload=")

@@ -7,6 +7,7 @@ import re
 import sys
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -31,7 +32,9 @@ from tests.operations import free_names
 from tests.outbox import SENDER, broker
 
 #: Packages whose examples are run only where they are installed.
-OPTIONAL = {"adrf", "channels", "corsheaders", "django_tenants", "graphene", "graphql", "ninja", "strawberry"}
+OPTIONAL = {"adrf", "channels", "corsheaders", "django_tenants", "graphene", "graphql", "ninja", "strawberry"} | {
+    *("drf_idempotency", "idempotency_key", "rest_framework_idempotency_key")  # `tox -e moving` runs their page
+}
 
 #: Runs a page's examples, and gives all that they have defined, by name.
 RunPage = Callable[[str], dict[str, Any]]
@@ -135,6 +138,7 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
     monkeypatch.setattr(celery, "shared_task", lambda **options: app.task(shared=False, lazy=False, **options))
     app.set_current()
     known = set(app.tasks)
+    import_module("testproject.urls")  # what it declares is known before the names are free, whatever loads it later
     with free_names():
         yield run
     for client in clients:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import re
 import threading
 from collections.abc import Callable
@@ -13,10 +12,11 @@ from unittest import mock
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection
+from django.db import connection, transaction
 from django.http import HttpResponse, JsonResponse
-from django.test import Client, TestCase, override_settings
+from django.test import AsyncClient, Client, TestCase, override_settings
 from rest_framework.authtoken.models import Token
+from rest_framework.test import APIRequestFactory
 
 from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Reconcile, Unknown, idempotent, require_claim
 from idempotency.testing import ChecksNotRunWarning, Request, assert_idempotent
@@ -254,6 +254,20 @@ def test_an_effect_outside_of_the_database_that_happens_twice_is_found(mutant: s
     assert text in found_by(raised.value)[check]
 
 
+@transactional
+def test_an_effect_that_a_crash_after_the_commit_loses_is_found(serve: Serve) -> None:
+    @serve
+    @idempotent("kit.callback")
+    def view(request: Any) -> Any:
+        transaction.on_commit(lambda: ledger.append(1))
+        return plain_answer(request)
+
+    with pytest.raises(AssertionError, match="1 of its promises broke") as raised:
+        examine(effects=count_payments)
+    assert "callback of on_commit()" in found_by(raised.value)["lost_response"]
+    assert examine(effects=Transfer.objects).kept == EVERY_CHECK  # if the callback does what may be lost
+
+
 @pytest.mark.django_db
 def test_what_a_crash_leaves_behind_must_not_keep_the_retry_from_running(serve: Serve) -> None:
     seen = set()
@@ -359,44 +373,6 @@ class KitInTestCase(TestCase):
         assert (report.kept, report.not_run) == (all_but("concurrent"), {})
 
 
-def unique(view: Any) -> Any:
-    """Refuse a label that there is already, as the validator of a unique field does."""
-
-    def refuse_twice(request: Any) -> Any:
-        label = json.loads(request.body)["label"]
-        if Transfer.objects.filter(label=label).exists():
-            return JsonResponse({"label": ["exists"]}, status=400)
-        response = view(request)
-        Transfer.objects.filter(label=request.method).update(label=label)
-        return response
-
-    return refuse_twice
-
-
-@transactional
-def test_a_payload_that_must_be_unique_is_made_anew_for_each_check(serve: Serve) -> None:
-    numbers = itertools.count()
-    options: dict[str, Any] = {"content_type": "application/json"}
-    serve(idempotent("kit.unique")(unique(plain_answer)))
-    client, effects = client_of(UserFactory()), Transfer.objects
-    checks: dict[str, Any] = {"leave_out": ["other_account", "revoked"]}
-    with pytest.warns(ChecksNotRunWarning):
-        report = assert_idempotent(client, Request("post", "/", {"label": "a"}, **options), effects=effects, **checks)
-    assert report.kept == []
-    assert all("give a callable" in reason for reason in report.not_run.values())
-    labels = iter("bcc")
-    checks["leave_out"] = all_but("retry")
-    with pytest.warns(ChecksNotRunWarning, match=r"retry: it needs a request .* give a callable"):
-        assert_idempotent(
-            client, lambda: Request("post", "/", {"label": next(labels)}, **options), effects=effects, **checks
-        )
-    checks["leave_out"] = ["other_account", "revoked"]
-    report = assert_idempotent(
-        client, lambda: Request("post", "/", {"label": f"d{next(numbers)}"}, **options), effects=effects, **checks
-    )
-    assert report.not_run == {}
-
-
 def fail(request: Any) -> Any:
     pay(request)
     return HttpResponse(status=503)
@@ -418,21 +394,13 @@ def test_a_request_of_which_nothing_can_be_learned_is_refused(beginning: str, se
         examine(effects=count_payments)
 
 
+def test_a_client_of_another_kind_is_refused() -> None:
+    for clients in ({"client": AsyncClient()}, {"client": Client(), "other_client": APIRequestFactory()}):
+        with pytest.raises(TypeError, match="also serve async views"):
+            assert_idempotent(request=request_to(), effects=count_payments, **clients)  # type: ignore[arg-type]
+
+
 def test_a_check_that_does_not_exist_is_refused() -> None:
     for name, advice in (("retries", "Did you mean 'retry'?"), ("nonsense", "There are new_key, retry, ")):
         with pytest.raises(ValueError, match=re.escape(advice)):
             assert_idempotent(Client(), request_to(), effects=count_payments, leave_out=[name])
-
-
-@pytest.mark.django_db
-def test_a_payload_without_values_is_not_changed(serve: Serve) -> None:
-    serve(idempotent("kit.empty")(plain_answer))
-    client = client_of(UserFactory())
-    for data, given in ((None, None), (b"as it is", b"other bytes")):
-        request = Request("POST", "/", data, content_type="text/plain")
-        options = {"effects": Transfer.objects, "leave_out": all_but("other_payload")}
-        if given is None:
-            with pytest.warns(ChecksNotRunWarning, match="other_payload: the request has no payload"):
-                assert_idempotent(client, request, **options)
-        else:
-            assert assert_idempotent(client, request, other_payload=given, **options).kept == ["other_payload"]

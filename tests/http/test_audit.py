@@ -17,10 +17,11 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import URLResolver, include, path, re_path
 from django.urls.resolvers import LocalePrefixPattern
 from django.utils.decorators import method_decorator
+from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
-from django.views.generic import CreateView
-from rest_framework.decorators import api_view
+from django.views.generic import CreateView, RedirectView
+from rest_framework.decorators import action, api_view
 from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.routers import DefaultRouter
 from rest_framework.views import APIView
@@ -57,6 +58,16 @@ def page(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
+class Kept:
+    """A decorator that is an object."""
+
+    def __init__(self, view: Callable[..., Any]) -> None:
+        self.view = view
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self.view(request)
+
+
 class Instance:
     def __call__(self, request: HttpRequest) -> HttpResponse:
         return page(request)
@@ -67,9 +78,39 @@ class IsOwner(BasePermission):
         return True
 
 
+class HasPermission:
+    """No subclass of BasePermission, and Django REST framework doesn't mind."""
+
+    def has_permission(self, request: Any, view: Any) -> bool:
+        return True
+
+
 class Transfers(IdempotentMixin, ModelActions):
-    idempotent_operations: ClassVar = {"create": "audit.create", "pay": "audit.pay", "partial_update": "audit.update"}
+    idempotent_operations: ClassVar = {
+        "create": "audit.create",
+        "pay": "audit.pay",
+        "partial_update": "audit.update",
+        "refund": "audit.refund",
+        "cancel": "audit.cancel",
+    }
     permission_classes = (IsAuthenticated | IsOwner,)
+
+    @action(detail=True, methods=["post"], permission_classes=[HasPermission])
+    def refund(self, request: Any, pk: str) -> None: ...
+
+    @action(detail=True, methods=["post"])
+    def cancel(self, request: Any, pk: str) -> None: ...
+
+
+class OnlyRead(ModelActions):
+    http_method_names: ClassVar = ["get", "head"]
+
+
+class Dispatching(View):
+    """As the views of GraphQL are: without handlers."""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return page(request)
 
 
 class PermissionBelow(IdempotentMixin, Methods, APIView):
@@ -92,6 +133,16 @@ class Decorated(PlainView):
     pass
 
 
+@method_decorator(idempotent("audit.dispatch"), name="dispatch")
+class OnDispatch(PlainView):
+    pass
+
+
+class OnHook(PlainView):
+    @method_decorator(idempotent("audit.setup"))
+    def setup(self, request: Any, *args: Any, **kwargs: Any) -> None: ...
+
+
 class Created(CreateView):  # type: ignore[type-arg]
     model = Transfer
     post = idempotent("audit.created")(PlainView.post)
@@ -101,6 +152,7 @@ protected = idempotent("audit.function", required=False)(plain_answer)
 outside = idempotent("audit.outside", transaction=False, recovery=PARK)(functools.partial(plain_answer))
 router = DefaultRouter()
 router.register("transfers", Transfers)
+router.register("read", OnlyRead, basename="read")
 
 urlpatterns = [
     path("pages/", page),
@@ -112,19 +164,30 @@ urlpatterns = [
     ),
     path("class/", PlainView.as_view()),
     path("class/created/", Created.as_view()),
+    path("class/read/", PlainView.as_view(http_method_names=["get"])),
+    path("class/safe/", require_safe(PlainView.as_view())),
+    path("class/redirect/", RedirectView.as_view(url="/")),
+    path("class/dispatch/", Dispatching.as_view()),
+    path("class/hidden/", without_wraps(csrf_exempt(PlainView.as_view()))),
     path("protected/", require_POST(protected), name="protected"),
+    path("protected/held/", require_POST(functools.partial(Kept(without_wraps(require_POST(protected)))))),
+    path("protected/put/", idempotent("audit.put", methods=["PUT"])(plain_answer)),
     path("protected/partial/", functools.partial(without_wraps(outside))),
     path("protected/around/", idempotent("audit.around")(PlainView.as_view())),
     path("protected/custom/", idempotent("audit.custom")(csrf_exempt(custom(plain_answer)))),
     path("protected/atomic/", transaction.atomic(idempotent("audit.atomic")(plain_answer))),
     path("protected/dispatch/", InsideAtomic.as_view()),
     path("protected/methods/", Decorated.as_view()),
+    path("protected/on-dispatch/", OnDispatch.as_view()),
+    path("protected/on-hook/", OnHook.as_view()),
     path("drf/", include((router.urls, "drf"), namespace="drf")),
     path("drf/below/", PermissionBelow.as_view()),
     path("drf/function/", api_view(["POST"])(idempotent("audit.api_view")(plain_answer))),
+    path("drf/function/atomic/", api_view(["POST"])(transaction.atomic(idempotent("audit.in_atomic")(plain_answer)))),
     path("drf/function/plain/", api_view(["POST", "GET"])(plain_answer)),
     re_path(r"^regex\.(?P<pk>[0-9]+)/(?:x|y)?$", require_POST(plain_answer), name="regex"),
     path("admin/", admin.site.urls),
+    path("office/", include(([path("pay/", require_POST(plain_answer))], "admin"))),
     # What i18n_patterns() makes, under USE_I18N.
     URLResolver(LocalePrefixPattern(), [path("translated/", require_POST(plain_answer), name="translated")]),
 ]
@@ -138,6 +201,11 @@ EXPECTED: dict[tuple[str, str], tuple[str, str | None, str]] = {
     ("POST", "/class/"): ("unprotected", None, ""),
     ("POST", "/class/created/"): ("protected", "audit.created", ""),
     ("PUT", "/class/created/"): ("idempotent", None, ""),
+    ("ANY", "/class/dispatch/"): ("undeclared", None, "its dispatch() may serve any method"),
+    ("POST", "/class/hidden/"): ("unprotected", None, ""),
+    ("POST", "/protected/held/"): ("protected", "audit.function", ""),
+    ("PUT", "/protected/put/"): ("protected", "audit.put", ""),
+    ("ANY", "/protected/put/"): ("undeclared", None, ""),
     ("POST", "/protected/"): ("protected", "audit.function", "without a key runs unprotected"),
     ("POST", "/protected/partial/"): ("protected", "audit.outside", ""),
     ("PATCH", "/protected/partial/"): ("protected", "audit.outside", ""),
@@ -148,17 +216,23 @@ EXPECTED: dict[tuple[str, str], tuple[str, str | None, str]] = {
     ("PATCH", "/protected/atomic/"): ("broken", "audit.atomic", ""),
     ("POST", "/protected/dispatch/"): ("broken", "audit.atomic_dispatch", "transaction.atomic is above"),
     ("POST", "/protected/methods/"): ("doubtful", "audit.method_decorator", "tests.http.test_audit."),
+    ("POST", "/protected/on-dispatch/"): ("broken", "audit.dispatch", "OnDispatch.dispatch, where it would run before"),
+    ("POST", "/protected/on-hook/"): ("broken", "audit.setup", "OnHook.setup, which is no handler"),
     ("POST", "/drf/transfers/"): ("protected", "audit.create", ""),
     ("POST", "/drf/transfers/pay/"): ("protected", "audit.pay", ""),
     ("POST", "/drf/transfers/unprotected/"): ("unprotected", None, ""),
     ("PUT", "/drf/transfers/<pk>/"): ("idempotent", None, ""),
     ("PATCH", "/drf/transfers/<pk>/"): ("doubtful", "audit.update", "IsOwner.has_object_permission()"),
     ("DELETE", "/drf/transfers/<pk>/"): ("idempotent", None, ""),
+    ("POST", "/drf/transfers/<pk>/refund/"): ("protected", "audit.refund", ""),
+    ("POST", "/drf/transfers/<pk>/cancel/"): ("doubtful", "audit.cancel", "IsOwner.has_object_permission()"),
     ("POST", "/drf/below/"): ("broken", "audit.below", "django.contrib.auth.decorators"),
     ("PUT", "/drf/below/"): ("idempotent", None, ""),
     ("POST", "/drf/function/"): ("protected", "audit.api_view", ""),
+    ("POST", "/drf/function/atomic/"): ("broken", "audit.in_atomic", "transaction.atomic is above"),
     ("POST", "/drf/function/plain/"): ("unprotected", None, ""),
     ("POST", "/regex.<pk>/"): ("unprotected", None, ""),
+    ("POST", "/office/pay/"): ("unprotected", None, ""),
     ("POST", "/<language>/translated/"): ("unprotected", None, ""),
 }
 
@@ -201,6 +275,18 @@ def test_a_model_that_is_written_elsewhere_is_a_doubt(settings: Any) -> None:
     assert "testproject.Transfer is written to another database" in created.reasons[0]
 
 
+@pytest.mark.usefixtures("atomic_requests")
+def test_a_protection_that_is_hidden_from_atomic_requests_is_broken() -> None:
+    """Django opens a transaction around the view, and every request is refused."""
+    found = {
+        route.route: " ".join(route.reasons)
+        for route in audit().routes
+        if route.operation is not None and "ATOMIC_REQUESTS opens a transaction" in " ".join(route.reasons)
+    }
+    assert set(found) == {"/protected/methods/", "/protected/partial/", "/protected/held/"}
+    assert "Put @idempotent directly on the function or method" in found["/protected/methods/"]
+
+
 def test_routes_of_django_ninja_are_seen(settings: Any) -> None:
     ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
     api = ninja.NinjaAPI(urls_namespace="audit")
@@ -236,7 +322,7 @@ def test_the_command_writes_json() -> None:
     code, lines, _ = run_command("idempotency_audit", "--json")
     found = json.loads("\n".join(lines))
     assert code == 0
-    assert found["summary"]["broken"] == 4
+    assert found["summary"]["broken"] == 7
     (route,) = [route for route in found["routes"] if route["name"] == "protected"]
     assert route == {
         "method": "POST",
@@ -254,7 +340,7 @@ def test_the_command_writes_json() -> None:
 
 def test_the_command_fails_on_what_it_is_told_to(tmp_path: Path) -> None:
     fail = ["idempotency_audit", "--fail-on", "unprotected", "--fail-on", "undeclared"]
-    with pytest.raises(CommandError, match=r"^Routes: 2 undeclared, 6 unprotected\.$") as failed:
+    with pytest.raises(CommandError, match=r"^Routes: 4 undeclared, 8 unprotected\.$") as failed:
         run_command(*fail)
     assert failed.value.returncode == 1
     allowed = tmp_path / "allowed.txt"
@@ -262,7 +348,7 @@ def test_the_command_fails_on_what_it_is_told_to(tmp_path: Path) -> None:
     patterns = ["--allow", "regex", "--allow", "tests.http.views.*"]
     code, lines, _ = run_command(*fail, "--allow-file", str(allowed), *patterns)
     assert code == 0
-    assert any(line.split() == ["8", "not", "protected,", "and", "allowed", "to", "be"] for line in lines)
+    assert any(line.split() == ["12", "not", "protected,", "and", "allowed", "to", "be"] for line in lines)
     for wrong, message in (
         (["--allow", "/no/such/*"], r"No route matches '/no/such/\*'"),
         (["--allow-file", str(tmp_path / "missing")], "--allow-file: .*No such file"),
