@@ -16,7 +16,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, connectio
 
 from . import sql
 from .conf import SETTING, problems_of
-from .operation import registry
+from .http.checks import declared_operations
 from .protocol.transactions import alias
 
 OLDEST_MARIADB = (10, 11)
@@ -29,7 +29,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
     """Check each entry of ``IDEMPOTENCY``, then all entries together, then each operation under these settings."""
     problems = problems_of(getattr(django_settings, SETTING, {}))
     if not problems:  # an operation takes some of its options from the settings, so it can contradict them
-        problems = [problem for operation in registry for problem in operation.problems()]
+        problems = [problem for operation in declared_operations() for problem in operation.problems()]
     return [Error(problem.message, hint=problem.hint, id=problem.check_id) for problem in problems]
 
 
@@ -55,7 +55,7 @@ def check_databases(
         )
     if databases is not None and using in databases:
         messages += [*_doubtful_durability(using), *_tables_outside_of_citus(using)]
-    if using != DEFAULT_DB_ALIAS and any(operation.transaction for operation in registry):
+    if using != DEFAULT_DB_ALIAS and any(operation.transaction for operation in declared_operations()):
         messages.append(
             checks.Warning(
                 f"Records are kept in database {using!r}. Operations with transaction=True protect writes to that "
@@ -111,7 +111,7 @@ def _tables_outside_of_citus(using: str) -> Iterator[CheckMessage]:
 
 def _doubtful_durability(using: str) -> Iterator[CheckMessage]:
     """How the server may lose claims that it has confirmed. Then an operation whose effects are outside runs again."""
-    outside = sorted(operation.name for operation in registry if not operation.transaction)
+    outside = sorted(operation.name for operation in declared_operations() if not operation.transaction)
     found = _asked(using, lambda store: store.replication()) if outside else None
     if found is None:
         return

@@ -135,6 +135,7 @@ class Defaults:
 
     ttl: timedelta
     lease: timedelta
+    body_ttl: timedelta | None
     max_key_age: timedelta | None
     timed_keys: bool
     in_progress: InProgressAnswer

@@ -10,7 +10,8 @@
     ├── DuplicateError             another attempt holds or held the key
     │   ├── InProgressError            409, Retry-After
     │   ├── KeyReusedError             422
-    │   └── OutcomeUnknownError        409
+    │   ├── OutcomeUnknownError        409
+    │   └── BodyGoneError              409
     ├── LeaseLostError             this attempt was taken over; its writes are rolled back
     ├── UnavailableError               503, Retry-After
     └── OperationError             the operation's own code or declaration is at fault
@@ -132,6 +133,18 @@ class OutcomeUnknownError(DuplicateError):
     default_detail = (
         "An earlier request with this Idempotency-Key was cut off, and its outcome is not known. "
         "It does not run again until somebody has found out whether it took effect."
+    )
+
+
+class BodyGoneError(DuplicateError):
+    """The operation has completed, and its response or result was deleted, because its ``body_ttl`` is over."""
+
+    status_code = 409
+    code = "idempotency_body_gone"
+    title = "Response is no longer kept"
+    default_detail = (
+        "The request with this Idempotency-Key has completed, and its response is no longer kept. It does not run "
+        "again."
     )
 
 

@@ -117,6 +117,10 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
     def past_retention(self) -> RecordQuerySet:
         return self.filter(expires_at__lte=Now())
 
+    def with_body_past_retention(self) -> RecordQuerySet:
+        """Records that a purge takes the response from. Only a completed record has one."""
+        return self.completed().filter(body_expires_at__lte=Now())
+
 
 class IdempotencyRecord(models.Model):
     """One logical operation: who asked for what under which key, who owns it now, and how it ended."""
@@ -140,6 +144,8 @@ class IdempotencyRecord(models.Model):
     expires_at = models.DateTimeField(_("retention ends at"), db_index=True)
     created_at = models.DateTimeField(_("created at"), db_default=Now())
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
+    #: When a purge may delete the response and keep the rest. None: it is kept as long as the record, or it is deleted.
+    body_expires_at = models.DateTimeField(_("body is kept until"), null=True, blank=True)
 
     objects: ClassVar[models.Manager[IdempotencyRecord]] = RecordQuerySet.as_manager()
 
@@ -167,6 +173,14 @@ class IdempotencyRecord(models.Model):
                 | models.Q(status=Status.RECOVERABLE.value)
                 | models.Q(status=Status.PARKED.value),
                 name="idempotency_record_unfinished",
+            ),
+            # Finds the responses that a purge deletes. A record without a time for that is not in it. On a database
+            # without partial indexes it is, and no statement of a request searches the index.
+            PartialIndex(
+                fields=["body_expires_at"],
+                otherwise=["body_expires_at"],
+                condition=models.Q(body_expires_at__isnull=False),
+                name="idempotency_record_body",
             ),
         ]
         permissions: ClassVar = [

@@ -39,6 +39,9 @@ class Operation(Defaults):
         records no longer count.
     :param ttl: how long an outcome is kept and a retry recognised.
     :param lease: how long a claim is presumed alive after its last renewal.
+    :param body_ttl: how long the response of a completed record is kept; shorter than ``ttl``. Later, a purge deletes
+        the response and keeps the record, so a retry does not run again. It is answered by ``rebuild``, if the record
+        has a reference, or with 409 ``idempotency_body_gone``. None keeps the response as long as the record.
     :param max_key_age: a request that would begin under an older key is refused. Only a version 7 UUID or a ULID tells
         its age. At most ``ttl`` less five minutes.
     :param timed_keys: True refuses a request that would begin under a key that doesn't carry its time.
@@ -63,10 +66,11 @@ class Operation(Defaults):
     :param headers: the names of the response headers that are kept with the outcome, besides Content-Type.
     :param max_body: the largest response body that is recorded, in bytes.
     :param rebuild: ``callable(reference: str, request) -> response``. It answers a replay from the reference that the
-        handler stored in ``current_claim().reference``, instead of from a recorded body.
+        handler stored in ``current_claim().reference``, instead of from a recorded body. With ``body_ttl`` the body is
+        recorded, too, if it can be, and replays have it until it is deleted.
     :param redact: ``callable(status: int, headers: Mapping[str, str], body: bytes) -> bytes``. It returns the body that
-        is recorded. The first client gets the whole body, and a replay has the redacted one. A recorded reference has
-        no body, so it is not called for one.
+        is recorded. The first client gets the whole body, and a replay has the redacted one. It is not called if a
+        reference is recorded instead of the body.
     :raises ImproperlyConfigured: an argument has a wrong value, two arguments contradict each other,
         ``transaction=False`` is given without ``recovery``, or the name is already declared with another policy.
     :raises TypeError: there is no argument of this name.
@@ -140,7 +144,7 @@ class Operation(Defaults):
         if not found:
             values = self._values()
             contradiction = _contradiction(
-                self.name, values["ttl"], values["lease"], self.heartbeat, values["max_key_age"]
+                self.name, values["ttl"], values["lease"], self.heartbeat, values["max_key_age"], values["body_ttl"]
             )
             found += [contradiction] if contradiction else []
         return found
@@ -188,7 +192,7 @@ def _checked(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
             f"Operation {name!r} attaches duplicates to a job, so it needs rebuild=: callable(reference, request) "
             f"that answers 202 while the job runs, and with its outcome afterwards."
         )
-    durations = (declared[option] for option in ("ttl", "lease", "heartbeat", "max_key_age"))
+    durations = (declared[option] for option in ("ttl", "lease", "heartbeat", "max_key_age", "body_ttl"))
     if contradiction := _contradiction(name, *durations):
         raise ImproperlyConfigured(str(contradiction))
     return declared
@@ -206,27 +210,37 @@ def _contradiction(
     lease: timedelta | None,
     heartbeat: timedelta | None,
     max_key_age: timedelta | None,
+    body_ttl: timedelta | None,
 ) -> Problem | None:
     """Find a contradiction between durations. None stands for a duration that is not known yet."""
-    if ttl is not None and lease is not None and lease >= ttl:
+    if ttl is None:
+        return None
+    if lease is not None and lease >= ttl:
         return Problem(
             f"Operation {name!r} has a lease ({lease}) that is not shorter than its ttl ({ttl}).",
             "Give the operation a shorter lease= or a longer ttl=.",
             "idempotency.E015",
         )
-    if ttl is not None and heartbeat is not None and heartbeat > ttl:
+    if heartbeat is not None and heartbeat > ttl:
         return Problem(
             f"Operation {name!r} has a heartbeat ({heartbeat}) that is longer than its ttl ({ttl}), so a run could "
             f"outlast the retention of its own key.",
             "Give the operation a shorter heartbeat= or a longer ttl=.",
             "idempotency.E017",
         )
-    if ttl is not None and max_key_age is not None and max_key_age > ttl - CLOCK_SKEW:
+    if max_key_age is not None and max_key_age > ttl - CLOCK_SKEW:
         return Problem(
             f"Operation {name!r} accepts keys of an age of {max_key_age}, and its ttl is {ttl}. A key whose record is "
             f"gone could run again, because clocks may differ by five minutes.",
             "Give the operation a shorter max_key_age= or a longer ttl=.",
             "idempotency.E025",
+        )
+    if body_ttl is not None and body_ttl >= ttl:
+        return Problem(
+            f"Operation {name!r} has a body_ttl ({body_ttl}) that is not shorter than its ttl ({ttl}), at which the "
+            f"whole record is deleted.",
+            "Give the operation a shorter body_ttl= or a longer ttl=, or leave body_ttl= and BODY_TTL out.",
+            "idempotency.E028",
         )
     return None
 

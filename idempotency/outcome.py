@@ -13,7 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from django.conf import settings as django_settings
 from django.http import (
@@ -31,6 +31,7 @@ from django.utils.datastructures import CaseInsensitiveMapping
 from . import encryption
 from .conf import NEVER_RECORDED_HEADERS
 from .exceptions import OutcomeUnreadableError, UnrecordableResponseError
+from .options.values import Attach
 
 if TYPE_CHECKING:
     from django.http.response import HttpResponseBase
@@ -57,14 +58,20 @@ FERNET = "fernet"
 class Outcome:
     """A recorded response.
 
-    ``body`` is JSON text from ``encode_body``, or None if ``reference`` is recorded instead. The ``repr`` shows only
-    the status, because crash reports show the ``repr``.
+    ``body`` is JSON text from ``encode_body``, or None if ``reference`` is recorded instead. With ``body_ttl`` both may
+    be recorded, and after it ``body`` is ``BODY_GONE``. The ``repr`` shows only the status, because crash reports show
+    the ``repr``.
     """
 
     status: int
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     body: str | None = field(default=None, repr=False)
     reference: str | None = field(default=None, repr=False)
+
+    @property
+    def is_body_gone(self) -> bool:
+        """Whether a purge has deleted the body, and with it the headers."""
+        return self.body == BODY_GONE
 
     @classmethod
     def stored(cls, status: Any, headers: Any, body: Any, reference: Any) -> Outcome:
@@ -82,7 +89,8 @@ class Outcome:
 def outcome_of(response: HttpResponseBase, operation: Operation, reference: str | None = None) -> Outcome:
     """Make the outcome of ``operation`` from a rendered response.
 
-    :param reference: recorded instead of the body, if the operation declares ``rebuild``.
+    :param reference: recorded instead of the body, if the operation declares ``rebuild``. With ``body_ttl`` the body is
+        recorded, too, unless it can't be.
     :raises UnrecordableResponseError: the response is a stream or larger than ``max_body``, or there is a reference but
         the operation declares no ``rebuild``, or ``redact`` fails.
     """
@@ -92,8 +100,9 @@ def outcome_of(response: HttpResponseBase, operation: Operation, reference: str 
             raise UnrecordableResponseError(
                 f"Operation {operation.name!r} has set a reference in its claim but declares no rebuild= to read it."
             )
-        return Outcome(status=response.status_code, headers=headers, reference=reference)
-    if getattr(response, "streaming", False) or not isinstance(response, HttpResponse):
+        if not _is_body_kept_beside_reference(response, operation):
+            return Outcome(status=response.status_code, headers=headers, reference=reference)
+    if not _has_content(response):
         raise UnrecordableResponseError(
             f"Operation {operation.name!r} returned a streaming response, which can't be recorded. Return the whole "
             f"content, or set current_claim().reference and declare rebuild= to answer replays from it."
@@ -108,7 +117,19 @@ def outcome_of(response: HttpResponseBase, operation: Operation, reference: str 
         status=response.status_code,
         headers=headers,
         body=encode_body(content, response.get("Content-Type", "")),
+        reference=reference,
     )
+
+
+def _is_body_kept_beside_reference(response: HttpResponseBase, operation: Operation) -> bool:
+    # A duplicate that attaches to a job has to learn what has become of the job since.
+    if operation.body_ttl is None or isinstance(operation.in_progress, Attach):
+        return False
+    return _has_content(response) and len(response.content) <= operation.max_body
+
+
+def _has_content(response: HttpResponseBase) -> TypeGuard[HttpResponse]:
+    return isinstance(response, HttpResponse) and not getattr(response, "streaming", False)
 
 
 def outcome_of_result(result: Any, operation: Operation) -> Outcome:
@@ -157,7 +178,7 @@ def _redacted(content: bytes, status: int, headers: tuple[tuple[str, str], ...],
 
 
 #: The errors that may occur when a damaged record is read.
-UNREADABLE = (ValueError, TypeError, LookupError, AttributeError)
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 #: The statuses for which Django has a response class.
 _CLASSES: dict[int, type[HttpResponse]] = {
@@ -283,6 +304,10 @@ def _as_json_text(content: bytes, content_type: str) -> str:
 
 def _envelope(encoding: str, data: str) -> str:
     return f"{ENVELOPE} {json.dumps({'encoding': encoding, 'data': data})}}}"
+
+
+#: What a purge leaves in the place of a body. No encoding has this name, so code that doesn't know it can't replay it.
+BODY_GONE = _envelope("gone", "")
 
 
 def _open(body: str) -> tuple[str, str]:

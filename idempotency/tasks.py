@@ -18,6 +18,7 @@ from typing import Any
 from .outbox.backlog import purge_sent_batches
 from .outbox.relay import DEFAULT_BATCH_SIZE as RELAY_BATCH_SIZE
 from .outbox.relay import RelayResult, relay_batches
+from .upkeep.bodies import purge_body_batches
 from .upkeep.counters import counters
 from .upkeep.retention import DEFAULT_BATCH_SIZE as PURGE_BATCH_SIZE
 from .upkeep.retention import PurgeResult, purge_batches
@@ -57,19 +58,22 @@ def _recover_expired_leases(batch_size: int = RECOVERY_BATCH_SIZE, max_batches: 
 
 
 def _purge_expired_records(batch_size: int = PURGE_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
-    """Delete records past retention, and messages that were sent longer ago than ``TTL`` and a day.
+    """Delete records past retention, recorded responses past a shorter one of their own, and messages that were sent
+    longer ago than ``TTL`` and a day.
 
     Of each it takes up to ``max_batches`` batches of ``batch_size``. Parked records and unsent messages stay.
 
-    :returns: ``deleted``, a count of records; ``messages``, a count of messages; and ``exhausted``, False if more is
-        due already.
+    :returns: counts: ``deleted`` of records, ``bodies`` of responses, ``messages`` of messages; and ``exhausted``,
+        False if more is due already.
     """
     records = sum(islice(purge_batches(batch_size=batch_size), max_batches), PurgeResult())
+    bodies = sum(islice(purge_body_batches(batch_size=batch_size), max_batches), PurgeResult())
     messages = sum(islice(purge_sent_batches(batch_size=batch_size), max_batches), PurgeResult())
     return {
         "deleted": records.deleted,
+        "bodies": bodies.deleted,
         "messages": messages.deleted,
-        "exhausted": records.exhausted and messages.exhausted,
+        "exhausted": records.exhausted and bodies.exhausted and messages.exhausted,
     }
 
 

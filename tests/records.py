@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.contenttypes.models import ContentType
-from django.db.models import DateTimeField, ExpressionWrapper, F, Value
+from django.db.models import DateTimeField, ExpressionWrapper, Value
 from django.db.models.functions import Now
 
 from idempotency.lifecycle import Status
@@ -61,11 +61,16 @@ def make_records(
     return [record.pk for record in records]
 
 
+def make_bodies(count: int = 1, *, due: timedelta = HOUR, **fields: Any) -> list[int]:
+    """Completed records whose responses have been due for a while, and which stay."""
+    return make_records(count, expires=HOUR, body_expires_at=database_now() - due, **fields)
+
+
 def expire(*ids: int) -> None:
     """Let the retention of records end an hour ago, and the leases of those that are claims."""
-    IdempotencyRecord.objects.filter(pk__in=ids).update(
-        expires_at=from_now(-HOUR), lease_expires_at=F("lease_expires_at") - HOUR
-    )
+    records = IdempotencyRecord.objects.filter(pk__in=ids)
+    records.update(expires_at=from_now(-HOUR))
+    records.exclude(lease_expires_at=None).update(lease_expires_at=from_now(-HOUR))
 
 
 def remaining() -> set[int]:

@@ -17,7 +17,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -27,7 +27,8 @@ from ..outbox.backlog import Backlog, backlog
 from ..protocol.transactions import alias
 from ..upkeep.counters import PURGE_ENDED, PURGED, counters, this_hour
 from ..upkeep.stats import Number, Precision, Stats, stats
-from .display import AnyModelAdmin, format_duration
+from .decisions import DecisionAdmin
+from .display import AnyModelAdmin, format_duration, url_of
 
 #: Hours that the page shows, with the running one.
 HOURS = 25
@@ -77,13 +78,20 @@ class DashboardMixin(AnyModelAdmin):
             **_what_the_table_holds(read := stats()),
         }
         stuck = _stuck_records(self, request, read)
-        messages: Any = self.admin_site.get_model_admin(OutboxMessage)
-        if messages.has_view_permission(request):
+        messages = self.admin_of_messages()
+        if messages is not None and messages.has_view_permission(request):
             waiting = backlog()
             stuck.append(_dead_messages(messages, request, waiting.dead))
             context["outbox"] = _what_the_outbox_holds(waiting, _list_url(messages, state="due"))
         context["stuck"] = stuck
         return TemplateResponse(request, "admin/idempotency/dashboard.html", context)
+
+    def admin_of_messages(self) -> DecisionAdmin | None:
+        """The admin of messages, unless this site has none or the project has replaced it by another one."""
+        if not self.admin_site.is_registered(OutboxMessage):
+            return None
+        messages: Any = self.admin_site.get_model_admin(OutboxMessage)
+        return messages if isinstance(messages, DecisionAdmin) else None
 
 
 # What has happened
@@ -120,7 +128,8 @@ def _what_happened() -> dict[str, Any]:
             for operation, seen in busiest[:MAX_OPERATIONS]
             if any(seen[one] for one in EVENTS)
         ],
-        "growth": f"{last_day['claimed'] - last_day[PURGED]:+,}",
+        # At most so much, because the retry of a released claim counts as an execution and adds no record.
+        "growth": f"≤ {last_day['claimed'] - last_day[PURGED]:+,}",
         "purged": f"{last_day[PURGED]:,}",
         "purge_ended": None if ended is None else _start_of(ended),
         "chart": {
@@ -239,7 +248,7 @@ def _row(shown: Any, request: HttpRequest, row: Any, detail: str) -> StuckRow:
     return StuckRow(
         pk=row.pk,
         title=str(row.message_id if isinstance(row, OutboxMessage) else row.idempotency_key),
-        url=reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[row.pk]),
+        url=url_of(shown, "change", row.pk),
         detail=detail,
         badge=shown.badge(row),
         offered=[one for one in shown.decisions if row.status in one.statuses and one.name in permitted],
@@ -247,5 +256,5 @@ def _row(shown: Any, request: HttpRequest, row: Any, detail: str) -> StuckRow:
 
 
 def _list_url(shown: Any, **filters: str) -> str:
-    url = reverse(f"admin:{shown.opts.app_label}_{shown.opts.model_name}_changelist")
+    url = url_of(shown, "changelist")
     return f"{url}?{urlencode(filters)}" if filters else url

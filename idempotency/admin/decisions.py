@@ -78,6 +78,10 @@ class DecisionAdmin(ReadOnlyAdmin):
     def badge(self, row: Any) -> Any:
         """The row's state at a glance."""
 
+    def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """What the row's page shows beside all that every page shows."""
+        return {}
+
     def render_change_form(
         self,
         request: HttpRequest,
@@ -93,6 +97,7 @@ class DecisionAdmin(ReadOnlyAdmin):
             "explanation": self.explain(obj),
             "offered": [one for one in self.decisions if obj.status in one.statuses and one.name in permitted],
             "checkbox_name": ACTION_CHECKBOX_NAME,
+            **self.page_context(request, obj),
         }
         return super().render_change_form(request, context, add, change, form_url, obj)
 

@@ -11,6 +11,7 @@ from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
@@ -63,6 +64,12 @@ class ReadOnlyAdmin(AnyModelAdmin):
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
         fieldsets: Any = self.get_fieldsets(request, obj)
         return [name for _, options in fieldsets for name in options["fields"]]
+
+
+def url_of(shown: AnyModelAdmin, view: str, *args: int) -> str:
+    """The URL of a view in the admin site whose page this is, which may not be the default one."""
+    name = f"admin:{shown.opts.app_label}_{shown.opts.model_name}_{view}"
+    return reverse(name, args=args, current_app=shown.admin_site.name)
 
 
 class StateFilter(admin.SimpleListFilter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from ..lifecycle import Recovery, Status
 from ..models import IdempotencyRecord, MessageStatus, OutboxMessage
 from ..operation import registry
+from ..outcome import BODY_GONE
 from .display import NONE, time_left
 
 #: What happens to an abandoned claim, by the recovery that its operation declares.
@@ -53,13 +55,11 @@ def explain_record(record: IdempotencyRecord) -> list[Any]:
         "retention": display_for_value(record.expires_at, NONE),
     }
     if time_left(record, record.expires_at) <= timedelta(0) and record.status != Status.IN_PROGRESS:
-        retention = [gettext("Its retention ended at %(retention)s. The same key now makes a new request.") % told]
+        retention = [gettext("Its retention ended at %(retention)s, so the same key now makes a new request.") % told]
     else:
         retention = []
     if record.status == Status.COMPLETED:
-        if retention:
-            return retention
-        return [gettext("Every retry gets the recorded outcome until %(retention)s.") % told]
+        return retention or [_explain_completed(record, told)]
     if record.status == Status.RECOVERABLE:
         return retention or [
             gettext("Attempt %(attempt)d is known to have had no effect. The next retry runs the operation.") % told
@@ -68,8 +68,8 @@ def explain_record(record: IdempotencyRecord) -> list[Any]:
         return [
             gettext(
                 "Attempt %(attempt)d ended without a recorded outcome. Either its process was cut off, or it raised "
-                "an error that leaves open whether the operation took effect. The record does not keep the error; "
-                "look for it in the log of that time."
+                "an error that leaves open whether the operation took effect. Such an error is in the log of that time "
+                "and, for those who may see recorded responses, under Last error."
             )
             % told,
             _UNKNOWN_OPERATION if recovery is None else _WHY_PARKED[recovery],
@@ -81,7 +81,7 @@ def explain_record(record: IdempotencyRecord) -> list[Any]:
             *retention,
         ]
     if time_left(record, record.lease_expires_at) > timedelta(0):
-        return [gettext("Attempt %(attempt)d is presumed to be running until its lease ends at %(lease)s.") % told]
+        return [gettext("Until its lease ends at %(lease)s, attempt %(attempt)d is presumed to be running.") % told]
     return [
         gettext(
             "The lease of attempt %(attempt)d ended at %(lease)s, and no outcome was recorded. Its process was cut "
@@ -91,6 +91,24 @@ def explain_record(record: IdempotencyRecord) -> list[Any]:
         _UNKNOWN_OPERATION if recovery is None else _ON_ABANDONED[recovery],
         gettext("If the record stays in this state for longer than the interval between sweeps, no sweep is running."),
     ]
+
+
+def _explain_completed(record: IdempotencyRecord, told: Mapping[str, Any]) -> str:
+    if record.body_expires_at is not None:
+        body = display_for_value(record.body_expires_at, NONE)
+        return gettext(
+            "Every retry gets the recorded outcome. A purge deletes the response after %(body)s and keeps the record "
+            "until %(retention)s."
+        ) % {**told, "body": body}
+    if record.response_body == BODY_GONE:
+        return (
+            gettext(
+                "The response is no longer kept. Until %(retention)s a retry does not run. It is answered by rebuild, "
+                "if the operation declares it and the record has a reference, or else with status 409."
+            )
+            % told
+        )
+    return gettext("Until %(retention)s, every retry gets the recorded outcome.") % told
 
 
 def explain_message(message: OutboxMessage) -> list[Any]:

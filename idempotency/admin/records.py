@@ -28,9 +28,9 @@ from django.utils.translation import gettext_lazy as _
 from ..lifecycle import Status
 from ..models import IdempotencyCounter, IdempotencyRecord, RecordQuerySet
 from ..operation import registry
-from ..outcome import UNREADABLE, decrypt_body
+from ..outcome import BODY_GONE, UNREADABLE, decrypt_body
 from ..protocol.transactions import alias
-from . import bounded
+from ..sql import bounded
 from .actions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE
 from .dashboard import DashboardMixin
 from .decisions import DecisionAdmin
@@ -45,6 +45,7 @@ from .display import (
     time_left,
 )
 from .explanations import explain_record
+from .timeline import timeline_of
 
 _RESPONSE_FIELDS = ("response_headers", "response_body", "response_reference", "error")
 
@@ -140,6 +141,9 @@ class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
     def badge(self, row: IdempotencyRecord) -> Any:
         return self.state(row)
 
+    def page_context(self, request: HttpRequest, row: IdempotencyRecord) -> dict[str, Any]:
+        return {"timeline": timeline_of(row, request, self, self.admin_of_messages())}
+
     def has_resolve_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("idempotency.resolve_idempotencyrecord")
 
@@ -229,7 +233,10 @@ class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
         return [
             (None, {"fields": ["account_id", "operation", "idempotency_key", "request_hash"]}),
             (_("State"), {"fields": ["attempt", "age", "lease", "retention"]}),
-            (_("Times"), {"fields": ["created_at", "completed_at", "lease_expires_at", "expires_at"]}),
+            (
+                _("Times"),
+                {"fields": ["created_at", "completed_at", "lease_expires_at", "expires_at", "body_expires_at"]},
+            ),
             (_("Response"), {"fields": response}),
         ]
 
@@ -284,6 +291,8 @@ class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
 
     @admin.display(description=_("body"))
     def body(self, record: IdempotencyRecord) -> str:
+        if record.response_body == BODY_GONE:
+            return gettext("No longer kept, because the operation's body_ttl is over.")
         try:
             return show_text(decrypt_body(record.response_body))
         except UNREADABLE as error:

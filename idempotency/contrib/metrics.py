@@ -19,6 +19,7 @@ from ..operation import Operation
 from ..outbox import alias as outbox_alias
 from ..outbox.backlog import Backlog, backlog
 from ..protocol.transactions import alias
+from ..sql import bounded
 from ..upkeep.counters import Counters, connection_as_found
 from ..upkeep.stats import Number, Stats, stats
 
@@ -119,6 +120,14 @@ GAUGES: Final = (
         lambda read, _: _single(read.most_attempts.value),
     ),
     Gauge(
+        "idempotency_since_purge_seconds",
+        "How long ago a purge last found nothing more to delete, to the hour; if none ever did, how long anything has "
+        "been counted",
+        "s",
+        (),
+        lambda read, _: _single(read.since_purge.value),
+    ),
+    Gauge(
         "idempotency_table_bytes",
         "The size of the table of records with its indexes, if the database can tell",
         "By",
@@ -144,6 +153,10 @@ GAUGES: Final = (
     ),
 )
 
+#: Seconds for each statement, on PostgreSQL. Prometheus gives a scrape ten. If a migration has locked a table, every
+#: scrape would keep a thread waiting.
+PATIENCE: Final = 3.0
+
 #: Tells a database that can't be read from one in which nothing is wrong.
 AVAILABLE: Final = "idempotency_stats_available"
 AVAILABLE_DESCRIPTION: Final = "1 if the statistics could be read from the database, 0 if not"
@@ -154,15 +167,16 @@ def read_gauges() -> dict[str, Values]:
 
     Any thread may call this. It leaves no connection open that it has opened.
 
-    :returns: the values by the names of the gauges, with ``AVAILABLE``; that one alone if the database refuses, so that
-        the process's own counters can be exported all the same.
+    :returns: the values by the names of the gauges, with ``AVAILABLE``; that one alone if the database refuses or is
+        too slow, so that the process's own counters can be exported all the same.
     """
     try:
         with ExitStack() as stack:
             for using in sorted({alias(), outbox_alias()}):
                 stack.enter_context(connection_as_found(using))
+                stack.enter_context(bounded.time_limit(using, PATIENCE))
             read, waiting = stats(), backlog()
-    except (DatabaseError, InterfaceError):
+    except (DatabaseError, InterfaceError, bounded.OutOfTimeError):
         logger.warning("The statistics could not be read for the metrics", exc_info=True)
         return {AVAILABLE: {(): 0}}
     except SynchronousOnlyOperation:

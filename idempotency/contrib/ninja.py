@@ -9,23 +9,25 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
 try:
-    import ninja  # noqa: F401 - only to say what to install
-except ImportError as error:
+    from ninja.decorators import decorate_view
+    from ninja.operation import Operation as Route
+    from ninja.operation import PathView
+    from ninja.utils import contribute_operation_callback
+
+    Route._result_to_response  # noqa: B018 - private, so another release may do without it
+except (ImportError, AttributeError) as error:
     raise ImportError(
-        "idempotency.contrib.ninja needs Django Ninja. Install it with\n"
+        "idempotency.contrib.ninja needs a release of Django Ninja that it was tested with. Install it with\n"
         "    python -m pip install 'django-idempotency[ninja]'"
     ) from error
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
-from ninja.decorators import decorate_view
-from ninja.operation import PathView
-from ninja.utils import contribute_operation_callback
 
 from ..conf import settings
 from ..http.adapters import Adapter, register
@@ -54,6 +56,11 @@ class NinjaAdapter(Adapter):
 
     @classmethod
     def prepare_view(cls, view: Any) -> None:
+        if hasattr(view, "_ninja_operation"):  # Ninja sets it on a function that it has made a route of
+            raise ImproperlyConfigured(
+                f"@idempotent({view.operation.name!r}) is above Ninja's decorator, which has made a route of the "
+                f"unprotected function. Put it below, closest to the function."
+            )
         contribute_operation_callback(view, functools.partial(_declare, view.operation))
         decorate_view(_remember_operation)(view)
 
@@ -121,13 +128,18 @@ def _description(operation: Operation, route: Any) -> dict[str, Any]:
     described = copy.deepcopy(route.openapi_extra or {})
     if not _declares_header(described, route):
         described["parameters"] = [key_parameter(operation), *described.get("parameters", [])]
-    responses = described.setdefault("responses", {})
-    known = {str(status) for status in responses}
-    responses.update({status: {} for status in route.response_models if str(status) not in known})
+    own = _by_number(described.get("responses", {}))
+    responses = {status: own.get(status, {}) for status in (*own, *route.response_models) if status is not ...}
     # Ninja's schema has no place for a component that is not a model, so the problem is written out.
     problem = {CONTENT_TYPE: {"schema": {"title": PROBLEM_NAME, **PROBLEM}}}
     add_responses(operation, responses, problem if settings.error_response is None else None)
+    described["responses"] = _by_number(responses)
     return described
+
+
+def _by_number(responses: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The responses with their statuses as Ninja has them, which could not be merged or sorted with texts."""
+    return {int(status) if str(status).isdigit() else status: response for status, response in responses.items()}
 
 
 def _declares_header(described: dict[str, Any], route: Any) -> bool:

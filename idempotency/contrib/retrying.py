@@ -81,6 +81,7 @@ class KeyStatus:
 
     :param status: ``in_progress``, ``completed``, ``recoverable``, ``parked`` or ``unknown``.
     :param response_status: the status of the recorded outcome, if it is ``completed``.
+    :param body_gone: whether the recorded response is no longer kept. Then a retry gets 409 ``idempotency_body_gone``.
     :param created_at: when the request was claimed.
     :param completed_at: when the outcome was recorded.
     :param expires_at: until when the server recognises the key.
@@ -89,6 +90,7 @@ class KeyStatus:
 
     status: str
     response_status: int | None = None
+    body_gone: bool = False
     created_at: datetime | None = None
     completed_at: datetime | None = None
     expires_at: datetime | None = None
@@ -104,8 +106,13 @@ def read_key_status(document: Any, headers: Mapping[str, str]) -> KeyStatus:
     if not isinstance(document, dict) or not isinstance(document.get("status"), str):
         raise ValueError("The server did not answer with the status of a key. Is this the URL of a KeyStatusView?")
     times = {name: _time(document.get(name)) for name in ("created_at", "completed_at", "expires_at")}
-    response_status = document.get("response_status")
-    return KeyStatus(document["status"], response_status, retry_after=retry_after(headers), **times)
+    return KeyStatus(
+        document["status"],
+        document.get("response_status"),
+        document.get("body_gone") is True,
+        retry_after=retry_after(headers),
+        **times,
+    )
 
 
 def _time(text: Any) -> datetime | None:

@@ -81,7 +81,7 @@ class FromToken:
         values = {name: payload.get(name) for name in self.claims}
         if not all(isinstance(value, (str, int)) and value != "" for value in values.values()):
             return None
-        return urlencode(values)
+        return urlencode(values, errors="surrogatepass")  # JSON may hold what UTF-8 can't
 
 
 def api_key(request: Any) -> str | None:
@@ -89,12 +89,15 @@ def api_key(request: Any) -> str | None:
 
     A model instance is named by its primary key. A text, and a primary key that is a text, may be the secret itself, so
     they are named by their digest. A new API key is a new account.
+
+    Anything else is no account. True would be everybody's, and the text of an object may have its address in memory,
+    which is another one at each retry.
     """
     credential = getattr(request, "auth", None)
-    if credential is None or isinstance(credential, Mapping):
-        return None
-    if not isinstance(credential, Model):
+    if isinstance(credential, str) and credential:
         return f"key:{_digest(credential)}"
+    if not isinstance(credential, Model) or credential.pk in {None, ""}:
+        return None
     identity = credential.pk if isinstance(credential.pk, (int, UUID)) else _digest(credential.pk)
     return f"{credential._meta.label}:{identity}"
 

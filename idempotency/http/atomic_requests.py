@@ -163,6 +163,7 @@ def _refuse_outer_transaction(using: str, operation: Operation) -> None:
         raise OuterTransactionError(
             f"Operation {operation.name!r} was called inside an open transaction of database {using!r}, which would "
             f"commit after the operation's outcome is recorded. Call it outside of atomic(). A protected view is "
-            f"exempt from ATOMIC_REQUESTS automatically; if another decorator or an overridden as_view() hides that, "
-            f"mark the outermost view with django.db.transaction.non_atomic_requests(using={using!r})."
+            f"exempt from ATOMIC_REQUESTS automatically. If method_decorator(), another decorator or an overridden "
+            f"as_view() hides that, put @idempotent directly on the function or method, or mark the outermost view "
+            f"with django.db.transaction.non_atomic_requests(using={using!r})."
         ) from error

@@ -45,7 +45,6 @@ class HandlerAttempt:
                 if error.raised_by is not self.claim.ownership:
                     note_crash(self.adapter.http, error)
                 raise
-            # If the view returned None, Django reports that itself, and DRF does so when it finalizes the response.
             outcome = self._take_down(answer)
             others.status = None if outcome is None else outcome.status
             # The other transactions commit now. A later failure rolls back only the record's transaction.
@@ -79,8 +78,6 @@ class HandlerAttempt:
         self.response = answer  # so that discard() frees it even if rendering fails
         self.response = self.adapter.render(answer)
         fault_point("render.after")
-        if self.response is None:
-            return None
         if not isinstance(self.response, HttpResponseBase):
             raise UnrecordableResponseError(
                 f"The handler of operation {operation.name!r} must return an HttpResponse, not "

@@ -21,6 +21,16 @@ from .accounts import user_or_visitor
 from .class_views import protected_operation
 
 
+def declared_operations() -> list[Operation]:
+    """All operations of the project, also those of its views.
+
+    Django runs the checks in no certain order, so it may not have imported the views yet.
+    """
+    if getattr(django_settings, "ROOT_URLCONF", None):
+        list(get_resolver().url_patterns)
+    return list(registry)
+
+
 @register("idempotency", Tags.urls)
 def check_models(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check the models of protected class-based views whose class names its model."""
@@ -95,7 +105,7 @@ def check_visitors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
         return []
     names = sorted(
         repr(operation.name)
-        for operation in registry
+        for operation in declared_operations()
         if not operation.problems() and operation.account is user_or_visitor
     )
     if not names:

@@ -105,18 +105,26 @@ def refuse_excluded(operation: Operation, served: Collection[str], where: str) -
 
 def refuse_handler(operation: Operation, view_class: type, name: str) -> None:
     """:raises ImproperlyConfigured: the handler ``name`` of a class can't be protected, or would not be."""
-    where = f"{view_class.__name__}.{name}"
+    reason = no_handler(operation, view_class, name)
+    if reason is not None:
+        raise ImproperlyConfigured(reason)
+    refuse_excluded(operation, served_methods(name, None), f"{view_class.__name__}.{name}")
+
+
+def no_handler(operation: Operation, view_class: type, name: str) -> str | None:
+    """Why the method ``name`` of a class can't be protected, or None if it is a handler."""
+    declared = f"Operation {operation.name!r} is declared for {view_class.__name__}.{name}"
     if name == "dispatch":
-        raise ImproperlyConfigured(
-            f"Operation {operation.name!r} is declared for {where}, where it would run before authentication and "
-            f"permissions, so a replay would not check them. Protect the handler method, such as post()."
+        return (
+            f"{declared}, where it would run before authentication and permissions, so a replay would not check them. "
+            f"Protect the handler method, such as post()."
         )
     if name in HOOKS:
-        raise ImproperlyConfigured(
-            f"Operation {operation.name!r} is declared for {where}, which is no handler: its answer is ignored, and "
-            f"the handler would run nevertheless. Protect the handler method, such as post()."
+        return (
+            f"{declared}, which is no handler: its answer is ignored, and the handler would run nevertheless. Protect "
+            f"the handler method, such as post()."
         )
-    refuse_excluded(operation, served_methods(name, None), where)
+    return None
 
 
 def guard(view_class: type) -> None:

@@ -56,6 +56,11 @@ def idempotent(
         decorated object could not be protected in this place.
     :raises TypeError: there is no keyword argument of this name.
     """
+    if callable(operation):  # @idempotent without parentheses
+        raise ImproperlyConfigured(
+            f'@idempotent needs the name of an operation: write @idempotent("orders.create"), with a name of your own, '
+            f"above {getattr(operation, '__qualname__', operation)}."
+        )
     declared = operation_for(operation, policy)
 
     def decorate(view: Callable[P, R]) -> Callable[P, R]:

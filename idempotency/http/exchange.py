@@ -13,9 +13,9 @@ from django.http import HttpRequest
 
 from ..conf import settings
 from ..exceptions import (
+    BodyGoneError,
     IdempotencyError,
     InProgressError,
-    KeyMissingError,
     LeaseLostError,
     OutcomeUnreadableError,
     PayloadInvalidError,
@@ -33,7 +33,7 @@ from ..protocol.lateness import refusal_to_begin
 from .adapters import Adapter
 from .atomic_requests import Handler
 from .attempts import HandlerAttempt, attach_job, has_job, is_crash
-from .key_sources import key_of_request
+from .key_sources import key_of_request, missing_key
 from .problems import accepted_response, report
 
 logger = logging.getLogger("idempotency")
@@ -74,8 +74,7 @@ class Exchange:
             if is_crash(self.adapter.http, error):
                 raise
             response = self._refuse(error)
-        if response is not None:  # if the handler returned None, Django reports that
-            self._add_headers(response)
+        self._add_headers(response)
         return response
 
     def replay_or_raise(self, refusal: Exception) -> Any:
@@ -109,7 +108,7 @@ class Exchange:
     def _has_key(self) -> bool:
         self.key = key_of_request(self.operation, self.adapter) or ""
         if not self.key and self.operation.required:
-            raise KeyMissingError
+            raise missing_key(self.operation)
         # As it was sent, if it was sent in the header. That is harmless because it is valid.
         self.adapter.headers = {
             keys.HEADER: self.meta.get(keys.META_NAME) or keys.format_header(self.key),
@@ -166,7 +165,15 @@ class Exchange:
         return attempt.response
 
     def _replay(self, outcome: Outcome) -> Any:
-        response = self.adapter.replay(outcome) if outcome.reference is None else self._rebuilt(outcome.reference)
+        if outcome.is_body_gone and (outcome.reference is None or self.operation.rebuild is None):
+            raise BodyGoneError(
+                f"The request with this Idempotency-Key has completed with status {outcome.status}, and its response "
+                f"is no longer kept. It does not run again."
+            )
+        if outcome.reference is not None and (outcome.body is None or outcome.is_body_gone):
+            response = self._rebuilt(outcome.reference)
+        else:
+            response = self.adapter.replay(outcome)
         if has_job(self.operation, response):
             attach_job(self.operation, self.scope, response)
         else:

@@ -16,7 +16,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from ..exceptions import KeyInvalidError
+from ..exceptions import KeyInvalidError, KeyMissingError
 from ..identity import keys
 from ..operation import Operation
 from . import bodies
@@ -43,6 +43,18 @@ def key_of_request(operation: Operation, adapter: Adapter) -> str | None:
     return sent
 
 
+def missing_key(operation: Operation) -> KeyMissingError:
+    """The error for a request without a key, which says where the operation looks for one."""
+    if operation.key is None:
+        return KeyMissingError()
+    known = isinstance(operation.key, (FromHeader, FromForm, FromJSON, FromCookie))
+    place = str(operation.key) if known else "the place that it declares"
+    return KeyMissingError(
+        f"This operation needs a key: one unique value for each logical operation, in {place} or in the header "
+        f"Idempotency-Key."
+    )
+
+
 @dataclass(frozen=True)
 class FromHeader:
     """The key is the value of another header, such as a webhook's event id.
@@ -51,6 +63,9 @@ class FromHeader:
     """
 
     name: str
+
+    def __str__(self) -> str:
+        return f"the header {self.name}"
 
     def __call__(self, request: Any) -> str | None:
         return _http(request).headers.get(self.name)
@@ -64,6 +79,9 @@ class FromForm:
     """
 
     field: str = FORM_FIELD
+
+    def __str__(self) -> str:
+        return f"the form's field {self.field!r}"
 
     def __call__(self, request: Any) -> str | None:
         """Read the field, and leave the form as if nobody had read it.
@@ -84,6 +102,9 @@ class FromJSON:
     """
 
     path: str
+
+    def __str__(self) -> str:
+        return f"the body's member {self.path!r}"
 
     def __call__(self, request: Any) -> str | None:
         http = _http(request)
@@ -107,6 +128,9 @@ class FromCookie:
     """
 
     name: str
+
+    def __str__(self) -> str:
+        return f"the cookie {self.name!r}"
 
     def __call__(self, request: Any) -> str | None:
         return _http(request).COOKIES.get(self.name)

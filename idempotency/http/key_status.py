@@ -90,6 +90,7 @@ def _members(status: KeyStatus) -> dict[str, Any]:
     return {
         "status": status.status,
         "response_status": status.response_status,
+        "body_gone": status.body_gone,
         "created_at": _text(status.created_at),
         "completed_at": _text(status.completed_at),
         "expires_at": _text(status.expires_at),

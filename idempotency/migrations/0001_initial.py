@@ -92,6 +92,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("completed_at", models.DateTimeField(blank=True, null=True, verbose_name="completed at")),
+                ("body_expires_at", models.DateTimeField(blank=True, null=True, verbose_name="body is kept until")),
             ],
             options={
                 "verbose_name": "idempotency record",
@@ -110,7 +111,13 @@ class Migration(migrations.Migration):
                         fields=["status", "lease_expires_at"],
                         name="idempotency_record_unfinished",
                         otherwise=["lease_expires_at"],
-                    )
+                    ),
+                    idempotency.models.PartialIndex(
+                        condition=models.Q(("body_expires_at__isnull", False)),
+                        fields=["body_expires_at"],
+                        name="idempotency_record_body",
+                        otherwise=["body_expires_at"],
+                    ),
                 ],
                 "constraints": [
                     models.UniqueConstraint(

@@ -143,6 +143,18 @@ class OperationPolicy(TypedDict, total=False):
             hint="For example timedelta(seconds=60). It must be longer than the slowest handler may take.",
         ),
     ]
+    body_ttl: Annotated[
+        timedelta | None,
+        Option(
+            setting="BODY_TTL",
+            problem_of=validators.positive_duration,
+            takes="timedelta",
+            meaning="how long the response of a completed record is kept; shorter than the retention. Later, a purge "
+            "deletes it, and a retry is answered by `rebuild` or with 409. None: as long as the record",
+            check_id="idempotency.E027",
+            hint="For example timedelta(hours=24). It must be shorter than TTL.",
+        ),
+    ]
     max_key_age: Annotated[
         timedelta | None,
         Option(
@@ -300,7 +312,8 @@ class OperationPolicy(TypedDict, total=False):
         Option(
             problem_of=validators.callable_object,
             takes="callable(reference, request) → response",
-            meaning="answers a replay from a reference instead of a recorded body",
+            meaning="answers a replay from a reference instead of a recorded body; with `body_ttl`, once the body is "
+            "deleted",
         ),
     ]
     redact: Annotated[

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..exceptions import OutcomeUnreadableError
+from ..exceptions import BodyGoneError, OutcomeUnreadableError
 from ..identity import keys
 from ..identity.fingerprint import Payload
 from ..identity.scope import scope_of
@@ -67,6 +67,7 @@ def claim(
     :raises InProgressError: another run is under way.
     :raises KeyReusedError: the key belongs to another payload.
     :raises OutcomeUnknownError: a run was cut off, and nobody knows how it ended.
+    :raises BodyGoneError: the operation has run, and its result was deleted, because its ``body_ttl`` is over.
     :raises OuterTransactionError: a transaction is open, in which the claim could not be committed.
     :raises LeaseLostError: another attempt has taken over. The block's writes are rolled back.
     :raises UnavailableError: the record could not be read or written.
@@ -91,8 +92,11 @@ def claim(
 def result_of(outcome: Outcome) -> Any:
     """The recorded result of a block.
 
+    :raises BodyGoneError: the result was deleted, because the operation's ``body_ttl`` is over.
     :raises OutcomeUnreadableError: the record does not hold JSON.
     """
+    if outcome.is_body_gone:
+        raise BodyGoneError("The operation has completed, and its result is no longer kept. It does not run again.")
     try:
         return json.loads(decode_body(outcome.body) or b"null")
     except UNREADABLE as error:

@@ -19,7 +19,7 @@ class Claim:
     """The claim of one attempt. ``current_claim()`` returns it to the handler.
 
     The handler of an operation that declares ``rebuild`` may set ``reference``. It is recorded instead of the
-    response's body.
+    response's body or, with ``body_ttl``, beside it.
     """
 
     def __init__(self, ownership: Ownership) -> None:

@@ -279,7 +279,8 @@ def complete(owned: Ownership, outcome: Outcome) -> None:
 
     :raises LeaseLostError: another attempt owns the record.
     """
-    if not sql.store(owned.using).complete(owned.fence, outcome, ttl=owned.operation.ttl):
+    operation = owned.operation
+    if not sql.store(owned.using).complete(owned.fence, outcome, ttl=operation.ttl, body_ttl=operation.body_ttl):
         owned.lost = True
         raise owned.lost_error()
     fault_point("complete.sent")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from django.db.models import DateTimeField, ExpressionWrapper
-from django.db.models.functions import Now
+from django.db.models import DateTimeField, ExpressionWrapper, TextField
+from django.db.models.functions import Cast, Left, Now
 
 from ..identity.scope import Scope
 from ..lifecycle import Decision, decide
 from ..models import IdempotencyRecord
 from ..operation import Operation
+from ..outcome import BODY_GONE
 from ..sql import Row, status_of
 from . import claims
 from .transactions import alias_of, store_errors
@@ -34,11 +35,13 @@ class KeyStatus:
 
     ``status`` is one of ``in_progress``, ``completed``, ``recoverable`` (no attempt is at work and no outcome is
     recorded, so a retry runs the operation or finds out), ``parked`` and ``unknown`` (there is no record, or its
-    retention is over). The times and ``response_status`` are None if they aren't known. ``retry_after`` is in seconds.
+    retention is over). The times and ``response_status`` are None if they aren't known. ``body_gone`` says that a retry
+    of a completed request gets a ``BodyGoneError`` in place of its response. ``retry_after`` is in seconds.
     """
 
     status: str = "unknown"
     response_status: int | None = None
+    body_gone: bool = False
     created_at: datetime | None = None
     completed_at: datetime | None = None
     expires_at: datetime | None = None
@@ -52,9 +55,14 @@ def key_status(operation: Operation, scope: Scope) -> KeyStatus:
     """
     using = alias_of(scope)
     records = IdempotencyRecord.objects.using(using).in_scope(scope.account_id, scope.operation, scope.idempotency_key)
-    fields = ("status", "response_status", "created_at", "completed_at", "expires_at", "lease_expires_at", "now")
+    # The mark of a deleted body is short, and a body may be a megabyte.
+    computed = {
+        "now": ExpressionWrapper(Now(), DateTimeField()),
+        "mark": Left(Cast("response_body", TextField()), len(BODY_GONE) + 1),
+    }
+    fields = ("status", "response_status", "response_reference", "created_at", "completed_at", "expires_at")
     with store_errors(using):
-        found = records.annotate(now=ExpressionWrapper(Now(), DateTimeField())).values(*fields).first()
+        found = records.annotate(**computed).values(*fields, "lease_expires_at", *computed).first()
     if found is None:
         return KeyStatus()
     now, lease_expires_at = found["now"], found["lease_expires_at"]
@@ -80,5 +88,11 @@ def key_status(operation: Operation, scope: Scope) -> KeyStatus:
     if decision is Decision.WAIT:
         return replace(status, retry_after=claims.retry_after(row, operation))
     if decision is Decision.REPLAY:
-        return replace(status, response_status=found["response_status"], completed_at=found["completed_at"])
+        is_rebuilt = found["response_reference"] is not None and operation.rebuild is not None
+        return replace(
+            status,
+            response_status=found["response_status"],
+            body_gone=found["mark"] == BODY_GONE and not is_rebuilt,
+            completed_at=found["completed_at"],
+        )
     return status

@@ -108,7 +108,7 @@ class DeletedBatch:
 
     deleted: int
     exhausted: bool  # fewer records were found than the batch may hold
-    reached: datetime | None  # when the last record of the batch became due; None if there is none
+    reached: datetime | None  # the next batch starts with what became due then; None if no record was due
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,11 @@ class Store(ABC):
         """Let the claim's lease end ``duration`` from now."""
 
     @abstractmethod
-    def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta) -> bool:
-        """Record the outcome. The retention then ends ``ttl`` from now, or later if it was longer already."""
+    def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta, body_ttl: timedelta | None = None) -> bool:
+        """Record the outcome. The retention then ends ``ttl`` from now, or later if it was longer already.
+
+        :param body_ttl: how long from now the response is kept. None keeps it as long as the record.
+        """
 
     @abstractmethod
     def release(self, fence: Fence, error: str | None = None) -> bool:
@@ -239,6 +242,18 @@ class Store(ABC):
         :param statuses: only records in one of these states are deleted.
         :param limit: how many records to delete at most.
         :param after: skip records that became due before this time; None begins with the oldest.
+        """
+
+    @abstractmethod
+    def delete_bodies(self, part: Part, limit: int, after: datetime | None) -> DeletedBatch:
+        """Delete recorded responses that are kept no longer, oldest first. Locked records are skipped.
+
+        The record stays, with its status, its reference and ``BODY_GONE`` in the place of the body. Headers, the last
+        error and the results of steps are deleted, because they may tell what the body tells.
+
+        :param part: the part of the table to take from.
+        :param limit: how many records to take at most.
+        :param after: skip records whose response was due before this time; None begins with the oldest.
         """
 
     def parts(self) -> list[Part]:

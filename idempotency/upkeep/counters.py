@@ -196,6 +196,17 @@ class Counters:
             read.setdefault(hour or this_hour(), {}).setdefault(operation, Counter())[event] += count
         return read
 
+    def read_last_purge(self, using: str) -> int | None:
+        """Read the hour in which a purge last found nothing more to delete.
+
+        :returns: hours since 1970. If no purge has come to its end, the first hour in which anything was counted: the
+            purge deletes old hours, so that one stays until then. None if nothing was counted.
+        :raises DatabaseError: the database refuses.
+        """
+        hours = IdempotencyCounter.objects.using(using).filter(hour__gt=0).values_list("hour", flat=True)
+        ended: int | None = hours.filter(operation="", event=PURGE_ENDED).order_by("-hour").first()
+        return hours.order_by("hour").first() if ended is None else ended
+
     def _rows(self, using: str, since: int) -> list[tuple[int, str, str, int]]:
         """The rows of the sums, if ``since`` is 0, or of the hours since then. Counts in memory have the hour 0."""
         rows = IdempotencyCounter.objects.using(using)

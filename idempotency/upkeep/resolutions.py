@@ -11,6 +11,7 @@ no fence can stop its call to the outside world.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -75,6 +76,8 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
             f"an outcome. Declare it in an app's operations.py."
         )
     outcome = _outcome(response_or_result, operation)
+    # The retention begins now, because the record may have been parked for longer than its retention.
+    kept_until = None if operation.body_ttl is None else _from_now(operation.body_ttl)
     _resolve(
         record,
         Status.COMPLETED,
@@ -83,8 +86,8 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
         reason,
         allowed={Status.PARKED},
         completed_at=Now(),
-        # The retention begins now, because the record may have been parked for longer than its retention.
-        expires_at=Greatest(F("expires_at"), ExpressionWrapper(Now() + Value(operation.ttl), DateTimeField())),
+        expires_at=Greatest(F("expires_at"), _from_now(operation.ttl)),
+        body_expires_at=kept_until,
         response_status=outcome.status,
         response_headers=outcome.headers,
         response_body=outcome.body,
@@ -126,6 +129,10 @@ def release(record: IdempotencyRecord, *, by: Any, reason: str = "", force: bool
     _resolve(
         record, Status.RECOVERABLE, verb, by, reason, allowed={Status.PARKED, Status.IN_PROGRESS}, free=free, **changes
     )
+
+
+def _from_now(duration: timedelta) -> ExpressionWrapper[Any]:
+    return ExpressionWrapper(Now() + Value(duration), output_field=DateTimeField())
 
 
 def _outcome(response_or_result: Any, operation: Operation) -> Outcome:

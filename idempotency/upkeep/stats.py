@@ -6,6 +6,7 @@ bound. The number of the other records is the database's estimate. The events co
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -91,6 +92,9 @@ class Stats:
     oldest_in_progress: Number
     #: The highest attempt number of the records in progress.
     most_attempts: Number
+    #: How long ago a purge last found nothing more to delete, in seconds since the beginning of that hour. If none ever
+    #: did, how long anything has been counted.
+    since_purge: Number
     claims: Number
     take_overs: Number
     completions: Number
@@ -139,6 +143,7 @@ def stats(using: str | None = None) -> Stats:
         completed=completed,
         parked=parked,
         **claims,
+        since_purge=Number(_since_purge(using), Precision.RECENT),
         **{name: Number(count, Precision.RECENT) for name, count in counted.items()},
         replay_rate=Number(_replay_rate(counted), Precision.RECENT),
     )
@@ -217,6 +222,11 @@ def _claims_in_progress(records: RecordQuerySet) -> dict[str, Number]:
 def _age(now: datetime | None, since: datetime | None) -> float | None:
     """:returns: seconds, 0 if ``since`` lies ahead, or None if there is nothing to measure."""
     return None if now is None or since is None else max(0.0, round((now - since).total_seconds(), 3))
+
+
+def _since_purge(using: str) -> float | None:
+    hour = counters.read_last_purge(using)
+    return None if hour is None else max(0.0, round(time.time() - hour * 3600))
 
 
 def _name_events(events: Counter[str]) -> dict[str, int]:

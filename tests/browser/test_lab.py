@@ -102,14 +102,15 @@ def test_the_back_button_finds_what_was_paid(lab: Lab) -> None:
     lab.must_be_paid()
 
 
-def test_two_tabs_that_pay_at_once_pay_once(lab: Lab) -> None:
+def test_five_tabs_that_pay_at_once_pay_once(lab: Lab) -> None:
     lab.work_slowly()
-    lab.driver.execute_script("window.open('?pay'); window.open('?pay')")
-    lab.until(lambda: len(lab.driver.window_handles) == 3)
+    lab.driver.execute_script("document.getElementById('tabs').click()")
+    lab.until(lambda: len(lab.driver.window_handles) == 6)
     for handle in lab.driver.window_handles[1:]:
         lab.driver.switch_to.window(handle)
         lab.must_be_paid()
-    assert UnprotectedCharge.objects.count() == 2
+    lab.until(lambda: lab.text("unprotected-effects") == "5")
+    lab.must_be_paid()
 
 
 def test_a_visitor_who_goes_offline_and_comes_back_pays_once(lab: Lab) -> None:
@@ -134,3 +135,27 @@ def test_a_request_that_was_refused_before_it_ran_is_sent_again_with_its_key(lab
     lab.open()
     lab.must_be_paid()
     assert IdempotencyRecord.objects.get().idempotency_key == key
+
+
+WAITS = """
+const done = arguments[0], real = window.setTimeout, waits = [], answers = ["Wed, 21 Oct 2026 07:28:00 GMT", "86400"];
+window.setTimeout = (then, milliseconds) => { waits.push(milliseconds); return real(then, 0); };
+const send = async () => {
+  const after = answers.shift();
+  return after ? new Response(null, { status: 503, headers: { "Retry-After": after } }) : new Response("{}");
+};
+const logOut = async () => { localStorage.clear(); throw new TypeError("lost"); };
+import("/lab/static/pay-once.js").then(async ({ payOnce }) => {
+  const outcome = await payOnce("waits", "/", {}, { send });
+  window.setTimeout = real;
+  done([outcome.status, waits, await payOnce("gone", "/", {}, { send: logOut })]);
+}).catch((error) => done([String(error), [], error]));
+"""
+
+
+def test_whatever_a_proxy_says_of_the_wait_it_is_bounded_and_a_removed_key_ends_it(lab: Lab) -> None:
+    status, waits, gone = lab.driver.execute_async_script(WAITS)
+    assert gone is None, status
+    waits = [wait for wait in waits if wait != 400]  # the page looks at the state so often
+    assert (status, len(waits)) == (200, 2)
+    assert all(isinstance(wait, (int, float)) and 0 < wait <= 60_000 for wait in waits)

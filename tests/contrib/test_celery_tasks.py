@@ -20,7 +20,7 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, MessageStatus
 from tests.database import processes
 from tests.outbox import broker, make_messages
-from tests.records import HOUR, make_records
+from tests.records import HOUR, MINUTE, database_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -48,16 +48,22 @@ RUNS = {
         {"recoverable": 6, "unknown_operations": {}},
     ),
     "purge": (
-        lambda: (make_records(7), make_records(1, Status.PARKED), make_records(1, expires=HOUR)),
+        lambda: (make_records(7), make_records(1, Status.PARKED, expires=-MINUTE), make_records(1, expires=HOUR)),
         tasks.purge_expired_records,
-        {"deleted": 7, "messages": 0, "exhausted": True},
+        {"deleted": 7, "bodies": 0, "messages": 0, "exhausted": True},
         {"deleted": 6},
     ),
     "purge of messages": (
         lambda: make_messages(7, MessageStatus.SENT, sent=-96 * HOUR),
         tasks.purge_expired_records,
-        {"deleted": 0, "messages": 7, "exhausted": True},
+        {"deleted": 0, "bodies": 0, "messages": 7, "exhausted": True},
         {"messages": 6},
+    ),
+    "purge of responses": (
+        lambda: make_records(7, expires=HOUR, body_expires_at=database_now() - HOUR),
+        tasks.purge_expired_records,
+        {"deleted": 0, "bodies": 7, "messages": 0, "exhausted": True},
+        {"bodies": 6},
     ),
     "relay": (
         lambda: (make_messages(7), make_messages(1, sender="tests.outbox.removed", due=timedelta(0))),

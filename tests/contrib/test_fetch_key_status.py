@@ -60,6 +60,7 @@ def test_a_client_learns_what_has_become_of_its_key(
         answer(200, DONE),
         answer(200, b'{"status": "in_progress", "created_at": null}', retry_after="2"),
         answer(404),
+        answer(200, b'{"status": "completed", "body_gone": true}'),
         *[answer(200, wrong) for wrong in (b"<html>", b"[]", b'{"status": 1}')],
     ]
     told = fetch(server.url)
@@ -74,6 +75,7 @@ def test_a_client_learns_what_has_become_of_its_key(
     assert fetch(server.url) == KeyStatus("in_progress", retry_after=2.0)
     with pytest.raises(error):
         fetch(server.url)
+    assert fetch(server.url) == KeyStatus("completed", body_gone=True)
     for _ in range(3):
         with pytest.raises(ValueError, match=r"status of a key|Expecting value"):
             fetch(server.url)

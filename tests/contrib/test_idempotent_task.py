@@ -15,6 +15,7 @@ from idempotency.contrib.celery.deliveries import PATIENCE, MessageRefused, pati
 from idempotency.contrib.celery.policy import policy_of
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
+from idempotency.testing import body_gone
 from testproject.harness.processes import free_port
 from testproject.models import Receipt
 from tests.contrib.consumers import act, auto, bare, effects, end_leases, gone, hold, outside, parked, record, send
@@ -34,6 +35,17 @@ def test_a_message_that_is_delivered_twice_has_one_effect_and_one_result(inbox: 
     first, second = inbox.drain()
     assert first == second == Delivered("acknowledged", {"receipt": Receipt.objects.get().pk, "pair": [1, 2]})
     assert (record().status, record().attempt) == ("completed", 1)
+
+
+def test_a_second_delivery_whose_result_is_deleted_is_acknowledged_and_changes_no_result(inbox: Inbox) -> None:
+    message_id = inbox.publish(send, "a")
+    inbox.twice()
+    first = inbox.deliver()
+    body_gone(message_id)
+    assert first.answer == "acknowledged"
+    second = inbox.deliver()
+    assert (second.answer, type(second.result)) == ("acknowledged", Ignore)
+    assert effects() == {"a": 1}
 
 
 @pytest.mark.failure_mode(53)

@@ -201,6 +201,8 @@ def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(decorated: 
         *({"max_attempts": wrong} for wrong in (0, True, 1.5)),
         {"transaction": False},
         {"lease": 5},
+        {"max_key_age": timedelta(days=1)},
+        {"timed_keys": True},
     ],
     ids=str,
 )

@@ -8,8 +8,9 @@ import pytest
 from django.db import transaction
 
 from idempotency import claim
-from idempotency.exceptions import InProgressError, KeyInvalidError, KeyReusedError
+from idempotency.exceptions import BodyGoneError, InProgressError, KeyInvalidError, KeyReusedError
 from idempotency.models import IdempotencyRecord
+from idempotency.testing import body_gone
 from testproject.celery import app
 from testproject.models import Receipt, UnprotectedReceipt
 from testproject.tasks import send_receipt, send_receipt_unprotected
@@ -51,6 +52,9 @@ def test_an_eager_task_raises_where_a_message_would_wait_or_be_dead_lettered() -
         send.apply_async(["b"], task_id="used")
     with pytest.raises(KeyInvalidError):
         send.apply_async(["a"], headers={"idempotency_key": "not a key"})
+    body_gone("used")
+    with pytest.raises(BodyGoneError):
+        send.apply_async(["a"], task_id="used")
     assert effects() == ["a"]
 
 

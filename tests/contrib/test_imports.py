@@ -28,7 +28,7 @@ import idempotency.tasks  # noqa: F401 - imported before a library is taken away
         ("idempotency.contrib.requests", "requests", "requests"),
         ("idempotency.contrib.requests", "tenacity", "requests"),
         ("idempotency.contrib.retrying", "tenacity", "httpx"),
-        ("idempotency.contrib.ninja", "ninja", "ninja"),
+        ("idempotency.contrib.ninja", "ninja.utils", "ninja"),
         ("idempotency.contrib.spectacular", "drf_spectacular", "spectacular"),
         ("idempotency.contrib.prometheus", "prometheus_client", "prometheus"),
         ("idempotency.contrib.opentelemetry", "opentelemetry.trace", "opentelemetry"),
@@ -41,6 +41,13 @@ def test_without_its_libraries_the_error_names_what_to_install(
     monkeypatch.delitem(sys.modules, module)
     with pytest.raises(ImportError, match=rf"pip install 'django-idempotency\[{extra}\]'"):
         importlib.import_module(module)
+
+
+def test_a_release_of_ninja_without_what_is_private_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("ninja.operation.Operation._result_to_response")
+    monkeypatch.delitem(sys.modules, "idempotency.contrib.ninja")
+    with pytest.raises(ImportError, match=r"a release of Django Ninja that it was tested with\. .*"):
+        importlib.import_module("idempotency.contrib.ninja")
 
 
 CLIENT = """

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from celery import shared_task
 from django.db import transaction
-from django.db.models import F
 
 from idempotency import claim, tasks
 from idempotency.contrib.celery import idempotent_task, resend_lost_messages
@@ -124,7 +123,7 @@ def test_it_is_sent_again_after_as_long_again_as_it_has_waited() -> None:
     """A queue whose workers are down must not fill up with repetitions."""
     sent(ago=HOUR, waited=2 * HOUR)
     assert resend_lost_messages() == 0
-    OutboxMessage.objects.update(sent_at=F("sent_at") - HOUR, created_at=F("created_at") - HOUR)
+    OutboxMessage.objects.update(sent_at=from_now(-2 * HOUR), created_at=from_now(-4 * HOUR))
     assert resend_lost_messages() == 1
 
 

@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
+from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 from prometheus_client import CollectorRegistry, generate_latest
 
 from idempotency import Operation, signals
+from idempotency.contrib import metrics as gauges
 from idempotency.contrib.metrics import AVAILABLE
 from idempotency.contrib.prometheus.exporter import connect
+from idempotency.contrib.prometheus.views import metrics
 from idempotency.lifecycle import Status
-from idempotency.models import MessageStatus
+from idempotency.models import IdempotencyRecord, MessageStatus
 from idempotency.upkeep.counters import Counters
 from tests.contrib.exporting import _as_if_off, happen  # noqa: F401 - a fixture
 from tests.outbox import make_messages
@@ -112,6 +115,27 @@ def test_what_this_process_counted_is_told_even_if_the_tables_can_not_be_read(
     assert {name: value for name, value in seen.items() if "_total" not in name} == {AVAILABLE: 0}
 
 
+@pytest.mark.postgres
+def test_a_scrape_does_not_wait_for_a_migration_that_has_locked_the_table(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gauges, "PATIENCE", 0.05)
+    migrating = connection.copy()
+    try:
+        with migrating.cursor() as cursor:
+            cursor.execute(f"BEGIN; LOCK TABLE {IdempotencyRecord._meta.db_table} IN ACCESS EXCLUSIVE MODE")
+        assert scrape(registry)[AVAILABLE] == 0
+    finally:
+        migrating.close()
+    assert scrape(registry)[AVAILABLE] == 1
+
+
+@pytest.mark.parametrize("accept", ["application/openmetrics-text; version=new", "text/plain;version=1.x", ""])
+def test_what_the_view_can_not_read_of_the_accepted_formats_is_answered_in_plain_text(accept: str) -> None:
+    response = metrics(RequestFactory().get("/", headers={"Accept": accept}))
+    assert (response.status_code, response["Content-Type"].partition(";")[0]) == (200, "text/plain")
+
+
 def test_no_account_and_no_key_is_exported(registry: CollectorRegistry) -> None:
     for signal in (signals.claimed, signals.parked):
         happen(signal, Operation("tests.scraped"))
@@ -143,6 +167,7 @@ django.setup()
 
 from django.core.management import call_command
 from django.db import connection
+from django.test import RequestFactory
 from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 

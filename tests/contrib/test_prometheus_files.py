@@ -96,6 +96,7 @@ FIRES = {
     "IdempotencyKeysReused": [events("key_reused", "0+1x100")],
     "IdempotencyNobodyRelays": [gauge("idempotency_outbox_oldest_due_seconds", 61)],
     "IdempotencyDeadMessages": [gauge('idempotency_outbox_messages{status="dead"}', 1)],
+    "IdempotencyNobodyPurges": [gauge("idempotency_since_purge_seconds", 172801)],
     "IdempotencyStatsUnavailable": [gauge(AVAILABLE, 0)],
     "IdempotencyMetricsMissing": [],
 }

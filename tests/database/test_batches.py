@@ -16,13 +16,14 @@ from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
 from idempotency.outbox.backlog import purge_sent_batches
 from idempotency.outbox.relay import relay_batches
 from idempotency.upkeep.batches import BatchResult
+from idempotency.upkeep.bodies import purge_body_batches
 from idempotency.upkeep.erasure import erase_batches, find_traces
 from idempotency.upkeep.retention import purge_batches
 from idempotency.upkeep.sweep import recover_batches
 from tests.concurrency.racing import elsewhere
 from tests.database.statements import before_statement, explaining, fill, fill_outbox
 from tests.outbox import make_messages
-from tests.records import HOUR, make_records
+from tests.records import HOUR, from_now, make_bodies, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -45,6 +46,7 @@ PURGE = Work(make_records, purge_batches, 10_000)
 PURGE_MESSAGES = Work(
     lambda count: make_messages(count, MessageStatus.SENT, sent=-96 * HOUR), purge_sent_batches, 10_000
 )
+PURGE_BODIES = Work(make_bodies, purge_body_batches, 10_000)
 RELAY = Work(make_messages, relay_batches, 500)
 SWEEP = Work(
     lambda count: make_records(count, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation=again.name),
@@ -54,7 +56,9 @@ SWEEP = Work(
 ERASURE = Work(make_records, lambda **options: erase_batches(find_traces("1"), **options), 500)
 
 every_kind = pytest.mark.parametrize(
-    "work", [PURGE, PURGE_MESSAGES, RELAY, SWEEP, ERASURE], ids=["purge", "messages", "relay", "sweep", "erasure"]
+    "work",
+    [PURGE, PURGE_BODIES, PURGE_MESSAGES, RELAY, SWEEP, ERASURE],
+    ids=["purge", "bodies", "messages", "relay", "sweep", "erasure"],
 )
 
 
@@ -102,7 +106,17 @@ def test_each_batch_is_a_transaction_of_its_own(work: Work) -> None:
 
 #: What of each is refused under REPEATABLE READ if a row has changed since the snapshot.
 RACED = [
-    pytest.param(PURGE, "WITH due", IdempotencyRecord.objects, "attempt", id="purge", marks=pytest.mark.whole_table),
+    pytest.param(
+        PURGE,
+        "DELETE FROM idempotency_record",
+        IdempotencyRecord.objects,
+        "attempt",
+        id="purge",
+        marks=pytest.mark.whole_table,
+    ),
+    pytest.param(
+        PURGE_BODIES, "WITH due", IdempotencyRecord.objects, "attempt", id="bodies", marks=pytest.mark.whole_table
+    ),
     pytest.param(RELAY, "SKIP LOCKED", OutboxMessage.objects, "attempts", id="relay"),
 ]
 
@@ -142,6 +156,7 @@ def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(
         pytest.param(
             PURGE, "DELETE FROM", "idempotency_record_expires_at", id="records", marks=pytest.mark.whole_table
         ),
+        pytest.param(PURGE_BODIES, "WITH due", "idempotency_record_body", id="bodies", marks=pytest.mark.whole_table),
         pytest.param(PURGE_MESSAGES, "SKIP LOCKED", "idempotency_outbox_sent", id="messages"),
     ],
 )
@@ -149,9 +164,11 @@ def test_a_purge_walks_its_index(work: Work, statement: str, index: str) -> None
     fill(2_000)
     fill_outbox(2_000)
     work.make_due(10)
+    IdempotencyRecord.objects.past_retention().update(expires_at=from_now(-HOUR))  # no range of time divides them
     with explaining(statement) as plans:
         assert work.take(5).touched == 5
-    assert f"Index Scan using {index}" in plans[0]
-    assert "LockRows" in plans[0]
+    assert len(plans) == (2 if work is PURGE else 1)
+    assert all(f"Index Scan using {index}" in plan for plan in plans)
+    assert "LockRows" in plans[-1]
     # A join would read every record that is due, in each batch.
-    assert ("Tid Scan" in plans[0]) is (work is PURGE)
+    assert ("Tid Scan" in plans[-1]) is (work is not PURGE_MESSAGES)

@@ -13,12 +13,14 @@ from django.test.utils import CaptureQueriesContext
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
+from idempotency.outcome import BODY_GONE
 from idempotency.sql import Fence, Row, Store, store
+from idempotency.upkeep.bodies import purge_body_batches
 from idempotency.upkeep.retention import purge_batches, purge_once
 from tests.commands import run_command
 from tests.database.claiming import OUTCOME
 from tests.database.statements import execute, relations_read
-from tests.records import HOUR, make_records, remaining
+from tests.records import HOUR, make_bodies, make_records, remaining
 
 pytestmark = [pytest.mark.django_db, pytest.mark.postgres, pytest.mark.whole_table]
 
@@ -168,3 +170,13 @@ def test_a_purge_takes_one_partition_after_the_other() -> None:
     assert {*IdempotencyStep.objects.values_list("record_id", flat=True)} == {*kept}
     make_records(3)
     assert purge_once().deleted == 3
+
+
+@pytest.mark.usefixtures("partitioned")
+def test_a_purge_of_bodies_takes_one_partition_after_the_other() -> None:
+    bodies = [make_bodies(1, account_id=f"account-{n}")[0] for n in range(8)]
+    for n, pk in enumerate(bodies):
+        IdempotencyStep.objects.create(account_id=f"account-{n}", record_id=pk, name="charge", result="1")
+    assert [batch.deleted for batch in purge_body_batches(batch_size=3)] == [3, 3, 2]
+    assert set(IdempotencyRecord.objects.values_list("response_body", flat=True)) == {BODY_GONE}
+    assert not IdempotencyStep.objects.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.utils import timezone
 
 from idempotency.lifecycle import Status
@@ -25,13 +26,14 @@ from idempotency.signals import purged
 from idempotency.sql import DeletedBatch, Part, Store
 from idempotency.sql.portable import PortableStore
 from idempotency.sql.postgresql import PostgreSQLStore
+from idempotency.sql.postgresql import purge as sql_purge
 from idempotency.upkeep import retention
 from idempotency.upkeep.batches import side_by_side
 from idempotency.upkeep.retention import PurgeResult, due, purge_batches, purge_once
 from tests.commands import run_command
-from tests.concurrency.racing import elsewhere, race
+from tests.concurrency.racing import PATIENCE, elsewhere, race
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire
-from tests.database.statements import before_statement
+from tests.database.statements import before_statement, execute
 from tests.outbox import make_messages, statuses
 from tests.records import HOUR, make_records, remaining
 
@@ -110,7 +112,6 @@ def test_jobs_have_bounds(jobs: int) -> None:
 
 
 @pytest.mark.failure_mode(30)
-@pytest.mark.sqlite
 def test_a_record_that_is_claimed_anew_between_finding_and_deleting_stays() -> None:
     revived, *_ = make_records(3)
 
@@ -121,6 +122,82 @@ def test_a_record_that_is_claimed_anew_between_finding_and_deleting_stays() -> N
         batch = purge_once()
     assert (batch.deleted, batch.exhausted) == (2, True)
     assert remaining() == {revived}
+
+
+@pytest.mark.postgres
+@pytest.mark.whole_table
+def test_what_becomes_due_after_a_batch_was_found_is_no_part_of_it() -> None:
+    """Or the transaction of a process that slept would delete all that became due meanwhile."""
+    make_records(3)
+    with before_statement(
+        "DELETE FROM idempotency_record", lambda: [make_records(1, expires=timedelta(0)) for _ in range(5)]
+    ):
+        assert purge_once(batch_size=4).deleted == 3
+    assert len(remaining()) == 5
+
+
+def test_records_that_are_kept_do_not_keep_a_batch_from_those_behind_them() -> None:
+    make_records(3, expires=-3 * HOUR)
+    kept = make_records(9, Status.PARKED, expires=-2 * HOUR)
+    make_records(3)
+    while deleted := purge_once(batch_size=2).deleted:
+        assert deleted <= 2
+    assert remaining() == {*kept}
+
+
+@pytest.mark.failure_mode(30)
+@pytest.mark.postgres
+@pytest.mark.whole_table
+def test_a_batch_that_holds_rows_does_not_wait_long_for_another_one() -> None:
+    make_records(1)
+    bounds: list[str] = []
+
+    def ask() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW lock_timeout")
+            bounds.append(cursor.fetchone()[0])
+
+    with before_statement("DELETE FROM idempotency_record", ask):
+        purge_once()
+    assert bounds == ["100ms"]
+
+
+@pytest.mark.postgres
+def test_what_else_the_server_refuses_ends_the_purge() -> None:
+    kept = make_records(3)
+    with (
+        before_statement("DELETE FROM", lambda: execute("SELECT pg_cancel_backend(pg_backend_pid())")),
+        pytest.raises(OperationalError, match="canceling statement"),
+    ):
+        purge_once()
+    assert remaining() == {*kept}
+
+
+@pytest.mark.failure_mode(30)
+@pytest.mark.postgres
+@pytest.mark.whole_table
+def test_a_record_that_is_claimed_anew_while_a_batch_waits_for_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    claimed, *_ = make_records(3)
+    monkeypatch.setattr(sql_purge, "_WAIT_BRIEFLY", f"SET LOCAL lock_timeout = '{PATIENCE}s'")
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            IdempotencyRecord.objects.filter(pk=claimed).update(status=Status.IN_PROGRESS)
+            batch = pool.submit(elsewhere, purge_once)
+            _wait_until_somebody_waits_for_a_lock()
+        assert batch.result(PATIENCE).deleted == 2
+    assert remaining() == {claimed}
+
+
+def _wait_until_somebody_waits_for_a_lock() -> None:
+    give_up = time.monotonic() + PATIENCE
+    with connection.cursor() as cursor:
+        while time.monotonic() < give_up:
+            cursor.execute(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+            )
+            if cursor.rowcount:
+                return
+    pytest.fail("Nobody waits for this transaction.")
 
 
 @pytest.mark.failure_mode(30)

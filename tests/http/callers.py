@@ -28,6 +28,7 @@ PROBLEMS = {
     "idempotency_account_required": 401,
     "idempotency_in_progress": 409,
     "idempotency_outcome_unknown": 409,
+    "idempotency_body_gone": 409,
     "idempotency_key_reused": 422,
     "idempotency_response_unrecordable": 500,
     "idempotency_outcome_unreadable": 500,

@@ -38,6 +38,7 @@ def requested(**attributes: Any) -> Any:
     [
         ({"sub": "7", "org": 3}, "sub=7"),
         (SimpleNamespace(payload={"sub": "a&sub=7"}), "sub=a%26sub%3D7"),
+        ({"sub": "\ud800"}, "sub=%ED%A0%80"),
         ({"sub": ""}, None),
         ({"sub": ["7"]}, None),
         ({}, None),
@@ -59,7 +60,9 @@ def test_the_claims_of_a_token_stay_apart() -> None:
 
 
 def test_an_api_key_is_an_account_and_no_secret_becomes_one() -> None:
-    assert api_key(requested()) is api_key(requested(auth={"sub": "7"})) is None
+    for nobody in (None, {"sub": "7"}, True, "", object(), Token(), b"s3cret"):
+        assert api_key(requested(auth=nobody)) is None
+    assert api_key(requested()) is None
     assert api_key(requested(auth=User(pk=7))) == "auth.User:7"  # whatever model it is
     for secret in ("s3cret", Token(key="s3cret")):
         account = api_key(requested(auth=secret))

@@ -36,7 +36,7 @@ async def coroutine() -> None:
         ("plain", lambda: (201, {"id": 1}), "must return an HttpResponse, not tuple."),
         ("plain", lambda: 7, "must return an HttpResponse, not int."),
         ("plain", coroutine, "must return an HttpResponse, not coroutine."),
-        ("plain", lambda: None, "didn't return an HttpResponse object. It returned None instead."),
+        ("plain", lambda: None, "must return an HttpResponse, not NoneType."),
         ("drf", lambda: None, "Expected a `Response`, `HttpResponse` or `StreamingHttpResponse`"),
         ("drf", lambda: {"id": 1}, "Expected a `Response`, `HttpResponse` or `StreamingHttpResponse`"),
     ],

@@ -123,6 +123,7 @@ def test_an_open_transaction_around_the_view_is_an_error_that_names_the_remedy(
 ) -> None:
     serve(view)
     assert_refused(alice, "idempotency_outer_transaction", key="k")
+    assert "put @idempotent directly on the function or method" in caplog.text
     assert "non_atomic_requests" in caplog.text
     assert "atomic." in caplog.text  # the operation
     # The remedy works.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -14,8 +15,9 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 
 from idempotency import Operation, idempotent
+from idempotency.checks import check_settings
 from idempotency.contrib.rest_framework import IdempotentMixin
-from idempotency.http.checks import check_cors, check_models
+from idempotency.http.checks import check_cors, check_models, check_visitors
 from testproject.models import Transfer
 from tests.http.serving import OUTSIDE
 from tests.http.views import LabelSerializer, Methods, ModelActions, PlainView, plain_answer
@@ -89,7 +91,34 @@ def test_a_model_that_is_written_elsewhere_is_warned_of(settings: Any) -> None:
     assert all("testproject.Transfer is written to database 'elsewhere'" in message for message in found)
 
 
+VIEWS = """
+from idempotency import idempotent
+
+@idempotent("late.visitors", account="idempotency.http.accounts.user_or_visitor")
+def contact(request): ...
+
+@idempotent("late.broken", account="no.such.function")
+def broken(request): ...
+
+urlpatterns = []
+"""
+
+
+@pytest.mark.parametrize(
+    ("check", "expected"), [(check_visitors, "idempotency.W011"), (check_settings, "idempotency.E018")]
+)
+def test_a_check_knows_the_operations_of_views_that_nothing_has_imported_yet(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, check: Any, expected: str
+) -> None:
+    """Django runs its checks in any order, and one of its own imports the URLconf."""
+    name = f"late_urls_of_{check.__name__}"
+    (tmp_path / f"{name}.py").write_text(VIEWS)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings.ROOT_URLCONF = name
+    assert expected in {message.id for message in check(None)}
+
+
 def test_a_project_without_urls_has_nothing_to_check(settings: Any) -> None:
     settings.DATABASE_ROUTERS = [TransfersElsewhere()]
     settings.ROOT_URLCONF = None
-    assert check_models(None) == []
+    assert check_models(None) == check_visitors(None) == []

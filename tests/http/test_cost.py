@@ -53,6 +53,7 @@ COMPLETE = ["UPDATE idempotency_record", "COMMIT"]
 def in_short(sql: str) -> str:
     """A statement as its verb and its table: ``UPDATE idempotency_record``."""
     sql = sql.removeprefix("SET STATEMENT innodb_lock_wait_timeout = 1 FOR ")  # MariaDB's claims
+    sql = sql.rpartition("END $$; ")[2]  # before it are the settings for Citus
     verb = sql.split(maxsplit=1)[0].rstrip(";")
     table = TABLE.search(sql)
     return verb if verb in TRANSACTIONS or table is None else f"{verb} {table[1]}"

@@ -16,6 +16,7 @@ from idempotency.conf import settings as in_force
 from idempotency.exceptions import OutcomeUnreadableError
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.outcome import ENVELOPE
+from idempotency.testing import body_gone
 from tests.http.callers import Caller, assert_refused, replayed
 from tests.http.serving import Framework, Serve, serve_answer
 
@@ -69,6 +70,8 @@ def test_keys_are_rotated(settings: Any, framework: Framework, alice: Caller) ->
     use_keys(settings, NEW)  # too early: a record is left that was made with the old key
     assert alice.post(key="new").content == answers["new"]
     assert_refused(alice, "idempotency_outcome_unreadable", key="old")
+    body_gone("old")
+    assert_refused(alice, "idempotency_body_gone", key="old")  # nobody needs a key to know that
     use_keys(settings)
     assert_refused(alice, "idempotency_outcome_unreadable", key="new")
 

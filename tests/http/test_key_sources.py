@@ -58,6 +58,24 @@ def test_a_key_of_the_operations_own_is_a_key(alice: Caller, framework: Framewor
     replayed(alice, key="alone", data={"amount": 1})
 
 
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [
+        (FromHeader("X-Event-Id"), "in the header X-Event-Id or"),
+        (FromForm(), "in the form's field 'idempotency_key' or"),
+        (FromJSON("event.id"), "in the body's member 'event.id' or"),
+        (FromCookie("checkout"), "in the cookie 'checkout' or"),
+        (lambda request: None, "in the place that it declares or"),
+    ],
+)
+def test_who_sends_no_key_is_told_where_the_operation_looks_for_it(
+    alice: Caller, serve: Serve, source: Any, place: str
+) -> None:
+    serve(idempotent("tests.missing", key=source)(plain_answer))
+    refused = assert_refused(alice, "idempotency_key_missing", data={"amount": 1})
+    assert place in json.loads(refused.content)["detail"]
+
+
 def headers_too(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"headers": arguments["headers"]} if "headers" in arguments else {}
 

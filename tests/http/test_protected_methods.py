@@ -320,6 +320,11 @@ def test_the_decorator_on_dispatch_is_refused_or_never_runs(alice: Caller, serve
     assert effects() == 0
 
 
+def test_the_decorator_without_a_name_says_how_to_write_it() -> None:
+    with refused('write @idempotent("orders.create"), with a name of your own, above plain_answer'):
+        idempotent(plain_answer)  # type: ignore[arg-type]
+
+
 def test_the_decorator_above_what_asks_for_the_caller_is_refused() -> None:
     decorated: Any = method_decorator(login_required, name="dispatch")(type("Login", (PlainView,), {}))
     for view in (Asking, decorated):

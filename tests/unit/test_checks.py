@@ -70,6 +70,7 @@ def declared() -> Iterator[Callable[..., Operation]]:
         ({"MAX_RETRY_AFTER": 30}, "idempotency.E013", "'MAX_RETRY_AFTER'"),
         ({"KEY": "nope"}, "idempotency.E022", "'KEY'"),
         ({"MAX_KEY_AGE": 3}, "idempotency.E023", "'MAX_KEY_AGE'"),
+        ({"BODY_TTL": timedelta(0)}, "idempotency.E027", "'BODY_TTL'"),
         ({"TIMED_KEYS": "yes"}, "idempotency.E024", "'TIMED_KEYS'"),
         ({"LEASE": timedelta(days=3)}, "idempotency.E014", "shorter than"),
         ({"TTL": timedelta(seconds=60)}, "idempotency.E014", "shorter than"),
@@ -221,11 +222,12 @@ def test_a_server_that_may_lose_claims_is_pointed_out_for_effects_outside_of_it(
 
     monkeypatch.setattr(store("default"), "replication", replication)
     outside = [declared(f"unit.{name}", transaction=False, recovery=PARK) for name in "abcd"]
-    monkeypatch.setattr("idempotency.checks.registry", outside)
+    monkeypatch.setattr("idempotency.checks.declared_operations", lambda: outside)
     assert {message_id.removeprefix("idempotency.") for message_id in messages()} == expected
     for message in messages().values():
         assert "unit.a, unit.b, unit.c, …" in message.msg
     assert check_databases(None) == []  # which may not connect
 
-    monkeypatch.setattr("idempotency.checks.registry", [declared("unit.inside")])
+    inside = [declared("unit.inside")]
+    monkeypatch.setattr("idempotency.checks.declared_operations", lambda: inside)
     assert messages() == {}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from django.http import HttpResponse
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from idempotency import Operation
+from idempotency.exceptions import OutcomeUnreadableError
 from idempotency.operation import registry
 from idempotency.outcome import ENVELOPE, Outcome, decode_body, encode_body, outcome_of, response_of
 
@@ -43,3 +45,8 @@ def test_a_response_without_content_type_or_body_is_replayed_so() -> None:
     for outcome in (outcome_of(response, operation), Outcome(status=204)):
         replay = response_of(outcome)
         assert (replay.status_code, replay.content, replay.has_header("Content-Type")) == (204, b"", False)
+
+
+def test_an_envelope_that_is_nested_too_deeply_is_unreadable() -> None:
+    with pytest.raises(OutcomeUnreadableError):
+        response_of(Outcome(201, body=f"{ENVELOPE}{100_000 * '['}{100_000 * ']'}}}"))

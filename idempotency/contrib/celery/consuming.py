@@ -80,6 +80,12 @@ def idempotent_task(
     :raises TypeError: there is no keyword argument of this name.
     """
     declared = operation_for(operation, policy)
+    for option in ("max_key_age", "timed_keys"):
+        if declared.declared[option]:
+            raise ImproperlyConfigured(
+                f"Operation {declared.name!r}: {option} does not apply to Celery tasks, because no client makes the "
+                f"keys of messages. Leave it out."
+            )
     if consumer is not None:
         try:
             scope_of(declared.name, consumer, "key")
@@ -146,6 +152,8 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         # twice.
         return policy.function(*args, **kwargs)
     if isinstance(held, Outcome):
+        if held.is_body_gone:
+            delivery.end_without_result()
         delivery.log(logging.INFO, "has been consumed before, and gets the recorded result")
         return result_of(held)
     if delivery.is_poison(held.attempt):

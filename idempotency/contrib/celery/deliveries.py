@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from celery.exceptions import Ignore, Reject
 
 from ...conf import settings
-from ...exceptions import BrokerUnavailableError, IdempotencyError
+from ...exceptions import BodyGoneError, BrokerUnavailableError, IdempotencyError
 from ...operation import Operation
 from .messages import ATTEMPTS_HEADER, REDELIVERED_HEADER, WAITED_HEADER, Message
 from .policy import policy_of
@@ -68,6 +68,19 @@ class Delivery(Message):
         self._publish_or_keep(countdown=countdown, retries=self.request.retries)
         self.log(logging.INFO, f"waits for {countdown} s: {error}")
         raise Ignore(f"published again, for in {countdown} s: {error}") from error
+
+    def end_without_result(self) -> NoReturn:
+        """End the delivery of a message that has been consumed and whose result is deleted. The task's result, which an
+        earlier delivery has stored, is not changed.
+
+        :raises Ignore: the worker acknowledges this delivery.
+        :raises BodyGoneError: the task is called eagerly, so its caller waits for a result.
+        """
+        if self.request.is_eager:
+            raise BodyGoneError
+        reason = "has been consumed before, and its result is no longer kept"
+        self.log(logging.INFO, reason)
+        raise Ignore(reason)
 
     def dead_letter(self, reason: str, error: Exception | None = None, *, attempt: int = 0) -> NoReturn:
         """Put the message into the task's ``dead_letter`` queue. The task's result is not changed.

@@ -28,5 +28,8 @@ def metrics(request: HttpRequest) -> HttpResponse:
         registry = CollectorRegistry()
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         registry.register(StatsCollector())
-    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+    try:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+    except (TypeError, ValueError):  # of a version that is no number
+        encode, content_type = choose_encoder("")
     return HttpResponse(encode(registry), content_type=content_type)

@@ -185,7 +185,7 @@ class RestFrameworkAdapter(Adapter):
             data = json.loads(content) if content else None
             response = Response(data, status=outcome.status, headers=headers, exception=outcome.status >= 400)
             response.content = content  # the recorded bytes, not another rendering of the data
-        except (RecursionError, *UNREADABLE):
+        except UNREADABLE:
             return super().replay(outcome)  # which raises, unless it is only the data that can't be had
         if not content_type:
             del response["Content-Type"]

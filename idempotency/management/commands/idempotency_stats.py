@@ -26,6 +26,7 @@ LABELS = {
     "overdue": "  longest overdue",
     "oldest_in_progress": "oldest in progress",
     "most_attempts": "most attempts of one in progress",
+    "since_purge": "last complete purge",
     "claims": "claims",
     "take_overs": "take-overs",
     "completions": "completions",
@@ -148,6 +149,8 @@ def _format(name: str, number: Number) -> str:
         return f"{number.value / 1e6:,.1f} MB"
     if name in {"overdue", "oldest_in_progress"}:
         return f"{number.value:,.0f} s"
+    if name == "since_purge":
+        return f"{number.value / 3600:,.0f} h"
     if name == "replay_rate":
         return f"{number.value:.1%}"
     return f"{number.value:,}"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.db.models import Count, QuerySet
+from django.db.models.functions import Now
 
 from ...lifecycle import Status
 from ...models import IdempotencyRecord
 from ...outbox.backlog import purge_sent_batches, sent_past_retention
 from ...protocol.transactions import alias
+from ...upkeep.bodies import bodies_past_retention, purge_body_batches
 from ...upkeep.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, MAX_JOBS, PurgeResult, due, purge_batches
 from ..running import (
     EXIT_REFUSED,
@@ -36,8 +38,8 @@ EPILOG = describe_exit_codes(
 
 class Command(BatchCommand[PurgeResult]):
     help = (
-        "Delete idempotency records past their retention, and messages that were sent longer ago than TTL and a day. "
-        "The oldest go first, in bounded batches.\n"
+        "Delete idempotency records past their retention, recorded responses past a shorter one of their own, and "
+        "messages that were sent longer ago than TTL and a day. The oldest go first, in bounded batches.\n"
         "Claims and unsent messages are never deleted, and parked records only with --include-parked.\n"
         "The command may run at any time, and several runs may overlap."
     )
@@ -45,7 +47,7 @@ class Command(BatchCommand[PurgeResult]):
     batch_of = "rows to delete in one transaction"
     default_batch = DEFAULT_BATCH_SIZE
     largest_batch = MAX_BATCH_SIZE
-    max_batches_help = "stop after N batches of records, and N of messages (default: no limit)"
+    max_batches_help = "stop after N batches of records, N of responses and N of messages (default: no limit)"
     dry_run_help = "count what is due, and delete nothing"
     leaves_bar = True
     refused = "What earlier batches deleted stays deleted."
@@ -79,22 +81,27 @@ class Command(BatchCommand[PurgeResult]):
 
     def run_once(self) -> None:
         records = due(include_parked=self.include_parked, using=self.using)
-        messages = sent_past_retention(self.using)
+        others: list[tuple[str, QuerySet[Any], Callable[..., Iterator[PurgeResult]]]] = [
+            ("recorded response", bodies_past_retention(self.using), purge_body_batches),
+            ("sent message", sent_past_retention(self.using), purge_sent_batches),
+        ]
         with stop_between_batches() as stop:
-            purged_records = self._purge("record", self.work(), stop)
-            purged_messages = stop.signum is None and not messages.exists()
-            if stop.signum is None and not purged_messages:
-                batches = purge_sent_batches(batch_size=self.batch_size, using=self.using)
-                purged_messages = self._purge("sent message", _work("sent message", batches, messages), stop)
+            left: list[QuerySet[Any]] = [] if self._purge("record", self.work(), stop) else [records]
+            for name, rows, purge in others:
+                batches = purge(batch_size=self.batch_size, using=self.using)
+                if stop.signum is not None or (
+                    rows.exists() and not self._purge(name, _work(name, batches, rows), stop)
+                ):
+                    left.append(rows)
         # Look again, because a full last batch may have taken the last row that was due.
-        if (not purged_records and records.exists()) or (not purged_messages and messages.exists()):
+        if any(rows.exists() for rows in left):
             self.end_with_work_left(stop, self.max_batches, self.left, verbosity=self.verbosity)
 
     def describe(self, result: PurgeResult, name: str = "record") -> str:
         return f"Purged {_count(result.deleted, name)} from database {self.using!r}."
 
     def _purge(self, name: str, work: Work[PurgeResult], stop: Stop) -> bool:
-        """Purge records or messages.
+        """Purge records, responses or messages.
 
         :returns: whether nothing more was due at the end, or other purges hold the rest.
         """
@@ -113,6 +120,9 @@ class Command(BatchCommand[PurgeResult]):
             if status in counted:
                 kind = _count(counted[status], "record")
                 self.stdout.write(f"Would keep {kind} past retention: {status.replace('_', ' ')}.")
+        # The response of a record that is purged goes with it.
+        if bodies := bodies_past_retention(self.using).filter(expires_at__gt=Now()).count():
+            self.stdout.write(f"Would purge {_count(bodies, 'recorded response')} from database {self.using!r}.")
         if messages := sent_past_retention(self.using).count():
             self.stdout.write(f"Would purge {_count(messages, 'sent message')} from database {self.using!r}.")
 

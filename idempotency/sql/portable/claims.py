@@ -93,13 +93,15 @@ class Claims(Store):
             response_body=None,
             response_reference=None,
             error=None,
+            body_expires_at=None,
         )
 
     def park_abandoned(self, scope: Scope, row: Row) -> bool:
         abandoned = self._observed(scope, row).filter(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
         return self._change_one(abandoned, status=Status.PARKED, lease_expires_at=None)
 
-    def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta) -> bool:
+    def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta, body_ttl: timedelta | None = None) -> bool:
+        end_of_body = {} if body_ttl is None else {"body_expires_at": _from_now(body_ttl)}
         return self._change_one(
             self._fenced(fence),
             status=Status.COMPLETED,
@@ -110,6 +112,7 @@ class Claims(Store):
             response_headers=outcome.headers,
             response_body=outcome.body,
             response_reference=outcome.reference,
+            **end_of_body,
         )
 
     def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from django.db import OperationalError
 
 from ..watch import TransactionWatch
+from .bodies import Bodies
 from .claims import Claims
 from .counters import Counters
 from .outbox import Outbox
 from .purge import Purge
 
 
-class PortableStore(Claims, Purge, Outbox, Counters):
+class PortableStore(Claims, Purge, Bodies, Outbox, Counters):
     """Any database, with Django's ORM."""
 
 

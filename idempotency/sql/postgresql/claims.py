@@ -94,7 +94,7 @@ SET status = 'in_progress', attempt = attempt + 1, request_hash = %s,
     expires_at = statement_timestamp() + %s,
     created_at = statement_timestamp(), completed_at = NULL,
     response_status = NULL, response_headers = NULL, response_body = NULL, response_reference = NULL,
-    error = NULL
+    error = NULL, body_expires_at = NULL
 {OBSERVED}
 AND expires_at <= statement_timestamp()
 AND NOT (status || '' = 'in_progress' AND lease_expires_at > statement_timestamp())
@@ -121,6 +121,11 @@ SET status = 'completed', completed_at = statement_timestamp(), lease_expires_at
 {FENCED}
 """
 COMPLETE_BEFORE_COMMIT = COMPLETE.replace("'completed'", f"CASE WHEN {BOUND_IDLING} <> '' THEN 'completed' END")
+# An operation without body_ttl doesn't name the column.
+COMPLETE_WITH_BODY_TTL, COMPLETE_WITH_BODY_TTL_BEFORE_COMMIT = (
+    update.replace("SET status", "SET body_expires_at = statement_timestamp() + %s, status")
+    for update in (COMPLETE, COMPLETE_BEFORE_COMMIT)
+)
 
 RELEASE = f"""
 UPDATE idempotency_record
@@ -197,14 +202,18 @@ class Claims(Citus):
     def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
         return self._change_one(SET_LEASE, (duration, ttl, *_fenced(fence)))
 
-    def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta) -> bool:
+    def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta, body_ttl: timedelta | None = None) -> bool:
         headers = json.dumps(outcome.headers)
         parameters = (ttl, outcome.status, headers, outcome.body, outcome.reference, *_fenced(fence))
+        complete, before_commit = COMPLETE, COMPLETE_BEFORE_COMMIT
+        if body_ttl is not None:
+            complete, before_commit = COMPLETE_WITH_BODY_TTL, COMPLETE_WITH_BODY_TTL_BEFORE_COMMIT
+            parameters = (body_ttl, *parameters)
         if self.is_nested or self._is_alone:
-            return self._change_one(COMPLETE, parameters)
+            return self._change_one(complete, parameters)
         if self.has_citus:
-            return self._matches_one(COMPLETE, parameters, IDLING)
-        return self._matches_one(COMPLETE_BEFORE_COMMIT, parameters)
+            return self._matches_one(complete, parameters, IDLING)
+        return self._matches_one(before_commit, parameters)
 
     def release(self, fence: Fence, error: str | None = None) -> bool:
         return self._change_one(RELEASE, (error, *_fenced(fence)))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from ..store import Store
-from .claims import BOUND_WAITING, WITHOUT_DISK
+from .citus import Citus
+from .claims import BOUND_WAITING, NO_DISK, WAITING, WITHOUT_DISK
 
 # The wait for a lock is bounded, because another process adds to the same rows in milliseconds. COMMIT need not wait
 # for the disk: if the server crashes, it may lose the last counts, which is acceptable for statistics. All processes
@@ -22,8 +23,12 @@ ON CONFLICT (hour, operation, event) DO UPDATE SET total = counter.total + exclu
 """
 
 
-class Counters(Store):
+class Counters(Citus):
     def add_counts(self, counts: Mapping[tuple[str, str], int], hour: int) -> None:
         operations, events = [operation for operation, _ in counts], [event for _, event in counts]
+        parameters: list[Any] = [hour, operations, events, list(counts.values())]
         with self.connection.cursor() as cursor:
-            cursor.execute(_ADD, [hour, operations, events, list(counts.values())])
+            if self.has_citus:
+                self.execute_on_citus(cursor, _ADD, parameters, WAITING, NO_DISK)  # each server has a copy of the rows
+            else:
+                cursor.execute(_ADD, parameters)

@@ -21,17 +21,27 @@ WHERE relation.relkind = 'r'
     )
 """
 
-# The same estimate, made by each shard where it is. If one shard has no estimate or can't be asked, there is none.
+# The same, made by each shard where it is. If one shard has no estimate or can't be asked, there is none. Citus's own
+# functions for sizes refuse a transaction that has written.
 _MEASURE_SHARDS = """
-SELECT citus_total_relation_size('idempotency_record'),
-    CASE WHEN bool_and(success AND result <> '') THEN
-        round(sum(CASE WHEN success THEN nullif(result, '')::double precision END))
-    END
-FROM run_command_on_shards('idempotency_record', $shard$
-    SELECT CASE WHEN relpages = 0 AND pg_relation_size(oid) > 0 THEN '' ELSE (greatest(reltuples, 0)
-        / greatest(relpages, 1) * pg_relation_size(oid) / current_setting('block_size')::integer)::text END
-    FROM pg_class WHERE oid = '%s'::regclass
-$shard$)
+SELECT CASE WHEN bool_and(size IS NOT NULL) THEN sum(size) END,
+    CASE WHEN bool_and(records IS NOT NULL) THEN round(sum(records)) END
+FROM (
+    SELECT (answer ->> 0)::bigint AS size, (answer ->> 1)::double precision AS records
+    FROM (
+        SELECT CASE WHEN success THEN result::json END AS answer
+        FROM run_command_on_shards('idempotency_record', $shard$
+            SELECT json_build_array(
+                pg_total_relation_size(oid),
+                CASE WHEN relpages > 0 OR pg_relation_size(oid) = 0 THEN
+                    greatest(reltuples, 0) / greatest(relpages, 1)
+                    * pg_relation_size(oid) / current_setting('block_size')::integer
+                END
+            )
+            FROM pg_class WHERE oid = '%s'::regclass
+        $shard$)
+    ) AS asked
+) AS shards
 """
 
 

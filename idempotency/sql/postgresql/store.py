@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .bodies import Bodies
 from .claims import Claims
 from .counters import Counters
 from .layout import Layout
@@ -11,5 +12,5 @@ from .replication import Replicated
 from .size import Size
 
 
-class PostgreSQLStore(Claims, Purge, Layout, Outbox, Counters, Size, Replicated):
+class PostgreSQLStore(Claims, Purge, Bodies, Layout, Outbox, Counters, Size, Replicated):
     """PostgreSQL. Each change is one statement."""

@@ -48,6 +48,9 @@ function keep(purpose, entry) {
 async function send(purpose, { headers = () => ({}), send: request = fetch }) {
   for (let attempt = 1; attempt <= ATTEMPTS; attempt += 1) {
     const entry = kept(purpose);
+    if (entry === null) {
+      return null; // removed by another tab, where the visitor has logged out
+    }
     if (entry.outcome) {
       return entry.outcome; // of another tab
     }
@@ -66,7 +69,8 @@ async function send(purpose, { headers = () => ({}), send: request = fetch }) {
         }
         return outcome;
       }
-      wait = 1000 * Number(response.headers.get("Retry-After") ?? 0);
+      // A proxy may send a date, which is no number, or a time for which nobody waits in front of a page.
+      wait = Math.min(LONGEST_WAIT, 1000 * (Number(response.headers.get("Retry-After")) || 0));
     } catch {
       // There was no answer, so it may have happened. Only a retry with the same key finds out.
     }

@@ -158,9 +158,11 @@ def server_error(sqlstate: str) -> Exception:
 
 
 RAISE_AT_COMMIT = """
-CREATE FUNCTION refuse_transfer() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'limit exceeded'; END $$;
+CREATE FUNCTION refuse_transfer() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'limit exceeded'; END $$
+"""
+REFUSE_TRANSFER = """
 CREATE CONSTRAINT TRIGGER refuse_transfer AFTER INSERT ON testproject_transfer DEFERRABLE INITIALLY DEFERRED
-    FOR EACH ROW EXECUTE FUNCTION refuse_transfer();
+    FOR EACH ROW EXECUTE FUNCTION refuse_transfer()
 """
 
 
@@ -169,6 +171,7 @@ CREATE CONSTRAINT TRIGGER refuse_transfer AFTER INSERT ON testproject_transfer D
 def test_a_deferred_trigger_that_raises_frees_the_claim_at_once(post: Post) -> None:
     with connections["default"].cursor() as cursor:
         cursor.execute(RAISE_AT_COMMIT)
+        cursor.execute(REFUSE_TRANSFER)
         try:
             assert post().status_code == 500  # the handler's own failure, as unprotected
             assert state() == ("recoverable", [])

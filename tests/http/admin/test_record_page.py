@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from idempotency import PARK, Operation, Reconcile, Unknown
 from idempotency.admin import decisions
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.outcome import Outcome, response_of
+from idempotency.outcome import BODY_GONE, Outcome, response_of
 from tests.http.admin.pages import LIST, ask, charges, decide, detail, hidden_fields, log_in, said, secret_record, text
 from tests.records import HOUR, make_records
 
@@ -43,6 +43,7 @@ def offered(page: Any) -> list[str]:
 
 
 COMPLETED = {"status": Status.COMPLETED}
+BODY_DUE = {**COMPLETED, "body_expires_at": datetime(2026, 11, 1, tzinfo=timezone.utc)}
 RECOVERABLE = {"status": Status.RECOVERABLE}
 LIVE = {"status": Status.IN_PROGRESS, "lease": HOUR, "attempt": 2}
 ABANDONED = {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2}
@@ -51,15 +52,17 @@ ABANDONED = {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2}
 @pytest.mark.parametrize(
     ("fields", "badge", "state", "told", "actions"),
     [
-        (COMPLETED, "done", "completed, 201", "Every retry gets the recorded outcome until ", []),
+        (COMPLETED, "done", "completed, 201", ", every retry gets the recorded outcome.", []),
         ({**COMPLETED, "expires": -HOUR}, "done", "completed, 201", "Its retention ended at ", []),
+        (BODY_DUE, "done", "completed, 201", "A purge deletes the response after ", []),
+        ({**COMPLETED, "response_body": BODY_GONE}, "done", "completed, 201", "The response is no longer kept.", []),
         ({**RECOVERABLE, "attempt": 3}, "waiting", "recoverable", "Attempt 3 is known to have had no effect.", []),
-        ({**RECOVERABLE, "expires": -HOUR}, "waiting", "recoverable", "The same key now makes a new request", []),
+        ({**RECOVERABLE, "expires": -HOUR}, "waiting", "recoverable", "the same key now makes a new request", []),
         (
             LIVE,
             "plain",
             "in progress, lease running",
-            "Attempt 2 is presumed to be running until its lease ends at ",
+            ", attempt 2 is presumed to be running.",
             ["release"],
         ),
         (ABANDONED, "waiting", "in progress, lease over", "The lease of attempt 2 ended at ", ["release"]),
@@ -281,6 +284,13 @@ def test_a_forged_form_is_a_bad_request(operator: Client, token: str) -> None:
 
 
 @pytest.mark.failure_mode(52)
+def test_a_body_that_is_deleted_is_told_as_such(client: Client) -> None:
+    log_in(client, "view_idempotencyrecord", "view_response_body")
+    page = client.get(detail(record(**COMPLETED, response_body=BODY_GONE)))
+    assert "No longer kept, because the operation&#x27;s body_ttl is over." in page.content.decode()
+    assert "$idempotency-envelope" not in page.content.decode()
+
+
 def test_no_body_is_shown_to_who_resolves_without_the_permission(operator: Client) -> None:
     pk = secret_record(expires=HOUR, operation=charges.name)
     IdempotencyRecord.objects.update(status=Status.PARKED)

@@ -51,7 +51,14 @@ def test_the_texts_of_each_page_are_translated(client: Client, monkeypatch: pyte
     }
     expected = {
         "list": ["BY OPERATION", "BY STATE", "IN PROGRESS, LEASE OVER", "OVER FOR 1 h", "ATTEMPT 2", "ACCOUNT 1"],
-        "page": ["ATTEMPT 2 ENDED WITHOUT", "FIND OUT WHETHER", "RELEASE…", "PAYLOAD'S FINGERPRINT", "RETENTION"],
+        "page": [
+            "ATTEMPT 2 ENDED WITHOUT",
+            "FIND OUT WHETHER",
+            "RELEASE…",
+            "PAYLOAD'S FINGERPRINT",
+            "RETENTION",
+            "TIMELINE",
+        ],
         "question": ["YOU KNOW THAT THIS OPERATION", "CONTENT TYPE", "HOW YOU KNOW.", "NO, TAKE ME BACK", "KEY"],
         "refused": ["THIS IS NOT JSON"],
         "messages": ["ACCOUNT alice", "2 TRIES", "REQUEUE", "DEAD", "A MESSAGE'S ID"],

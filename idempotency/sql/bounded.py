@@ -1,4 +1,4 @@
-"""A time limit for what the admin looks for without the help of an index, because the table may be huge."""
+"""A time limit for what people and monitors look for: the table may be huge, or locked by a migration."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from django.db import DatabaseError, connections, transaction
 
-#: With the rest of a page, this stays below the 200 ms in which a page should be there.
+#: With the rest of a page of the admin, this stays below the 200 ms in which a page should be there.
 LIMIT = 0.15  # seconds
 
 _QUERY_CANCELED = "57014"
 
 
 class OutOfTimeError(Exception):
-    """The database has looked at many records and not finished."""
+    """The database has not finished in time."""
 
 
 @contextmanager

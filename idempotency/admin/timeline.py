@@ -1,0 +1,235 @@
+"""The timeline on the page of a record: what the tables know of it, in the order of time.
+
+No request writes anything for it. So it is made of the record's own times, its steps, the decisions in the admin's log
+and the messages of the outbox. What has no time of its own stands where it belongs, and the page says so.
+
+Every query reads a bounded number of rows through an index. Messages have no index by account or key, so they are
+looked for within a time limit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.utils.text import Truncator
+from django.utils.translation import gettext, ngettext
+
+from ..lifecycle import Status
+from ..models import IdempotencyRecord, IdempotencyStep, MessageStatus, OutboxMessage
+from ..outbox import alias as outbox_alias
+from ..sql import bounded
+from .display import AnyModelAdmin, format_duration, time_left, url_of
+
+#: The page lists this many steps, decisions and messages of each kind. Nobody reads more there.
+MAX_ROWS = 50
+
+#: A message is sent within milliseconds if a relay runs. Those of a whole day can't be searched.
+NEAR = timedelta(minutes=1)
+
+#: An error is shown up to this length. The whole is on the same page.
+MAX_ERROR = 200  # characters
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of the timeline."""
+
+    #: The time by which it is sorted.
+    place: datetime
+    what: str
+    url: str = ""
+    #: Whether ``place`` is when it happened. Otherwise that is not recorded.
+    is_dated: bool = True
+    #: How long after the record's creation it happened.
+    offset: str = ""
+
+
+@dataclass
+class Timeline:
+    """The lines, and what a reader has to know of those that are missing."""
+
+    events: list[Event] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def timeline_of(
+    record: IdempotencyRecord, request: HttpRequest, records: AnyModelAdmin, messages: AnyModelAdmin | None
+) -> Timeline:
+    """Read the timeline of a record, as far as the person may see it.
+
+    :param record: annotated with ``database_time``.
+    :param records: the admin of records.
+    :param messages: the admin of messages, which knows who may see them, if there is one.
+    """
+    timeline = Timeline()
+    found = [*_of_record(record, request), *_steps(record, timeline), *_decisions(record)]
+    if messages is not None and messages.has_view_permission(request):
+        found += _messages(record, timeline, records, messages)
+    found.sort(key=lambda event: event.place)
+    timeline.events = [replace(event, offset=_offset(event.place - record.created_at)) for event in found]
+    return timeline
+
+
+def _offset(duration: timedelta) -> str:
+    sign, length = ("-", -duration) if duration < timedelta(0) else ("+", duration)
+    seconds = length.total_seconds()
+    return f"{sign}{seconds:.3f} s" if seconds < 60 else f"{sign}{format_duration(length)}"
+
+
+# The record and what belongs to it
+
+
+def _of_record(record: IdempotencyRecord, request: HttpRequest) -> Iterator[Event]:
+    told = {"attempt": record.attempt, "status": record.response_status}
+    yield Event(record.created_at, gettext("The request was claimed for the first time."))
+    if record.attempt > 1:
+        earlier = ngettext(
+            "%(count)d earlier attempt. Attempts are counted and not recorded one by one. If the key was used again "
+            "after its retention, those of the request before are counted, too.",
+            "%(count)d earlier attempts. Attempts are counted and not recorded one by one. If the key was used again "
+            "after its retention, those of the request before are counted, too.",
+            record.attempt - 1,
+        )
+        yield Event(record.created_at, earlier % {"count": record.attempt - 1}, is_dated=False)
+    now = record.completed_at or record.database_time  # type: ignore[attr-defined]
+    if request.user.has_perm("idempotency.view_response_body") and record.error:
+        failure = gettext("The latest attempt that failed: %(error)s")
+        yield Event(now, failure % {"error": Truncator(record.error).chars(MAX_ERROR)}, is_dated=False)
+    if record.completed_at is not None:
+        yield Event(record.completed_at, gettext("Attempt %(attempt)d was completed with status %(status)s.") % told)
+    elif record.status == Status.IN_PROGRESS and record.lease_expires_at is not None:
+        if time_left(record, record.lease_expires_at) > timedelta(0):
+            lease = gettext("The lease of attempt %(attempt)d ends, unless it is renewed.")
+        else:
+            lease = gettext("The lease of attempt %(attempt)d ended without an outcome.")
+        yield Event(record.lease_expires_at, lease % told)
+    elif record.status == Status.PARKED:
+        yield Event(now, gettext("Parked: nobody knows how attempt %(attempt)d ended.") % told, is_dated=False)
+    elif record.status == Status.RECOVERABLE:
+        yield Event(now, gettext("Released or recovered: the next retry runs the operation."), is_dated=False)
+    if record.body_expires_at is not None:
+        yield Event(record.body_expires_at, gettext("A purge may delete the response from this time on."))
+    is_over = time_left(record, record.expires_at) <= timedelta(0)
+    yield Event(record.expires_at, gettext("The retention ended.") if is_over else gettext("The retention ends."))
+
+
+def _steps(record: IdempotencyRecord, timeline: Timeline) -> Iterator[Event]:
+    found = IdempotencyStep.objects.using(record._state.db).filter(account_id=record.account_id, record_id=record.pk)
+    # By name, because that is the order of the index. Only the rows that are shown are then read.
+    steps = list(found.order_by("name").values_list("name", "created_at")[: MAX_ROWS + 1])
+    if len(steps) > MAX_ROWS:
+        timeline.notes.append(gettext("Only %(count)d of its steps are listed.") % {"count": MAX_ROWS})
+    for name, created_at in steps[:MAX_ROWS]:
+        yield Event(created_at, gettext("The result of step “%(name)s” was stored.") % {"name": name})
+
+
+def _decisions(record: IdempotencyRecord) -> Iterator[Event]:
+    entries = LogEntry.objects.filter(
+        content_type=ContentType.objects.get_for_model(record), object_id=str(record.pk)
+    ).select_related("user")
+    for entry in entries.order_by("-action_time")[:MAX_ROWS]:
+        yield Event(entry.action_time, f"{entry.user}: {entry.get_change_message()}")
+
+
+# Messages
+
+
+def _messages(
+    record: IdempotencyRecord, timeline: Timeline, records: AnyModelAdmin, messages: AnyModelAdmin
+) -> list[Event]:
+    """The message that led to this record, those of its chain that were published here, and what consumed them."""
+    events: list[Event] = []
+    arrived = _arrived(record)
+    if arrived is not None:
+        events += _of_message(arrived, messages)
+    end = time.monotonic() + bounded.LIMIT
+    published: list[OutboxMessage] = []
+    try:
+        for query in (_unsent(record), _sent(record)):
+            published += [one for one in _read_until(end, query) if arrived is None or one.pk != arrived.pk]
+        events += _consumed(record, published, records, end)
+    except bounded.OutOfTimeError:
+        timeline.notes.append(
+            gettext("Not all of its messages were found in time: the outbox is large, or the database is busy.")
+        )
+    for message in published:
+        events += _of_message(message, messages)
+    timeline.notes.append(
+        gettext(
+            "Messages are listed if they wait, or were sent within a minute of the outcome. Those of the operations "
+            "that this one led to belong to the same trace, and are listed, too."
+        )
+    )
+    return events
+
+
+def _read_until(end: float, query: QuerySet[Any]) -> list[Any]:
+    """:raises OutOfTimeError: the query is not done at ``end``."""
+    with bounded.time_limit(query.db, end - time.monotonic()):
+        return list(query)
+
+
+def _outbox() -> QuerySet[OutboxMessage]:
+    shown = ("message_id", "idempotency_key", "topic", "status", "created_at", "sent_at")
+    return OutboxMessage.objects.using(outbox_alias()).only(*shown)
+
+
+def _arrived(record: IdempotencyRecord) -> OutboxMessage | None:
+    """The message that this record's consumer claimed, if its key is that of a message."""
+    try:
+        message_id = UUID(record.idempotency_key.rpartition(".")[2])
+    except ValueError:
+        return None
+    return _outbox().filter(message_id=message_id, idempotency_key=record.idempotency_key).first()
+
+
+def _of_trace(record: IdempotencyRecord) -> QuerySet[OutboxMessage]:
+    return _outbox().filter(account_id=record.account_id, idempotency_key__startswith=f"{record.scope.trace}.")
+
+
+def _unsent(record: IdempotencyRecord) -> QuerySet[OutboxMessage]:
+    # An OR of equalities, as in the condition of the index.
+    return _of_trace(record).filter(Q(status=MessageStatus.PENDING) | Q(status=MessageStatus.DEAD))[:MAX_ROWS]
+
+
+def _sent(record: IdempotencyRecord) -> QuerySet[OutboxMessage]:
+    around = record.completed_at or record.created_at
+    sent = _of_trace(record).filter(
+        status=MessageStatus.SENT,
+        sent_at__gte=max(record.created_at, around - NEAR),
+        sent_at__lte=around + NEAR,
+    )
+    return sent.order_by("sent_at")[:MAX_ROWS]
+
+
+def _of_message(message: OutboxMessage, messages: AnyModelAdmin) -> Iterator[Event]:
+    told = {"topic": message.topic, "status": message.get_status_display()}
+    url = url_of(messages, "change", message.pk)
+    yield Event(message.created_at, gettext("Message to “%(topic)s” published; now %(status)s.") % told, url)
+    if message.sent_at is not None:
+        yield Event(message.sent_at, gettext("Message to “%(topic)s” confirmed by its broker.") % told, url)
+
+
+def _consumed(
+    record: IdempotencyRecord, published: list[OutboxMessage], records: AnyModelAdmin, end: float
+) -> Iterator[Event]:
+    """The records of consumers that claimed the messages under the producer's account, as they do by default."""
+    if not published:
+        return
+    consumed = IdempotencyRecord.objects.using(record._state.db).filter(
+        account_id=record.account_id, idempotency_key__in=[message.idempotency_key for message in published]
+    )
+    found = consumed.order_by().values_list("pk", "operation", "status", "created_at")[:MAX_ROWS]
+    for pk, operation, status, created_at in _read_until(end, found):
+        told = {"operation": operation, "status": status.replace("_", " ")}
+        url = url_of(records, "change", pk)
+        yield Event(created_at, gettext("A consumer, %(operation)s, claimed a message; now %(status)s.") % told, url)

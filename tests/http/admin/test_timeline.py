@@ -1,0 +1,167 @@
+"""The timeline on a record's page: what is known of it, in order, for those who may see it, and within bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection, transaction
+from django.db.models.functions import Now
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from idempotency import REEXECUTE, Operation, claim, current_claim
+from idempotency.admin import timeline
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord, IdempotencyStep, MessageStatus, OutboxMessage
+from idempotency.outbox import publish
+from idempotency.sql import bounded
+from idempotency.upkeep.resolutions import release
+from tests.database.statements import explaining, fill, fill_outbox
+from tests.http.admin.pages import detail, log_in, text
+from tests.outbox import SENDER
+from tests.records import HOUR, MINUTE, from_now, make_records
+
+pytestmark = pytest.mark.django_db
+
+order = Operation("tests.timeline.order", transaction=False, recovery=REEXECUTE)
+receipt = Operation("tests.timeline.receipt")
+
+MISSING = "Not all of its messages were found in time"
+EVERYTHING = ("view_idempotencyrecord", "view_response_body", "view_outboxmessage")
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine of the tests may be busy."""
+    monkeypatch.setattr(bounded, "LIMIT", 60)
+
+
+def lines(client: Client, pk: int) -> list[str]:
+    """The events on the page of a record, those without a time after a question mark."""
+    page: Any = client.get(detail(pk))
+    shown = text(page)
+    events = page.context["timeline"].events
+    assert [event.what for event in events if event.what not in shown] == []
+    return [event.what if event.is_dated else f"? {event.what}" for event in events]
+
+
+def live(*, fails: bool) -> IdempotencyRecord:
+    """An attempt, with a step and a message."""
+    try:
+        with claim(order, account_id="1", key="k") as run:
+            current_claim().step("charge", lambda: 1)  # type: ignore[union-attr]
+            if fails:
+                raise ValueError("no such customer")
+            with transaction.atomic():
+                publish("receipts.send", {"order": 1}, sender=SENDER)
+            run.result = None
+    except ValueError:
+        pass
+    return IdempotencyRecord.objects.get(operation=order.name)
+
+
+def test_the_life_of_a_record_is_told_in_order(client: Client) -> None:
+    release_by = User.objects.create(username="olga")
+    record = live(fails=True)
+    IdempotencyRecord.objects.update(status=Status.PARKED)
+    release(IdempotencyRecord.objects.get(), by=release_by, reason="the bank was asked")
+    live(fails=False)
+    message = OutboxMessage.objects.get()
+    OutboxMessage.objects.update(status=MessageStatus.SENT, sent_at=Now())
+    with claim(receipt, account_id="1", key=message.idempotency_key) as run:
+        run.result = None
+    log_in(client, *EVERYTHING)
+    seen = lines(client, record.pk)
+    assert [line.partition(". Attempts are")[0] for line in seen] == [
+        "The request was claimed for the first time.",
+        "? 1 earlier attempt",
+        "The result of step “charge” was stored.",
+        "olga: released: the bank was asked",
+        "Message to “receipts.send” published; now sent.",
+        "? The latest attempt that failed: ValueError: no such customer",
+        "Attempt 2 was completed with status 200.",
+        "Message to “receipts.send” confirmed by its broker.",
+        "A consumer, tests.timeline.receipt, claimed a message; now completed.",
+        "The retention ends.",
+    ]
+    consumed = lines(client, IdempotencyRecord.objects.get(operation=receipt.name).pk)
+    assert [line.partition("”")[2] or line for line in consumed] == [
+        " published; now sent.",
+        " confirmed by its broker.",
+        "The request was claimed for the first time.",
+        "Attempt 1 was completed with status 200.",
+        "The retention ends.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({"status": Status.IN_PROGRESS, "lease": MINUTE}, "The lease of attempt 1 ends, unless it is renewed."),
+        ({"status": Status.IN_PROGRESS, "lease": -MINUTE}, "The lease of attempt 1 ended without an outcome."),
+        ({"status": Status.PARKED}, "? Parked: nobody knows how attempt 1 ended."),
+        ({"status": Status.RECOVERABLE}, "? Released or recovered: the next retry runs the operation."),
+        (
+            {"body_expires_at": from_now(MINUTE), "completed_at": from_now(-HOUR)},
+            "A purge may delete the response from this time on.",
+        ),
+        ({"status": "sealed"}, "The request was claimed for the first time."),
+    ],
+)
+def test_what_has_not_ended_yet_stands_where_it_belongs(client: Client, fields: dict[str, Any], end: str) -> None:
+    (pk,) = make_records(1, expires=HOUR, created_at=from_now(-2 * HOUR), **fields)
+    log_in(client, "view_idempotencyrecord")
+    assert lines(client, pk)[-2:] == [end, "The retention ends."]
+    IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
+    assert "The retention ended." in lines(client, pk)
+
+
+def test_messages_and_errors_are_read_for_the_permitted_only(client: Client) -> None:
+    record = live(fails=True)
+    live(fails=False)
+    log_in(client, "view_idempotencyrecord")
+    with CaptureQueriesContext(connection) as captured:
+        seen = lines(client, record.pk)
+    assert not [line for line in seen if "receipts" in line or "customer" in line]
+    assert not [one for one in captured if "idempotency_outbox" in one["sql"]]
+
+
+def test_a_long_list_is_cut_and_a_large_outbox_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "MAX_ROWS", 2)
+    record = live(fails=False)
+    for name in "abc":
+        IdempotencyStep.objects.create(account_id="1", record_id=record.pk, name=name, result="1")
+    log_in(client, *EVERYTHING)
+    assert len([line for line in lines(client, record.pk) if "step" in line]) == 2
+    assert "Only 2 of its steps are listed." in text(client.get(detail(record.pk)))
+    assert "receipts.send" in text(client.get(detail(record.pk)))
+    monkeypatch.setattr(bounded, "LIMIT", 0)
+    page = text(client.get(detail(record.pk)))
+    assert ("receipts.send" in page, MISSING in page) == (False, True)
+    monkeypatch.setattr(bounded, "LIMIT", 60)
+
+    def give_up(*arguments: Any) -> Any:
+        raise bounded.OutOfTimeError
+
+    monkeypatch.setattr(timeline, "_consumed", give_up)
+    page = text(client.get(detail(record.pk)))
+    assert ("receipts.send" in page, MISSING in page) == (True, True)
+
+
+@pytest.mark.postgres
+def test_no_large_table_is_read_without_an_index(client: Client) -> None:
+    record = live(fails=False)
+    fill(5_000)
+    fill_outbox(5_000)
+    connection.cursor().execute(
+        "INSERT INTO idempotency_step (account_id, record_id, name, result, created_at) "
+        "SELECT '1', number, 'a', '1', statement_timestamp() FROM generate_series(1000, 6000) AS number"
+    )
+    log_in(client, *EVERYTHING)
+    with explaining("idempotency_") as plans:
+        lines(client, record.pk)
+    read = [plan for plan in plans if "idempotency_counter" not in plan]
+    assert len([plan for plan in read if "idempotency_outbox" in plan]) >= 2
+    assert [plan for plan in read if "Seq Scan on idempotency_" in plan] == []
