@@ -113,8 +113,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     A test that may not reach the database, because it asks for no fixture that opens one, is marked ``once``.
     """
-    here = "postgres" if connection.vendor == "postgresql" else connection.vendor
-    elsewhere = {"postgres", "sqlite"} - {here} | ({"except_mariadb"} if here == "mysql" else set())
+    here = {"postgresql": "postgres", "mysql": "mariadb"}.get(connection.vendor, connection.vendor)
+    elsewhere = {"postgres", "sqlite"} - {here} | {f"except_{here}"}
     if os.environ.get("TEST_PARTITIONS"):
         elsewhere.add("whole_table")
     kept, left_out = [], []

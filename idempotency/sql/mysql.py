@@ -55,9 +55,14 @@ class MySQLStore(PortableStore):
         connection: Any = self.connection
         if connection.isolation_level != "read committed":
             return super().lock_free(rows, limit)
-        ids = list(rows.values_list("pk", flat=True)[:limit])
-        by_id = rows.model._base_manager.using(rows.db).filter(pk__in=ids)
-        return list(rows.filter(pk__in=super().lock_free(by_id.values_list("pk", flat=True))))
+        all_rows = rows.model._base_manager.using(rows.db)
+        lock_free = super().lock_free
+
+        def lock(found: list[tuple[Any, ...]]) -> list[_Found]:
+            by_id = all_rows.filter(pk__in=[pk for (pk,) in found])
+            return list(rows.filter(pk__in=lock_free(by_id.values_list("pk", flat=True))))
+
+        return self._lock_found(rows, limit, ["pk"], lock)
 
     def watch_transaction(self) -> TransactionWatch:
         # The driver doesn't tell whether a transaction is open, so the watch has only the statements' texts. Whatever

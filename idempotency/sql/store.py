@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -227,6 +227,30 @@ class Store(ABC):
         if self.connection.features.has_select_for_update_skip_locked:
             rows = rows.select_for_update(skip_locked=True)
         return list(rows[:limit])
+
+    def _lock_found(
+        self,
+        rows: QuerySet[Any, _Found],
+        limit: int | None,
+        columns: Sequence[str],
+        lock: Callable[[list[tuple[Any, ...]]], list[_Found]],
+    ) -> list[_Found]:
+        """Find rows, and then lock them by a statement of their own, for ``lock_free()``.
+
+        If others have locked some of them, this looks further, as a statement that does both would. To a caller, fewer
+        rows than ``limit`` mean that no more are free.
+
+        :param columns: what ``lock`` needs of each row, the primary key first.
+        """
+        locked: list[_Found] = []
+        seen: list[Any] = []
+        while True:
+            wanted = None if limit is None else limit - len(locked)
+            found = list(rows.exclude(pk__in=seen).values_list(*columns)[:wanted])
+            locked += lock(found)
+            if wanted is None or len(found) < wanted or len(locked) == limit:
+                return locked
+            seen += [pk for pk, *_ in found]
 
     @abstractmethod
     def watch_transaction(self) -> TransactionWatch:

@@ -7,15 +7,15 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from idempotency import Operation, claim
 from idempotency.exceptions import LeaseLostError
 from idempotency.lifecycle import Recovery
-from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
+from idempotency.models import IdempotencyRecord, OutboxMessage
 from idempotency.outbox import publish
 from idempotency.outbox.relay import relay_batches, relay_once
-from tests.concurrency.racing import Gate, held, race
+from tests.concurrency.racing import Gate, elsewhere, held, race
 from tests.outbox import SENDER, broker, make_messages, statuses
 from tests.records import HOUR, from_now
 
@@ -132,15 +132,15 @@ def test_relays_and_publishers_at_once_lose_nothing() -> None:
 # Real relays that are killed and frozen are in ``tests/delivery``, and in ``tests/database/relay`` without a process.
 
 
-@pytest.mark.postgres
-def test_a_relay_frozen_while_it_takes_a_batch_holds_up_nobody() -> None:
-    """Failure mode 9: what it has locked is passed over, and free again when the database ends its session."""
+@pytest.mark.except_sqlite
+@pytest.mark.failure_mode(9)
+@pytest.mark.parametrize("batch_size", [2, 100])
+def test_a_relay_frozen_while_it_takes_a_batch_holds_up_nobody(batch_size: int) -> None:
+    """What it has locked is passed over, even a whole batch, and free again when the database ends its session."""
+    held = make_messages(2)
     make_messages(3)
-    held = OutboxMessage.objects.order_by("pk")[:1]
     with transaction.atomic():
-        assert [one.pk for one in held.select_for_update()]
-        (result,) = race([relay_once])
-        assert result.sent == 2
-    assert relay_once().sent == 1
-    assert OutboxMessage.objects.filter(status=MessageStatus.SENT).count() == 3
-    assert not connection.in_atomic_block
+        assert len(OutboxMessage.objects.select_for_update().filter(pk__in=held)) == 2
+        assert elsewhere(partial(relay, batch_size)) == 3
+    assert relay() == 2
+    assert statuses() == [("sent", 1)] * 5

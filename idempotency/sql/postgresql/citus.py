@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from django.apps import apps
@@ -199,28 +200,19 @@ class Citus(Store):
     def lock_free(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
         if not self.is_distributed(rows.model._meta.db_table):
             return super().lock_free(rows, limit)
-        # Rows are found in all shards at once, and then locked in one shard after the other. If others have locked some
-        # of them, look further, as a statement of one server does.
-        locked: list[_Found] = []
-        seen: list[int] = []
-        while True:
-            wanted = None if limit is None else limit - len(locked)
-            found = list(rows.exclude(pk__in=seen).values_list("account_id", "pk")[:wanted])
-            locked += self._lock_in_shards(rows, found)
-            seen += [pk for _, pk in found]
-            if not found or limit is None or len(locked) == limit:
-                return locked
+        # Rows are found in all shards at once, and then locked in one shard after the other.
+        return self._lock_found(rows, limit, ["pk", "account_id"], partial(self._lock_in_shards, rows))
 
-    def _lock_in_shards(self, rows: QuerySet[Any, _Found], found: list[tuple[str, int]]) -> list[_Found]:
+    def _lock_in_shards(self, rows: QuerySet[Any, _Found], found: list[tuple[Any, ...]]) -> list[_Found]:
         """Lock rows that were found. The statements repeat the conditions, because a row may have changed since."""
         shards: dict[int, list[str]] = defaultdict(list)
         with self.connection.cursor() as cursor:
-            accounts = sorted({account for account, _ in found})
+            accounts = sorted({account for _, account in found})
             cursor.execute(_SHARDS_OF_ACCOUNTS, [rows.model._meta.db_table, accounts])
             for shard, account in cursor.fetchall():
                 shards[shard].append(account)
         locked: list[_Found] = []
         for _, accounts in sorted(shards.items()):
-            ids = [pk for account, pk in found if account in accounts]
+            ids = [pk for pk, account in found if account in accounts]
             locked += super().lock_free(rows.filter(account_id__in=accounts, pk__in=ids))
         return locked
