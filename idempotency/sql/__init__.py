@@ -16,10 +16,11 @@ from typing import TypeVar
 
 from django.db import OperationalError, connections
 
-from .store import DeletedBatch, Fence, Part, Replication, Row, Store, TableSize, newer_record, status_of
+from .store import DeletedBatch, DueRange, Fence, Part, Replication, Row, Store, TableSize, newer_record, status_of
 
 __all__ = [
     "DeletedBatch",
+    "DueRange",
     "Fence",
     "Part",
     "Replication",

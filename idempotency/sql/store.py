@@ -103,6 +103,17 @@ class Part:
 
 
 @dataclass(frozen=True)
+class DueRange:
+    """Records of a part that became due in a range of time. One batch of a purge deletes them."""
+
+    part: Part
+    start: datetime | None  # None: from the oldest on
+    end: datetime | None = None  # excluded; None if only the deletion finds out where the batch ends
+    is_last: bool = False  # nothing more is due at or after the end
+    has_steps: bool = True  # False if these records certainly have none
+
+
+@dataclass(frozen=True)
 class DeletedBatch:
     """The result of one batch of a purge."""
 
@@ -258,14 +269,22 @@ class Store(ABC):
 
     # Maintenance
 
+    def find_due(self, part: Part, limit: int, after: datetime | None) -> DueRange:
+        """Find at most ``limit`` records of a part whose retention is over, the oldest. Nothing is locked.
+
+        If the range has an end, others may delete what is due after it at the same time.
+
+        :param after: skip records that became due before this time; None begins with the oldest.
+        """
+        return DueRange(part, after)
+
     @abstractmethod
-    def delete_due(self, part: Part, statuses: Collection[Status], limit: int, after: datetime | None) -> DeletedBatch:
+    def delete_due(self, due: DueRange, statuses: Collection[Status], limit: int) -> DeletedBatch:
         """Delete records whose retention is over, oldest first, with their steps. Locked rows are skipped.
 
-        :param part: the part of the table to delete from.
+        :param due: from ``find_due``.
         :param statuses: only records in one of these states are deleted.
         :param limit: how many records to delete at most.
-        :param after: skip records that became due before this time; None begins with the oldest.
         """
 
     @abstractmethod

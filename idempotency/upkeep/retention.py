@@ -10,13 +10,13 @@ Several purges may run at once.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 from django.db import transaction
 
@@ -51,10 +51,6 @@ IDLE_TIMEOUT = timedelta(seconds=5)
 # The database cancels a statement that runs for longer, for example because of a bad plan. The largest batch takes a
 # second.
 STATEMENT_TIMEOUT = timedelta(seconds=60)
-
-
-#: Parts of the table, each with the time from which to go on.
-_Left: TypeAlias = "deque[tuple[sql.Part, datetime | None]]"
 
 
 @dataclass
@@ -108,55 +104,81 @@ def purge_batches(
 
     Takes the arguments of ``purge_once``, and raises the same errors.
 
-    :param jobs: 1 to 64. So many batches run at the same time, each on another partition and over a connection of its
-        own. What is yielded is then the sum of their results.
+    :param jobs: 1 to 64. So many batches run at the same time, each over a connection of its own. What is yielded is
+        then the sum of their results. Only PostgreSQL can divide a table that is not in parts; elsewhere one job works.
     :raises ValueError: the number of jobs is not between 1 and 64.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
     if not 1 <= jobs <= MAX_JOBS:
         raise ValueError(f"jobs must be between 1 and {MAX_JOBS}, not {jobs}.")
     using = using or alias()
-    left: _Left = deque((part, None) for part in sql.store(using).parts())
-    purge = partial(_purge_part, using, _statuses(include_parked))
+    left = _Left(using)
+    purge = partial(_purge_next, left, _statuses(include_parked), batch_size)
     with side_by_side(jobs) as run:
         while left:
-            batches = run([partial(_purge_next, left, purge, batch_size)] * jobs)
+            batches = run([purge] * jobs)
             if not left:
                 note_end_of_purge(using)
             yield replace(sum(batches, PurgeResult()), exhausted=not left)
 
 
-def _purge_next(left: _Left, purge: Callable[..., PurgeResult], batch_size: int) -> PurgeResult:
+class _Left:
+    """What is left to purge. Several jobs take from it, and no two of them the same."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        #: Parts of the table, each with the time from which to go on.
+        self._parts: deque[tuple[sql.Part, datetime | None]] = deque((part, None) for part in sql.store(using).parts())
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def take(self, limit: int) -> sql.DueRange | None:
+        """Take what is due in the first part.
+
+        If it is known where that ends, the rest is left for the next job. Otherwise, the job puts the rest back.
+        """
+        with self._lock:
+            if not self._parts:
+                return None
+            part, after = self._parts.popleft()
+            find = partial(sql.store(self.using).find_due, part, limit, after)
+            due = sql.retry_lost_races(MAX_ROUNDS, self.using, find)
+            if due.end is not None and not due.is_last:
+                self.put_back(part, due.end)
+            return due
+
+    def put_back(self, part: sql.Part, after: datetime | None) -> None:
+        self._parts.appendleft((part, after))
+
+
+def _purge_next(left: _Left, statuses: Collection[Status], batch_size: int) -> PurgeResult:
     """Purge from the first part, and from the next ones as long as the batch has room.
 
     A part that is not exhausted may give less than there is room for, because records that are kept lie between those
     that are due. So the batch goes on in it only if it has nothing yet.
-
-    :param left: the parts that may have more, each with the time from which to go on. Other threads take from it, too.
     """
     batch = PurgeResult()
-    with suppress(IndexError):  # no part is left
-        while batch.exhausted or not batch.deleted:
-            part, after = left.popleft()
-            batch += (taken := purge(part, batch_size - batch.deleted, after))
-            if not taken.exhausted:
-                left.appendleft((part, taken.reached))
+    while batch.exhausted or not batch.deleted:
+        limit = batch_size - batch.deleted
+        due = left.take(limit)
+        if due is None:
+            break
+        batch += (taken := _purge_range(left.using, statuses, due, limit))
+        if due.end is None and not taken.exhausted:
+            left.put_back(due.part, taken.reached)
     return batch
 
 
-def _purge_part(
-    using: str, statuses: Collection[Status], part: sql.Part, limit: int, after: datetime | None
-) -> PurgeResult:
-    """Delete up to ``limit`` records of a part, in one transaction.
-
-    :param after: skip records whose retention ended before this time.
-    """
+def _purge_range(using: str, statuses: Collection[Status], due: sql.DueRange, limit: int) -> PurgeResult:
+    """Delete up to ``limit`` records, in one transaction."""
     store = sql.store(using)
 
     def transact() -> PurgeResult:
         with transaction.atomic(using=using, durable=True):
             store.bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
-            batch = store.delete_due(part, statuses, limit, after)
+            batch = store.delete_due(due, statuses, limit)
             fault_point("purge.selected")
         return PurgeResult(batch.deleted, batch.reached, exhausted=batch.exhausted)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -101,6 +102,17 @@ def test_jobs_share_the_partitions_and_close_their_connections() -> None:
             run([use, lambda: 1 // 0])
         assert [each.connection is None for each in used] == [False] * 3
     assert [each.connection is None for each in used] == [True] * 3
+
+
+@pytest.mark.postgres
+@pytest.mark.whole_table
+def test_jobs_share_one_table() -> None:
+    make_records(12)
+    together = threading.Barrier(3, timeout=PATIENCE)
+    with after_each_batch(together.wait):
+        assert [batch.deleted for batch in purge_batches(batch_size=4, jobs=3)] == [12]
+    assert not together.broken
+    assert remaining() == set()
 
 
 @pytest.mark.parametrize("jobs", [0, 65])
@@ -211,7 +223,8 @@ def test_a_record_that_is_locked_is_passed_over_without_waiting(store: type[Stor
         with transaction.atomic(durable=True):
             with connection.cursor() as cursor:
                 cursor.execute("SET LOCAL lock_timeout = '5s'")  # would be an error here, and not a hanging test
-            return store(connection).delete_due(Part(), retention.PURGED, 10, None)
+            made = store(connection)
+            return made.delete_due(made.find_due(Part(), 10, None), retention.PURGED, 10)
 
     with transaction.atomic():
         IdempotencyRecord.objects.filter(pk=claimed).update(status=Status.IN_PROGRESS)
@@ -289,12 +302,11 @@ def test_a_run_tells_whether_its_last_batches_have_left_anything(records: int, m
 def test_a_verbose_run_reports_each_batch() -> None:
     make_records(1)
     make_sent(2)
-    assert purge(batch_size=1, verbosity=2)[1] == [
-        "Purged 1 record so far.",
+    # Where only an empty batch tells that nothing more is due, it has a line, too.
+    assert [*dict.fromkeys(purge(batch_size=1, verbosity=2)[1])] == [
         "Purged 1 record so far.",
         "Purged 1 record from database 'default'.",
         "Purged 1 sent message so far.",
-        "Purged 2 sent messages so far.",
         "Purged 2 sent messages so far.",
         "Purged 2 sent messages from database 'default'.",
     ]
@@ -306,8 +318,10 @@ def after_each_batch(call: Callable[[], object]) -> Iterator[None]:
         call()
 
     purged.connect(receive)
-    yield
-    purged.disconnect(receive)
+    try:
+        yield
+    finally:
+        purged.disconnect(receive)
 
 
 def test_what_falls_due_after_the_last_batch_is_left_to_the_next_run() -> None:

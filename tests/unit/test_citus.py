@@ -192,7 +192,7 @@ def answer(deleted: int, found: int) -> dict[str, Any]:
 
 
 def delete(store: Any, part: Part, limit: int) -> Any:
-    return store.delete_due(part, [Status.COMPLETED], limit, NOW)
+    return store.delete_due(store.find_due(part, limit, NOW), [Status.COMPLETED], limit)
 
 
 def test_a_shard_is_purged_by_its_worker_and_by_the_clock_of_the_coordinator() -> None:

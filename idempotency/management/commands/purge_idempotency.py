@@ -59,7 +59,7 @@ class Command(BatchCommand[PurgeResult]):
             "--pause", type=float, default=0.0, metavar="S", help="seconds to wait between batches (default: 0)"
         )
         parser.add_argument(
-            "--jobs", type=int, default=1, metavar="N", help="purge N partitions of the table at a time (default: 1)"
+            "--jobs", type=int, default=1, metavar="N", help="purge N batches of records at a time (default: 1)"
         )
         parser.add_argument("--include-parked", action="store_true", help="delete parked records past retention too")
 

@@ -7,12 +7,12 @@ from datetime import datetime
 
 from ...lifecycle import Status
 from ...models import IdempotencyRecord, IdempotencyStep, RecordQuerySet
-from ..store import DeletedBatch, Part, Store
+from ..store import DeletedBatch, DueRange, Store
 
 
 class Purge(Store):
-    def delete_due(self, part: Part, statuses: Collection[Status], limit: int, after: datetime | None) -> DeletedBatch:
-        records = self._due(statuses, after).order_by("expires_at", "id")
+    def delete_due(self, due: DueRange, statuses: Collection[Status], limit: int) -> DeletedBatch:
+        records = self._due(statuses, due.start).order_by("expires_at", "id")
         found = self.lock_free(records.values_list("id", "expires_at"), limit)
         ids = [pk for pk, _ in found]
         # A statement takes a bounded number of parameters. On SQLite that number is low.
@@ -21,7 +21,7 @@ class Purge(Store):
         steps = IdempotencyStep.objects.using(self.using)
         for start in range(0, len(ids), step):
             # The DELETE repeats the conditions, because without locks a record may have been claimed since the SELECT.
-            due_now = self._due(statuses, after).filter(pk__in=ids[start : start + step])
+            due_now = self._due(statuses, due.start).filter(pk__in=ids[start : start + step])
             steps.filter(record_id__in=due_now.values("pk")).delete()
             deleted += due_now.delete()[0]
         return DeletedBatch(deleted, len(found) < limit, found[-1][1] if found else None)

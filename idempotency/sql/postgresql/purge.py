@@ -12,17 +12,18 @@ from django.db import OperationalError, transaction
 from django.utils.dateparse import parse_datetime
 
 from ...lifecycle import Status
-from ..store import DeletedBatch, Part
+from ..store import DeletedBatch, DueRange, Part
 from .citus import Citus, Shard
 
 # COMMIT need not wait for the disk, because it is harmless to lose a batch in a crash of the server: the next run
 # deletes it again. A new claim of a purged key comes later in the same log, so it can't survive without the deletion.
 _DONT_WAIT_FOR_DISK = "SET LOCAL synchronous_commit = off"
 
-# A batch ends before the record that is one too many. The times of the batch are constants for the planner, so that it
-# takes the index over them. If the process sleeps before the next statement, no more records fall into the batch. The
-# state is not asked for here, because it is not in the index. So a batch may have fewer records than its range has.
-# The third answer is whether any step was ever stored. A step that is stored later is one of a claim.
+# A batch ends before the record that is one too many. Nothing is locked, so that other jobs can go on from its end. The
+# times of the batch are constants for the planner, so that it takes the index over them. However long the process
+# sleeps before it deletes, no more records fall into the batch. The state is not asked for here, because it is not in
+# the index. So a batch may have fewer records than its range has. The third answer is whether any step was ever stored.
+# A step that is stored later is one of a claim, which stays.
 _END = """
 SELECT (
     SELECT expires_at
@@ -61,29 +62,41 @@ _DELETE_FREE = f"""
 WITH due AS MATERIALIZED (
     SELECT ctid, id, expires_at
     FROM {{records}}
-    WHERE expires_at <= {{now}} AND expires_at >= %(after)s AND status = ANY(%(statuses)s)
+    WHERE {{is_due}} AND expires_at >= %(after)s AND status = ANY(%(statuses)s)
     ORDER BY expires_at, id
     LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED
 ), deleted AS (
     DELETE FROM {{records}} AS record
     WHERE record.ctid = ANY(ARRAY(SELECT ctid FROM due))
-        AND (record.expires_at <= {{now}} AND record.status = ANY(%(statuses)s)) IS TRUE
+        AND (record.{{is_due}} AND record.status = ANY(%(statuses)s)) IS TRUE
     RETURNING record.id, record.account_id
 ), steps AS ({_DELETE_STEPS})
 SELECT {{answer}}
 """
 _ANSWER = "(SELECT count(*) FROM deleted), (SELECT count(*) FROM due), (SELECT max(expires_at) FROM due)"
 
-_BEGINNING = "-infinity"
-
 
 class Purge(Citus):
-    def delete_due(self, part: Part, statuses: Collection[Status], limit: int, after: datetime | None) -> DeletedBatch:
-        if part == Part() and (shards := self.shards()):
-            return self._delete_from_each(shards, statuses, limit, after)
+    def find_due(self, part: Part, limit: int, after: datetime | None) -> DueRange:
+        if isinstance(part, Shard) or self._is_distributed_since(part):
+            return DueRange(part, after)
+        with self.connection.cursor() as cursor:
+            parameters = {"after": _start(after), "limit": limit}
+            cursor.execute(_END.format(records=part.records, steps=part.steps), parameters)
+            ((end, now, has_steps),) = cursor.fetchall()
+        if end is not None and end == after:
+            # More records than a batch may hold became due at one instant, so a range of time can't divide them.
+            return DueRange(part, after, has_steps=has_steps)
+        return DueRange(part, after, end or now, is_last=end is None, has_steps=has_steps)
+
+    def delete_due(self, due: DueRange, statuses: Collection[Status], limit: int) -> DeletedBatch:
+        part = due.part
+        if self._is_distributed_since(part):
+            return self._delete_from_each(self.shards(), due, statuses, limit)
         parameters = {
-            "after": _BEGINNING if after is None else after,
+            "after": _start(due.start),
+            "end": due.end,
             "statuses": [status.value for status in statuses],
             "limit": limit,
         }
@@ -92,17 +105,19 @@ class Purge(Citus):
         with self.connection.cursor() as cursor:
             if not self.is_nested:
                 cursor.execute(_DONT_WAIT_FOR_DISK)
-            cursor.execute(_END.format(records=part.records, steps=part.steps), parameters)
-            ((end, now, has_steps),) = cursor.fetchall()
-            # If more records than a batch may hold became due at one instant, a range of time can't divide them.
-            if end is None or end != after:
-                delete = _DELETE_RANGE_WITH_STEPS if has_steps else _DELETE_RANGE
-                deleted = self._delete_range(cursor, delete.format(**asdict(part)), {**parameters, "end": end or now})
-                if deleted is not None:
-                    reached = end or (now if deleted else None)
-                    return DeletedBatch(deleted, exhausted=end is None and deleted < limit, reached=reached)
-            cursor.execute(_free(part, "statement_timestamp()", _ANSWER), parameters)
-            return _batch(limit, *cursor.fetchone())
+            if due.end is None:
+                cursor.execute(_free(part, "expires_at <= statement_timestamp()", _ANSWER), parameters)
+                return _batch(limit, *cursor.fetchone())
+            delete = _DELETE_RANGE_WITH_STEPS if due.has_steps else _DELETE_RANGE
+            deleted = self._delete_range(cursor, delete.format(**asdict(part)), parameters)
+            if deleted is None:
+                cursor.execute(_free(part, "expires_at < %(end)s", _ANSWER), parameters)
+                deleted, _, _ = cursor.fetchone()
+            return DeletedBatch(deleted, due.is_last, due.end if deleted else None)
+
+    def _is_distributed_since(self, part: Part) -> bool:
+        """Whether the table was one part when it was listed, and Citus has taken it meanwhile."""
+        return part == Part() and self.is_distributed(part.records)
 
     def _delete_range(self, cursor: Any, delete: str, parameters: dict[str, Any]) -> int | None:
         """:returns: how many records were deleted, or None if another transaction holds one of them."""
@@ -121,24 +136,29 @@ class Purge(Citus):
     def _delete_from_shard(self, shard: Shard, parameters: dict[str, Any]) -> Any:
         answer = f"json_build_array({_ANSWER})"
         deleted, found, reached = json.loads(
-            self.run_in_shard(shard, lambda now: _free(shard, now, answer), parameters)
+            self.run_in_shard(shard, lambda now: _free(shard, f"expires_at <= {now}", answer), parameters)
         )
         return deleted, found, reached and parse_datetime(reached)
 
     def _delete_from_each(
-        self, shards: Iterable[Part], statuses: Collection[Status], limit: int, after: datetime | None
+        self, shards: Iterable[Part], due: DueRange, statuses: Collection[Status], limit: int
     ) -> DeletedBatch:
         deleted = 0
         for shard in shards:
-            batch = self.delete_due(shard, statuses, limit - deleted, after)
+            batch = self.delete_due(DueRange(shard, due.start), statuses, limit - deleted)
             deleted += batch.deleted
             if not batch.exhausted:
-                return DeletedBatch(deleted, exhausted=False, reached=after)
-        return DeletedBatch(deleted, exhausted=True, reached=after)
+                return DeletedBatch(deleted, exhausted=False, reached=due.start)
+        return DeletedBatch(deleted, exhausted=True, reached=due.start)
 
 
-def _free(part: Part, now: str, answer: str) -> str:
-    return _DELETE_FREE.format(records=part.records, steps=part.steps, now=now, answer=answer)
+def _start(after: datetime | None) -> datetime | str:
+    return "-infinity" if after is None else after
+
+
+def _free(part: Part, is_due: str, answer: str) -> str:
+    """:param is_due: a condition that begins with its column, so that the name of a table can be put before it."""
+    return _DELETE_FREE.format(records=part.records, steps=part.steps, is_due=is_due, answer=answer)
 
 
 def _batch(limit: int, deleted: int, found: int, reached: datetime | None) -> DeletedBatch:
