@@ -13,22 +13,31 @@ from typing import NamedTuple
 
 from django.db import connection
 
-from idempotency.upkeep.retention import purge_batches
+from idempotency.upkeep.retention import DEFAULT_BATCH_SIZE, purge_batches
 from tests.benchmarks.instruments import NANOSECONDS, relative, server_cpu
 from tests.benchmarks.report import Table, bytes_of, milliseconds, times
 
 from .claimants import Claimants, Timed
-from .filling import TABLE, fill_to, refill
+from .filling import DUE, TABLE, fill, fill_to, refill, settle
 from .growth import megabytes
 from .metering import sizes, written
 
-CYCLES = 3
-#: A cycle purges a tenth of the table, and each variant an equal share of it.
-PURGED = 10
-BATCHES = (1000, 5000, 10_000)
+#: In a round each variant purges a fiftieth of the table, and as many records are added that are due.
+ROUNDS = 12
+SHARES = 50
+VACUUM_AFTER = 4  # rounds
 PLAIN = "one DELETE"
+BATCHES = {
+    "batches of 1,000": (1000, 1),
+    "batches of 5,000": (5000, 1),
+    "batches of 10,000": (10_000, 1),
+    "batches of 5,000, --jobs 2": (5000, 2),
+}
 IDLE = "idle"
-IDLE_SECONDS = 20.0
+IDLE_SECONDS = 5.0
+#: A cycle purges a tenth of the table, vacuums, and claims and completes as many records.
+CYCLES = 3
+PURGED = 10
 
 DELETE = f"DELETE FROM {TABLE} WHERE expires_at <= %s AND status IN ('completed', 'recoverable')"
 NTH_DUE = f"SELECT expires_at FROM {TABLE} ORDER BY expires_at OFFSET %s LIMIT 1"
@@ -61,37 +70,55 @@ class Phase:
 
 def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
     fill_to(rows, progress)
-    share = rows // PURGED // (len(BATCHES) + 1)
+    share = rows // SHARES
     variants: dict[str, Callable[[], int]] = {PLAIN: partial(delete, share)}
-    variants |= {f"batches of {size:,}": partial(_purge, share, size) for size in BATCHES}
+    variants |= {name: partial(_purge, share, size, jobs) for name, (size, jobs) in BATCHES.items()}
     phases = {name: Phase() for name in (IDLE, *variants, *_MAINTENANCE)}
-    left = Table("Sizes after cycles of refill, purge and vacuum", ("", *sizes(TABLE)))
-    left.add("before", *map(megabytes, sizes(TABLE).values()))
-
     lots = random.Random(seed)
     with Claimants(str(connection.settings_dict["NAME"])) as claimants:
-        for cycle in range(CYCLES):
-            with _measured(phases[IDLE]):
-                time.sleep(IDLE_SECONDS)
-            for name in lots.sample(list(variants), len(variants)):
-                progress(f"purge: cycle {cycle + 1}, {name}")
-                _checkpoint()
-                with _measured(phases[name]):
-                    phases[name].rows.append(variants[name]())
-            # The last cycle is vacuumed at the pace of autovacuum.
-            _maintain("autovacuum" if cycle == CYCLES - 1 else "VACUUM", phases, progress)
-            left.add(f"cycle {cycle + 1}", *map(megabytes, sizes(TABLE).values()))
+        for number in range(ROUNDS):
+            progress(f"purge: round {number + 1}")
+            if number and number % VACUUM_AFTER == 0:
+                settle()
+            _purge_by_each(variants, phases, lots)
             with connection.cursor() as cursor:
-                start = rows + cycle * rows // PURGED
-                refill(cursor, TABLE, start, start + rows // PURGED, rows, progress)
-        _maintain("REINDEX", phases, progress)
-        left.add("after REINDEX", *map(megabytes, sizes(TABLE).values()))
+                due = int(rows * DUE)
+                fill(cursor, TABLE, due - share * len(variants), due, rows, progress)
+        settle()
+        left = _cycles(rows, phases, progress)
     return [_speed(phases, claimants), _maintenance(phases, claimants), left]
 
 
-def _purge(share: int, batch_size: int) -> int:
+def _purge_by_each(variants: dict[str, Callable[[], int]], phases: dict[str, Phase], lots: random.Random) -> None:
+    _checkpoint()
+    with _measured(phases[IDLE]):
+        time.sleep(IDLE_SECONDS)
+    for name in lots.sample(list(variants), len(variants)):
+        _checkpoint()
+        with _measured(phases[name]):
+            phases[name].rows.append(variants[name]())
+
+
+def _cycles(rows: int, phases: dict[str, Phase], progress: Callable[[str], None]) -> Table:
+    left = Table("Sizes after cycles of purge, vacuum and refill", ("", *sizes(TABLE)))
+    left.add("before", *map(megabytes, sizes(TABLE).values()))
+    for cycle in range(CYCLES):
+        progress(f"purge: cycle {cycle + 1}")
+        _purge(rows // PURGED, DEFAULT_BATCH_SIZE, jobs=1)
+        # The last cycle is vacuumed at the pace of autovacuum.
+        _maintain("autovacuum" if cycle == CYCLES - 1 else "VACUUM", phases, progress)
+        left.add(f"cycle {cycle + 1}", *map(megabytes, sizes(TABLE).values()))
+        with connection.cursor() as cursor:
+            start = rows + cycle * rows // PURGED
+            refill(cursor, TABLE, start, start + rows // PURGED, rows, progress)
+    _maintain("REINDEX", phases, progress)
+    left.add("after REINDEX", *map(megabytes, sizes(TABLE).values()))
+    return left
+
+
+def _purge(share: int, batch_size: int, jobs: int) -> int:
     deleted = 0
-    for result in purge_batches(batch_size=min(batch_size, share)):
+    for result in purge_batches(batch_size=min(batch_size, share // jobs), jobs=jobs):
         deleted += result.deleted
         if deleted >= share:
             break
@@ -140,17 +167,18 @@ def _speed(phases: dict[str, Phase], claimants: Claimants) -> Table:
     table = Table("Purge", ("", *headings))
     for name in (IDLE, PLAIN, *(name for name in phases if name not in (IDLE, PLAIN, *_MAINTENANCE))):
         phase = phases[name]
-        cells = ("–",) * (len(headings) - len(_CLAIMS))
+        speed, cpu, log = ("–", "–"), ("–", "–"), "–"
         if name != IDLE:
-            cells = (
-                f"{statistics.median(phase.rates):,.0f}",
-                times(relative(phase.rates, phases[PLAIN].rates)),
-                f"{statistics.median(phase.cpu_rates):,.0f}",
-                times(relative(phase.cpu_rates, phases[PLAIN].cpu_rates)),
-                bytes_of(sum(phase.log) / sum(phase.rows)),
-            )
-        table.add(name, *cells, *_claims(phase, phases[IDLE], claimants))
+            speed = _compared(phase.rates, phases[PLAIN].rates)
+            log = bytes_of(sum(phase.log) / sum(phase.rows))
+            if name not in BATCHES or BATCHES[name][1] == 1:  # jobs have sessions of their own
+                cpu = _compared(phase.cpu_rates, phases[PLAIN].cpu_rates)
+        table.add(name, *speed, *cpu, log, *_claims(phase, phases[IDLE], claimants))
     return table
+
+
+def _compared(rates: list[float], base: list[float]) -> tuple[str, str]:
+    return f"{statistics.median(rates):,.0f}", times(relative(rates, base))
 
 
 def _maintenance(phases: dict[str, Phase], claimants: Claimants) -> Table:

@@ -20,6 +20,8 @@ LESS = {
     "admin_pages.TIMES": 1,
     "admin_pages.UNFINISHED": 10,
     "partitions.ROUNDS": 1,
+    "purging.ROUNDS": 2,
+    "purging.VACUUM_AFTER": 1,
     "purging.CYCLES": 2,
     "purging.IDLE_SECONDS": 0.1,
     "claimants.PROCESSES": 1,
