@@ -35,6 +35,9 @@ BATCHES = {
 }
 IDLE = "idle"
 IDLE_SECONDS = 5.0
+#: One session computes, and reads and locks nothing. What claims notice of that is the machine's share in the rest.
+BUSY = "a busy session"
+BUSY_ROWS = 10_000_000
 #: A cycle purges a tenth of the table, vacuums, and claims and completes as many records.
 CYCLES = 3
 PURGED = 10
@@ -73,7 +76,7 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
     share = rows // SHARES
     variants: dict[str, Callable[[], int]] = {PLAIN: partial(delete, share)}
     variants |= {name: partial(_purge, share, size, jobs) for name, (size, jobs) in BATCHES.items()}
-    phases = {name: Phase() for name in (IDLE, *variants, *_MAINTENANCE)}
+    phases = {name: Phase() for name in (IDLE, BUSY, *variants, *_MAINTENANCE)}
     lots = random.Random(seed)
     with Claimants(str(connection.settings_dict["NAME"])) as claimants:
         for number in range(ROUNDS):
@@ -93,6 +96,8 @@ def _purge_by_each(variants: dict[str, Callable[[], int]], phases: dict[str, Pha
     _checkpoint()
     with _measured(phases[IDLE]):
         time.sleep(IDLE_SECONDS)
+    with _measured(phases[BUSY]), connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM generate_series(1, %s)", [BUSY_ROWS])
     for name in lots.sample(list(variants), len(variants)):
         _checkpoint()
         with _measured(phases[name]):
@@ -165,10 +170,11 @@ def _measured(phase: Phase) -> Iterator[None]:
 def _speed(phases: dict[str, Phase], claimants: Claimants) -> Table:
     headings = ("rows a second", f"× {PLAIN}", "rows a CPU second", f"× {PLAIN}", "log, a row", *_CLAIMS)
     table = Table("Purge", ("", *headings))
-    for name in (IDLE, PLAIN, *(name for name in phases if name not in (IDLE, PLAIN, *_MAINTENANCE))):
-        phase = phases[name]
+    for name, phase in phases.items():
+        if name in _MAINTENANCE:
+            continue
         speed, cpu, log = ("–", "–"), ("–", "–"), "–"
-        if name != IDLE:
+        if phase.rows:
             speed = _compared(phase.rates, phases[PLAIN].rates)
             log = bytes_of(sum(phase.log) / sum(phase.rows))
             if name not in BATCHES or BATCHES[name][1] == 1:  # jobs have sessions of their own

@@ -24,6 +24,7 @@ LESS = {
     "purging.VACUUM_AFTER": 1,
     "purging.CYCLES": 2,
     "purging.IDLE_SECONDS": 0.1,
+    "purging.BUSY_ROWS": 1000,
     "claimants.PROCESSES": 1,
     "layouts.BLOCK": 2,
     "layouts.LATER": (0,),
