@@ -6,6 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 
 from django.core.management import call_command
@@ -16,7 +17,7 @@ from tests.benchmarks.instruments import relative
 from tests.benchmarks.report import Table, times
 
 from .filling import DUE, fill_to
-from .purging import PLAIN, delete
+from .purging import PLAIN, delete, nth_due
 
 PARTITIONS = 16
 JOBS = (1, 2, 4)
@@ -30,17 +31,18 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
     call_command("idempotency_partition", partitions=PARTITIONS, copy=True, verbosity=0)
     copied = rows / (time.monotonic() - start)
     share = int(rows * DUE) // ROUNDS // (len(JOBS) + 1)
-    variants: dict[str, Callable[[], int]] = {PLAIN: partial(delete, share)}
+    variants: dict[str, Callable[[datetime], int]] = {PLAIN: delete}
     variants |= {f"--jobs {jobs}": partial(_purge, share, jobs) for jobs in JOBS}
     rates: dict[str, list[float]] = {name: [] for name in variants}
     lots = random.Random(seed)
     for number in range(ROUNDS):
         for name in lots.sample(list(variants), len(variants)):
             progress(f"partitions: round {number + 1}, {name}")
+            last = nth_due(share)
             with connection.cursor() as cursor:
                 cursor.execute("CHECKPOINT")
             start = time.monotonic()
-            deleted = variants[name]()
+            deleted = variants[name](last)
             rates[name].append(deleted / (time.monotonic() - start))
     table = Table(
         f"Purge of {PARTITIONS} partitions, after rows were copied into them at {copied:,.0f} a second",
@@ -55,7 +57,7 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
     return [table]
 
 
-def _purge(share: int, jobs: int) -> int:
+def _purge(share: int, jobs: int, last: datetime) -> int:
     deleted = 0
     for result in purge_batches(batch_size=min(MAX_BATCH_SIZE, max(1, share // jobs)), jobs=jobs):
         deleted += result.deleted

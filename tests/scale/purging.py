@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from django.db import connection
 
@@ -74,7 +75,7 @@ class Phase:
 def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
     fill_to(rows, progress)
     share = rows // SHARES
-    variants: dict[str, Callable[[], int]] = {PLAIN: partial(delete, share)}
+    variants: dict[str, Callable[[datetime], int]] = {PLAIN: delete}
     variants |= {name: partial(_purge, share, size, jobs) for name, (size, jobs) in BATCHES.items()}
     phases = {name: Phase() for name in (IDLE, BUSY, *variants, *_MAINTENANCE)}
     lots = random.Random(seed)
@@ -83,7 +84,7 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
             progress(f"purge: round {number + 1}")
             if number and number % VACUUM_AFTER == 0:
                 settle()
-            _purge_by_each(variants, phases, lots)
+            _purge_by_each(variants, share, phases, lots)
             with connection.cursor() as cursor:
                 due = int(rows * DUE)
                 fill(cursor, TABLE, due - share * len(variants), due, rows, progress)
@@ -92,16 +93,19 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
     return [_speed(phases, claimants), _maintenance(phases, claimants), left]
 
 
-def _purge_by_each(variants: dict[str, Callable[[], int]], phases: dict[str, Phase], lots: random.Random) -> None:
+def _purge_by_each(
+    variants: dict[str, Callable[[datetime], int]], share: int, phases: dict[str, Phase], lots: random.Random
+) -> None:
     _checkpoint()
     with _measured(phases[IDLE]):
         time.sleep(IDLE_SECONDS)
     with _measured(phases[BUSY]), connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM generate_series(1, %s)", [BUSY_ROWS])
     for name in lots.sample(list(variants), len(variants)):
+        last = nth_due(share)
         _checkpoint()
         with _measured(phases[name]):
-            phases[name].rows.append(variants[name]())
+            phases[name].rows.append(variants[name](last))
 
 
 def _cycles(rows: int, phases: dict[str, Phase], progress: Callable[[str], None]) -> Table:
@@ -109,7 +113,7 @@ def _cycles(rows: int, phases: dict[str, Phase], progress: Callable[[str], None]
     left.add("before", *map(megabytes, sizes(TABLE).values()))
     for cycle in range(CYCLES):
         progress(f"purge: cycle {cycle + 1}")
-        _purge(rows // PURGED, DEFAULT_BATCH_SIZE, jobs=1)
+        _purge(rows // PURGED, DEFAULT_BATCH_SIZE, 1)
         # The last cycle is vacuumed at the pace of autovacuum.
         _maintain("autovacuum" if cycle == CYCLES - 1 else "VACUUM", phases, progress)
         left.add(f"cycle {cycle + 1}", *map(megabytes, sizes(TABLE).values()))
@@ -121,7 +125,7 @@ def _cycles(rows: int, phases: dict[str, Phase], progress: Callable[[str], None]
     return left
 
 
-def _purge(share: int, batch_size: int, jobs: int) -> int:
+def _purge(share: int, batch_size: int, jobs: int, last: datetime | None = None) -> int:
     deleted = 0
     for result in purge_batches(batch_size=min(batch_size, share // jobs), jobs=jobs):
         deleted += result.deleted
@@ -130,11 +134,22 @@ def _purge(share: int, batch_size: int, jobs: int) -> int:
     return deleted
 
 
-def delete(share: int) -> int:
-    """Delete the ``share`` records that have been due for longest, by one statement."""
+def nth_due(share: int) -> datetime:
+    """When the last of the ``share`` records became due that have been due for longest.
+
+    The database has marked the index entries of deleted records when it has passed over them once, as it has in a table
+    that is vacuumed. Whoever purged next would do it otherwise.
+    """
     with connection.cursor() as cursor:
         cursor.execute(NTH_DUE, [share - 1])
-        cursor.execute(DELETE, cursor.fetchone())
+        ((found,),) = cursor.fetchall()
+    return cast(datetime, found)
+
+
+def delete(last: datetime) -> int:
+    """Delete what was due then, by one statement."""
+    with connection.cursor() as cursor:
+        cursor.execute(DELETE, [last])
         return int(cursor.rowcount)
 
 
