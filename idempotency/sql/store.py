@@ -111,6 +111,7 @@ class DueRange:
     end: datetime | None = None  # excluded; None if only the deletion finds out where the batch ends
     is_last: bool = False  # nothing more is due at or after the end
     has_steps: bool = True  # False if these records certainly have none
+    skips_locked: bool = False  # whether to leave out what other transactions hold, instead of waiting for it
 
 
 @dataclass(frozen=True)
@@ -223,11 +224,20 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def bound_transaction(self, *, idle: timedelta, statement: timedelta | None = None) -> None:
+    def bound_transaction(
+        self,
+        *,
+        idle: timedelta,
+        statement: timedelta | None = None,
+        lock: timedelta | None = None,
+        wait_for_disk: bool = True,
+    ) -> None:
         """Set limits after which the database ends the open transaction, if it can do that.
 
         :param idle: how long the transaction may wait for its client's next statement.
         :param statement: how long any further statement in it may run; None sets no bound.
+        :param lock: how long any further statement in it may wait for a lock; None sets no bound.
+        :param wait_for_disk: False lets its COMMIT not wait, so that a crash of the server may lose it.
         """
 
     def lock_free(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
@@ -280,7 +290,10 @@ class Store(ABC):
 
     @abstractmethod
     def delete_due(self, due: DueRange, statuses: Collection[Status], limit: int) -> DeletedBatch:
-        """Delete records whose retention is over, oldest first, with their steps. Locked rows are skipped.
+        """Delete records whose retention is over, oldest first, with their steps.
+
+        This leaves out rows that other transactions have locked, if ``due`` has no end or says so. Otherwise it may
+        wait for them.
 
         :param due: from ``find_due``.
         :param statuses: only records in one of these states are deleted.

@@ -65,7 +65,8 @@ def _purge_part(using: str, part: sql.Part, limit: int, after: datetime | None) 
 
     def transact() -> PurgeResult:
         with transaction.atomic(using=using, durable=True):
-            store.bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
+            # If a crash of the server loses the batch, the next run deletes it again.
+            store.bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT, wait_for_disk=False)
             batch = store.delete_bodies(part, limit, after)
             fault_point("purge.selected")
         return PurgeResult(batch.deleted, batch.reached, exhausted=batch.exhausted)

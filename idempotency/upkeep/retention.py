@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
-from django.db import transaction
+from django.db import OperationalError, transaction
 
 from .. import sql
 from ..lifecycle import Status
@@ -51,6 +51,8 @@ IDLE_TIMEOUT = timedelta(seconds=5)
 # The database cancels a statement that runs for longer, for example because of a bad plan. The largest batch takes a
 # second.
 STATEMENT_TIMEOUT = timedelta(seconds=60)
+# A batch has locked many rows already when it waits for one. So it waits for less time than anybody who waits for it.
+LOCK_TIMEOUT = timedelta(milliseconds=100)
 
 
 @dataclass
@@ -172,20 +174,36 @@ def _purge_next(left: _Left, statuses: Collection[Status], batch_size: int) -> P
 
 
 def _purge_range(using: str, statuses: Collection[Status], due: sql.DueRange, limit: int) -> PurgeResult:
-    """Delete up to ``limit`` records, in one transaction."""
+    """Delete up to ``limit`` records. If another transaction holds one of them, delete the others."""
     store = sql.store(using)
-
-    def transact() -> PurgeResult:
-        with transaction.atomic(using=using, durable=True):
-            store.bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
-            batch = store.delete_due(due, statuses, limit)
-            fault_point("purge.selected")
-        return PurgeResult(batch.deleted, batch.reached, exhausted=batch.exhausted)
-
-    result = sql.retry_lost_races(MAX_ROUNDS, using, transact)
+    delete = partial(sql.retry_lost_races, MAX_ROUNDS, using)
+    try:
+        result = delete(lambda: _delete(store, statuses, due, limit))
+    except OperationalError as error:
+        if due.end is None or not store.timed_out_waiting(error):
+            raise
+        result = delete(lambda: _delete(store, statuses, replace(due, skips_locked=True), limit))
     if result.deleted:
         purged.send_robust(sender=IdempotencyRecord, count=result.deleted)
     return result
+
+
+def _delete(store: sql.Store, statuses: Collection[Status], due: sql.DueRange, limit: int) -> PurgeResult:
+    """Delete a batch in one transaction."""
+    may_wait = due.end is not None and not due.skips_locked
+    with transaction.atomic(using=store.using, durable=True):
+        # COMMIT need not wait for the disk, because it is harmless to lose a batch in a crash of the server: the next
+        # run deletes it again. A new claim of a purged key comes later in the same log, so it can't survive without the
+        # deletion.
+        store.bound_transaction(
+            idle=IDLE_TIMEOUT,
+            statement=STATEMENT_TIMEOUT,
+            lock=LOCK_TIMEOUT if may_wait else None,
+            wait_for_disk=False,
+        )
+        batch = store.delete_due(due, statuses, limit)
+        fault_point("purge.selected")
+    return PurgeResult(batch.deleted, batch.reached, exhausted=batch.exhausted)
 
 
 def _statuses(include_parked: bool) -> frozenset[Status]:

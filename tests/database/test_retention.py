@@ -24,10 +24,9 @@ from idempotency.operation import Operation
 from idempotency.protocol import claims
 from idempotency.protocol.ownership import Ownership
 from idempotency.signals import purged
-from idempotency.sql import DeletedBatch, Part, Store
+from idempotency.sql import Store
 from idempotency.sql.portable import PortableStore
 from idempotency.sql.postgresql import PostgreSQLStore
-from idempotency.sql.postgresql import purge as sql_purge
 from idempotency.upkeep import retention
 from idempotency.upkeep.batches import side_by_side
 from idempotency.upkeep.retention import PurgeResult, due, purge_batches, purge_once
@@ -190,24 +189,42 @@ def test_what_else_the_server_refuses_ends_the_purge() -> None:
 @pytest.mark.whole_table
 def test_a_record_that_is_claimed_anew_while_a_batch_waits_for_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     claimed, *_ = make_records(3)
-    monkeypatch.setattr(sql_purge, "_WAIT_BRIEFLY", f"SET LOCAL lock_timeout = '{PATIENCE}s'")
+    monkeypatch.setattr(retention, "LOCK_TIMEOUT", timedelta(seconds=PATIENCE))
     with ThreadPoolExecutor(1) as pool:
         with transaction.atomic():
             IdempotencyRecord.objects.filter(pk=claimed).update(status=Status.IN_PROGRESS)
             batch = pool.submit(elsewhere, purge_once)
-            _wait_until_somebody_waits_for_a_lock()
+            _wait_until_blocked("DELETE FROM idempotency_record")
         assert batch.result(PATIENCE).deleted == 2
     assert remaining() == {claimed}
 
 
-def _wait_until_somebody_waits_for_a_lock() -> None:
+@pytest.mark.postgres
+@pytest.mark.whole_table
+def test_a_lock_of_the_whole_table_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when an index is built. Nobody waits for rows of this batch meanwhile."""
+    make_records(3)
+    monkeypatch.setattr(retention, "LOCK_TIMEOUT", timedelta(milliseconds=1))
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            execute("LOCK TABLE idempotency_record IN SHARE MODE")
+            batch = pool.submit(elsewhere, purge_once)
+            _wait_until_blocked("WITH due")
+        assert batch.result(PATIENCE).deleted == 3
+
+
+def _wait_until_blocked(statement: str) -> None:
+    """Wait until a statement that begins so waits for this transaction."""
     give_up = time.monotonic() + PATIENCE
     with connection.cursor() as cursor:
         while time.monotonic() < give_up:
+            execute("SELECT pg_stat_clear_snapshot()")  # else a transaction sees the same activity again
             cursor.execute(
-                "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+                "SELECT count(*) FROM pg_stat_activity"
+                " WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid)) AND ltrim(query, E'\n') LIKE %s",
+                [f"{statement}%"],
             )
-            if cursor.rowcount:
+            if cursor.fetchone() != (0,):
                 return
     pytest.fail("Nobody waits for this transaction.")
 
@@ -215,21 +232,14 @@ def _wait_until_somebody_waits_for_a_lock() -> None:
 @pytest.mark.failure_mode(30)
 @pytest.mark.postgres
 @pytest.mark.parametrize("store", [PostgreSQLStore, PortableStore], ids=["postgresql", "portable"])
-def test_a_record_that_is_locked_is_passed_over_without_waiting(store: type[Store]) -> None:
+def test_a_record_that_is_locked_is_passed_over(store: type[Store], monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim that starts the record over has its row. MySQL and MariaDB run the portable statement, as here."""
     claimed, *_ = make_records(3)
-
-    def purge() -> DeletedBatch:
-        with transaction.atomic(durable=True):
-            with connection.cursor() as cursor:
-                cursor.execute("SET LOCAL lock_timeout = '5s'")  # would be an error here, and not a hanging test
-            made = store(connection)
-            return made.delete_due(made.find_due(Part(), 10, None), retention.PURGED, 10)
-
+    monkeypatch.setattr(retention.sql, "store", lambda using: store(connections[using]))
     with transaction.atomic():
         IdempotencyRecord.objects.filter(pk=claimed).update(status=Status.IN_PROGRESS)
-        batch = elsewhere(purge)
-    assert (batch.deleted, batch.exhausted) == (2, True)
+        batches = elsewhere(lambda: [*purge_batches()])
+    assert [(batch.deleted, batch.exhausted) for batch in batches] == [(2, True)]
     assert remaining() == {claimed}
 
 

@@ -131,7 +131,14 @@ class Claims(Store):
     def commit_at_once(self) -> None:
         """Do nothing: SQLite has no round trips to save, and the others may need them for autocommit."""
 
-    def bound_transaction(self, *, idle: timedelta, statement: timedelta | None = None) -> None:
+    def bound_transaction(
+        self,
+        *,
+        idle: timedelta,
+        statement: timedelta | None = None,
+        lock: timedelta | None = None,
+        wait_for_disk: bool = True,
+    ) -> None:
         """Do nothing: neither SQLite nor MySQL has such limits for one transaction."""
 
     def watch_transaction(self) -> TransactionWatch:

@@ -11,9 +11,6 @@ from ...outcome import BODY_GONE
 from ..store import DeletedBatch, Part
 from .citus import Citus, Shard
 
-# COMMIT need not wait for the disk: if a crash of the server loses a batch, the next run deletes it again.
-_DONT_WAIT_FOR_DISK = "SET LOCAL synchronous_commit = off"
-
 # The same shape as the statement that deletes free records, for the same reasons. Only a completed record is changed,
 # because the steps of any other are still needed.
 _DELETE_BODIES = """
@@ -48,8 +45,6 @@ class Bodies(Citus):
             answer = self.run_in_shard(part, lambda now: _DELETE_BODIES.format(part=part, now=now), parameters)
         else:
             with self.connection.cursor() as cursor:
-                if not self.is_nested:
-                    cursor.execute(_DONT_WAIT_FOR_DISK)
                 cursor.execute(_DELETE_BODIES.format(part=part, now="statement_timestamp()"), parameters)
                 ((answer,),) = cursor.fetchall()
         deleted, found, reached = json.loads(answer)

@@ -221,11 +221,19 @@ class Claims(Citus):
     def park(self, fence: Fence, error: str | None = None) -> bool:
         return self._change_one(PARK, (error, *_fenced(fence)))
 
-    def bound_transaction(self, *, idle: timedelta, statement: timedelta | None = None) -> None:
+    def bound_transaction(
+        self,
+        *,
+        idle: timedelta,
+        statement: timedelta | None = None,
+        lock: timedelta | None = None,
+        wait_for_disk: bool = True,
+    ) -> None:
         if self.is_nested:
             return
-        bounds = [("idle_in_transaction_session_timeout", idle), ("statement_timeout", statement)]
-        wanted = [(name, _milliseconds(duration)) for name, duration in bounds if duration is not None]
+        bounds = {"idle_in_transaction_session_timeout": idle, "statement_timeout": statement, "lock_timeout": lock}
+        wanted = [(name, _milliseconds(duration)) for name, duration in bounds.items() if duration is not None]
+        wanted += [] if wait_for_disk else [("synchronous_commit", "off")]
         with self.connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT {', '.join(['set_config(%s, %s, true)'] * len(wanted))}",

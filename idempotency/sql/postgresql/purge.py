@@ -8,16 +8,11 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from django.db import OperationalError, transaction
 from django.utils.dateparse import parse_datetime
 
 from ...lifecycle import Status
 from ..store import DeletedBatch, DueRange, Part
 from .citus import Citus, Shard
-
-# COMMIT need not wait for the disk, because it is harmless to lose a batch in a crash of the server: the next run
-# deletes it again. A new claim of a purged key comes later in the same log, so it can't survive without the deletion.
-_DONT_WAIT_FOR_DISK = "SET LOCAL synchronous_commit = off"
 
 # A batch ends before the record that is one too many. Nothing is locked, so that other jobs can go on from its end. The
 # times of the batch are constants for the planner, so that it takes the index over them. However long the process
@@ -49,9 +44,6 @@ _DELETE_RANGE_WITH_STEPS = f"""
 WITH deleted AS ({_DELETE_RANGE} RETURNING record.id, record.account_id), steps AS ({_DELETE_STEPS})
 SELECT FROM deleted
 """
-# The batch has locked many rows already when it waits for one. So it waits for less time than anybody who waits for it.
-_WAIT_BRIEFLY = "SET LOCAL lock_timeout = '100ms'"
-
 # All purges lock the rows in the same order, so that two can't deadlock. They skip locked rows, because such a row is
 # being claimed again. The SELECT is a CTE, because a join may run a subquery with a LIMIT more than once, each time
 # with other rows. The DELETE finds the rows by where they are, because a join would read all rows that are due. A row
@@ -103,35 +95,21 @@ class Purge(Citus):
         if isinstance(part, Shard):
             return _batch(limit, *self._delete_from_shard(part, parameters))
         with self.connection.cursor() as cursor:
-            if not self.is_nested:
-                cursor.execute(_DONT_WAIT_FOR_DISK)
             if due.end is None:
                 cursor.execute(_free(part, "expires_at <= statement_timestamp()", _ANSWER), parameters)
                 return _batch(limit, *cursor.fetchone())
-            delete = _DELETE_RANGE_WITH_STEPS if due.has_steps else _DELETE_RANGE
-            deleted = self._delete_range(cursor, delete.format(**asdict(part)), parameters)
-            if deleted is None:
+            if due.skips_locked:
                 cursor.execute(_free(part, "expires_at < %(end)s", _ANSWER), parameters)
                 deleted, _, _ = cursor.fetchone()
+            else:
+                delete = _DELETE_RANGE_WITH_STEPS if due.has_steps else _DELETE_RANGE
+                cursor.execute(delete.format(**asdict(part)), parameters)
+                deleted = cursor.rowcount
             return DeletedBatch(deleted, due.is_last, due.end if deleted else None)
 
     def _is_distributed_since(self, part: Part) -> bool:
         """Whether the table was one part when it was listed, and Citus has taken it meanwhile."""
         return part == Part() and self.is_distributed(part.records)
-
-    def _delete_range(self, cursor: Any, delete: str, parameters: dict[str, Any]) -> int | None:
-        """:returns: how many records were deleted, or None if another transaction holds one of them."""
-        in_test_case = self.is_nested  # and not because of the savepoint
-        try:
-            with transaction.atomic(using=self.using):
-                if not in_test_case:
-                    cursor.execute(_WAIT_BRIEFLY)
-                cursor.execute(delete, parameters)
-                return int(cursor.rowcount)
-        except OperationalError as error:
-            if not self.timed_out_waiting(error):
-                raise
-            return None
 
     def _delete_from_shard(self, shard: Shard, parameters: dict[str, Any]) -> Any:
         answer = f"json_build_array({_ANSWER})"
