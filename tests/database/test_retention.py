@@ -214,14 +214,15 @@ def test_a_lock_of_the_whole_table_is_waited_for(monkeypatch: pytest.MonkeyPatch
 
 
 def _wait_until_blocked(statement: str) -> None:
-    """Wait until a statement that begins so waits for this transaction."""
+    """Wait until a statement that begins so has waited for this transaction for longer than the least bound."""
     give_up = time.monotonic() + PATIENCE
     with connection.cursor() as cursor:
         while time.monotonic() < give_up:
             execute("SELECT pg_stat_clear_snapshot()")  # else a transaction sees the same activity again
             cursor.execute(
                 "SELECT count(*) FROM pg_stat_activity"
-                " WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid)) AND ltrim(query, E'\n') LIKE %s",
+                " WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid)) AND ltrim(query, E'\n') LIKE %s"
+                " AND query_start < clock_timestamp() - interval '20 ms'",
                 [f"{statement}%"],
             )
             if cursor.fetchone() != (0,):
