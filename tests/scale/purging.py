@@ -28,12 +28,25 @@ ROUNDS = 12
 SHARES = 50
 VACUUM_AFTER = 4  # rounds
 PLAIN = "one DELETE"
-BATCHES = {
-    "batches of 1,000": (1000, 1),
-    "batches of 5,000": (5000, 1),
-    "batches of 10,000": (10_000, 1),
-    "batches of 5,000, --jobs 2": (5000, 2),
-}
+
+
+class Pace(NamedTuple):
+    """How the package purges."""
+
+    batch_size: int
+    jobs: int = 1
+    pause: float = 0.0  # seconds
+
+    def __str__(self) -> str:
+        options = [f"batches of {self.batch_size:,}"]
+        options += [f"--jobs {self.jobs}"] * (self.jobs > 1)
+        options += [f"--pause {self.pause}"] * (self.pause > 0)
+        return ", ".join(options)
+
+
+PACES = (Pace(1000), Pace(5000), Pace(10_000), Pace(5000, jobs=2), Pace(1000, pause=0.05), Pace(5000, pause=0.1))
+#: A purge that pauses gets this part of a share, because it takes so much longer.
+PAUSED_PART = 10
 IDLE = "idle"
 IDLE_SECONDS = 5.0
 #: One session computes, and reads and locks nothing. What claims notice of that is the machine's share in the rest.
@@ -76,7 +89,7 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
     fill_to(rows, progress)
     share = rows // SHARES
     variants: dict[str, Callable[[datetime], int]] = {PLAIN: delete}
-    variants |= {name: partial(_purge, share, size, jobs) for name, (size, jobs) in BATCHES.items()}
+    variants |= {str(pace): partial(_purge, share // PAUSED_PART if pace.pause else share, pace) for pace in PACES}
     phases = {name: Phase() for name in (IDLE, BUSY, *variants, *_MAINTENANCE)}
     lots = random.Random(seed)
     with Claimants(str(connection.settings_dict["NAME"])) as claimants:
@@ -113,7 +126,7 @@ def _cycles(rows: int, phases: dict[str, Phase], progress: Callable[[str], None]
     left.add("before", *map(megabytes, sizes(TABLE).values()))
     for cycle in range(CYCLES):
         progress(f"purge: cycle {cycle + 1}")
-        _purge(rows // PURGED, DEFAULT_BATCH_SIZE, 1)
+        _purge(rows // PURGED, Pace(DEFAULT_BATCH_SIZE))
         # The last cycle is vacuumed at the pace of autovacuum.
         _maintain("autovacuum" if cycle == CYCLES - 1 else "VACUUM", phases, progress)
         left.add(f"cycle {cycle + 1}", *map(megabytes, sizes(TABLE).values()))
@@ -125,12 +138,13 @@ def _cycles(rows: int, phases: dict[str, Phase], progress: Callable[[str], None]
     return left
 
 
-def _purge(share: int, batch_size: int, jobs: int, last: datetime | None = None) -> int:
+def _purge(share: int, pace: Pace, last: datetime | None = None) -> int:
     deleted = 0
-    for result in purge_batches(batch_size=min(batch_size, share // jobs), jobs=jobs):
+    for result in purge_batches(batch_size=min(pace.batch_size, share // pace.jobs), jobs=pace.jobs):
         deleted += result.deleted
         if deleted >= share:
             break
+        time.sleep(pace.pause)
     return deleted
 
 
@@ -192,7 +206,7 @@ def _speed(phases: dict[str, Phase], claimants: Claimants) -> Table:
         if phase.rows:
             speed = _compared(phase.rates, phases[PLAIN].rates)
             log = bytes_of(sum(phase.log) / sum(phase.rows))
-            if name not in BATCHES or BATCHES[name][1] == 1:  # jobs have sessions of their own
+            if "--jobs" not in name:  # jobs have sessions of their own
                 cpu = _compared(phase.cpu_rates, phases[PLAIN].cpu_rates)
         table.add(name, *speed, *cpu, log, *_claims(phase, phases[IDLE], claimants))
     return table

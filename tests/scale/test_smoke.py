@@ -25,6 +25,7 @@ LESS = {
     "purging.CYCLES": 2,
     "purging.IDLE_SECONDS": 0.1,
     "purging.BUSY_ROWS": 1000,
+    "purging.PAUSED_PART": 1,
     "claimants.PROCESSES": 1,
     "layouts.BLOCK": 2,
     "layouts.LATER": (0,),
