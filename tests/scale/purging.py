@@ -99,8 +99,8 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
                 settle()
             _purge_by_each(variants, share, phases, lots)
             with connection.cursor() as cursor:
-                due = int(rows * DUE)
-                fill(cursor, TABLE, due - share * len(variants), due, rows, progress)
+                due, purged = int(rows * DUE), sum(phases[name].rows[-1] for name in variants)
+                fill(cursor, TABLE, due - purged, due, rows, progress)
         settle()
         left = _cycles(rows, phases, progress)
     return [_speed(phases, claimants), _maintenance(phases, claimants), left]
