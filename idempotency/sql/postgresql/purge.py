@@ -18,7 +18,8 @@ from .citus import Citus, Shard
 # times of the batch are constants for the planner, so that it takes the index over them. However long the process
 # sleeps before it deletes, no more records fall into the batch. The state is not asked for here, because it is not in
 # the index. So a batch may have fewer records than its range has. The third answer is whether any step was ever stored.
-# A step that is stored later is one of a claim, which stays.
+# A step that is stored later is one of a claim, which stays. If the very first one is stored and its claim is released
+# before the batch is deleted, the step stays behind, and nobody reads it.
 _END = """
 SELECT (
     SELECT expires_at
