@@ -314,12 +314,12 @@ def test_purge_under_load() -> None:
         finally:
             ended.append(of_one[0])
 
-    def purge_again_and_again() -> None:
+    def purge_again_and_again(jobs: int) -> None:
         while len(ended) < claimants:
-            codes.add(purge(batch_size=10, max_batches=5)[0])
-        codes.add(purge(batch_size=10)[0])
+            codes.add(purge(batch_size=10, max_batches=5, jobs=jobs)[0])
+        codes.add(purge(batch_size=10, jobs=jobs)[0])
 
-    race([*(partial(claim_all, of_one) for of_one in keys), purge_again_and_again, purge_again_and_again])
+    race([*(partial(claim_all, of_one) for of_one in keys), *(partial(purge_again_and_again, jobs) for jobs in (1, 3))])
     assert codes <= {0, 3}
     assert len(completed) == len(open_claims) == claimants * rounds / 2
     assert remaining() == {*live, *abandoned} | completed | open_claims
