@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import django
 from django.conf import settings
@@ -12,7 +13,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 # As little of a project as lets the package be imported. There is no database to connect to.
 settings.configure(
-    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "rest_framework", "idempotency"],
+    INSTALLED_APPS=[
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "rest_framework",
+        "idempotency",
+        "idempotency.outbox",
+        "idempotency.contrib.dashboard",
+        "idempotency.contrib.celery",
+    ],
     USE_TZ=True,
 )
 django.setup()
@@ -30,6 +39,8 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"django-idempotency {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["columns.css"]
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["deflist"]
@@ -40,3 +51,31 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 # A value is shown as it is written in the source, not as it prints.
 autodoc_preserve_defaults = True
+
+
+def write_for_agents(app: Any, error: Exception | None) -> None:
+    """Write ``llms.txt``, an index of the pages, and ``llms-full.txt``, all pages in one file."""
+    from sphinx.builders.text import TextBuilder
+    from sphinx.writers.text import TextTranslator
+
+    if error is not None or app.builder.format != "html":
+        return
+    index = [f"# {project}\n", "> A view, a task or a message takes effect once for each Idempotency-Key.\n"]
+    index.append("- [All pages in one file](llms-full.txt)")
+    pages = []
+    builder = TextBuilder(app, app.env)
+    builder.init()
+    for page in app.env.toctree_includes["index"]:
+        index.append(f"- [{app.env.titles[page].astext()}]({page}.html)")
+        source = app.env.doc2path(page).read_text()
+        if "{eval-rst}" in source:  # the API's page has its text in docstrings
+            text = TextTranslator(app.env.get_and_resolve_doctree(page, builder), builder)
+            text.document.walkabout(text)
+            source = text.body
+        pages.append(source)
+    (app.outdir / "llms.txt").write_text("\n".join(index) + "\n")
+    (app.outdir / "llms-full.txt").write_text("\n\n".join(pages))
+
+
+def setup(app: Any) -> None:
+    app.connect("build-finished", write_for_agents)

@@ -1,11 +1,13 @@
 """Make mutating API operations safe to retry.
 
-The names below are the public interface. Two of them are imported at first use, because they need the models, and
-Django imports an app's package before it can load models.
+The names below are the public interface. Each is imported at first use: some need the models, and Django imports an
+app's package before it can load models; and ``conformance`` runs where Django is not installed.
 
-Imports run one way, from the bottom up: ``conf``, ``exceptions``, ``lifecycle``, ``options``; ``identity`` and
-``operation``; ``models``; ``sql``, where a database is added; ``protocol``; ``http`` and ``upkeep``; ``outbox``;
-``contrib``, where a framework is added, ``admin`` and ``management``; ``tasks`` and ``apps``.
+Imports run one way. From the bottom up: ``conf``, ``exceptions``, ``lifecycle`` and ``options``; ``identity`` and
+``operation``; ``encryption``; ``models``, ``outcome`` and ``signals``; ``store``, where a database is added;
+``protocol``; ``http``, ``operate`` and ``log``; ``testing``; ``admin``, ``checks``, ``management`` and
+``templatetags``; ``outbox``; ``contrib``, where a framework is added; ``apps``. A project may add these apps:
+``outbox``, ``contrib.dashboard``, ``contrib.celery``, ``contrib.prometheus`` and ``contrib.opentelemetry``.
 """
 
 from __future__ import annotations
@@ -13,28 +15,33 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .operation import Operation
-from .options.values import (
-    ACCEPTED,
-    CONFLICT,
-    PARK,
-    REEXECUTE,
-    Attach,
-    Completed,
-    NotExecuted,
-    Reconcile,
-    Unknown,
-    Wait,
-)
-from .protocol.context import current_claim, require_claim
-
 if TYPE_CHECKING:
     from .http.decorators import idempotent
-    from .protocol.block import claim
+    from .operation import Operation
+    from .options.values import (
+        ACCEPTED,
+        CONFLICT,
+        PARK,
+        REEXECUTE,
+        Attach,
+        Completed,
+        NotExecuted,
+        Reconcile,
+        Unknown,
+        Wait,
+    )
+    from .protocol.claim_block import claim
+    from .protocol.context import current_claim, require_claim
 
 __version__ = "0.1.0"
 
-_LAZY = {"claim": "protocol.block", "idempotent": "http.decorators"}
+_MODULES = {
+    "Operation": "operation",
+    "claim": "protocol.claim_block",
+    "current_claim": "protocol.context",
+    "idempotent": "http.decorators",
+    "require_claim": "protocol.context",
+}
 
 __all__ = [
     "ACCEPTED",
@@ -56,6 +63,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    if name in __all__:
+        return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'options.values')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

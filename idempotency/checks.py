@@ -1,23 +1,23 @@
 """System checks: ``manage.py check`` finds a wrong setting before the first customer does.
 
-Each setting has one id: a wrong ``TTL`` is always E003, whatever is wrong with it.
+Each setting has one id: each wrong ``TTL`` is E003.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, connections, transaction
 
-from . import sql
-from .conf import SETTING, problems_of
+from .conf import SETTING, problems_of, settings
 from .http.checks import declared_operations
-from .protocol.transactions import alias
+from .store import Store, records_database, store_for
 
 OLDEST_MARIADB = (10, 11)
 
@@ -33,6 +33,22 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
     return [Error(problem.message, hint=problem.hint, id=problem.check_id) for problem in problems]
 
 
+@register("idempotency")
+def check_celery(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Say what a project that uses Celery has to install. Only that app connects itself to Celery."""
+    if "celery" not in sys.modules or apps.is_installed("idempotency.contrib.celery"):
+        return []
+    return [
+        checks.Warning(
+            "This process has imported Celery, and 'idempotency.contrib.celery' is not in INSTALLED_APPS. If a "
+            "protected operation runs again, a task that it publishes is another message, and takes effect again.",
+            hint="Add 'idempotency.contrib.celery' to INSTALLED_APPS, or silence this check if no protected operation "
+            "publishes tasks.",
+            id="idempotency.W017",
+        )
+    ]
+
+
 @register("idempotency", Tags.database)
 def check_databases(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
@@ -41,7 +57,7 @@ def check_databases(
 
     MySQL and MariaDB are connected to, and PostgreSQL if ``databases`` names it.
     """
-    using = alias()
+    using = records_database()
     connection: Any = connections[using]
     messages = [*_wrong_connections(using, connection), *_doubtful_connections(using, connection)]
     if not _is_tested(connection, may_ask=databases is None or using in databases):
@@ -55,6 +71,8 @@ def check_databases(
         )
     if databases is not None and using in databases:
         messages += [*_doubtful_durability(using), *_tables_outside_of_citus(using)]
+    if not problems_of(getattr(django_settings, SETTING, {})):
+        messages += [*_wrong_renewals(databases or ()), *_starving_renewals(using, databases or ())]
     if using != DEFAULT_DB_ALIAS and any(operation.transaction for operation in declared_operations()):
         messages.append(
             checks.Warning(
@@ -91,7 +109,7 @@ def _doubtful_connections(using: str, connection: Any) -> Iterator[CheckMessage]
     if connection.vendor == "sqlite" and str(options.get("transaction_mode")).upper() not in {"IMMEDIATE", "EXCLUSIVE"}:
         yield checks.Warning(
             f"SQLite database {using!r} opens its transactions deferred. If a transaction reads before it writes and "
-            f"another one has written meanwhile, it fails at once, whatever the timeout.",
+            f"another one has written meanwhile, it fails at once, without waiting for the timeout.",
             hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"} on the database.',
             id="idempotency.W002",
         )
@@ -100,11 +118,12 @@ def _doubtful_connections(using: str, connection: Any) -> Iterator[CheckMessage]
 def _tables_outside_of_citus(using: str) -> Iterator[CheckMessage]:
     if outside := _asked(using, lambda store: store.tables_outside_of_citus()):
         yield checks.Warning(
-            f"Records are distributed by Citus, which doesn't know these tables of database {using!r}: "
-            f"{', '.join(outside)}. If the coordinator crashes during a COMMIT, a record may be completed although a "
-            f"write to one of these tables is lost.",
-            hint="Distribute each table that a protected operation writes to, make it a reference table, or call "
-            "citus_add_local_table_to_metadata() for it.",
+            f"Database {using!r} is a cluster of Citus, which doesn't know these of its tables: {', '.join(outside)}. "
+            f"If the coordinator crashes during a COMMIT, writes to them may be lost although the transaction's writes "
+            f"to other tables are kept.",
+            hint="Distribute the tables of idempotency. Distribute each table that a protected operation writes to, "
+            "make it a reference table, or call citus_add_local_table_to_metadata('…', cascade_via_foreign_keys => "
+            "true) for it.",
             id="idempotency.W014",
         )
 
@@ -112,32 +131,66 @@ def _tables_outside_of_citus(using: str) -> Iterator[CheckMessage]:
 def _doubtful_durability(using: str) -> Iterator[CheckMessage]:
     """How the server may lose claims that it has confirmed. Then an operation whose effects are outside runs again."""
     outside = sorted(operation.name for operation in declared_operations() if not operation.transaction)
-    found = _asked(using, lambda store: store.replication()) if outside else None
-    if found is None:
+    replication = _asked(using, lambda store: store.replication()) if outside else None
+    if replication is None:
         return
-    names = ", ".join(outside[:3]) + (", …" if len(outside) > 3 else "")
-    if found.asynchronous_standbys and not found.is_synchronous:
+    names = _some(outside)
+    if replication.asynchronous_standbys and not replication.is_synchronous:
         yield checks.Warning(
-            f"Database {using!r} has asynchronous standbys ({found.asynchronous_standbys}) and no synchronous one. If "
-            f"one is promoted, claims may be missing, and operations with transaction=False run again: {names}.",
+            f"Database {using!r} has asynchronous standbys ({replication.asynchronous_standbys}) and no synchronous "
+            f"one. If one is promoted, claims may be missing, and operations with transaction=False run again: "
+            f"{names}.",
             hint="Set synchronous_standby_names on the server, for example to 'ANY 1 (a, b)'.",
             id="idempotency.W015",
         )
-    has_standbys = found.is_synchronous or found.asynchronous_standbys
-    if found.synchronous_commit == "off" or (found.synchronous_commit == "local" and has_standbys):
+    has_standbys = replication.is_synchronous or replication.asynchronous_standbys
+    if replication.synchronous_commit == "off" or (replication.synchronous_commit == "local" and has_standbys):
         yield checks.Warning(
-            f"Database {using!r} has synchronous_commit = {found.synchronous_commit} for this role. After a crash or a "
-            f"failover claims may be missing, and operations with transaction=False run again: {names}.",
+            f"Database {using!r} has synchronous_commit = {replication.synchronous_commit} for this role. After a "
+            f"crash or a failover claims may be missing, and operations with transaction=False run again: {names}.",
             hint="Set synchronous_commit to 'on' for the role, the database or the server.",
             id="idempotency.W013",
         )
 
 
-def _asked(using: str, question: Callable[[sql.Store], _Answer]) -> _Answer | None:
+def _wrong_renewals(databases: Sequence[str]) -> Iterator[CheckMessage]:
+    for using, renewals in settings.renewal_databases.items():
+        yield from _wrong_connections(renewals, connections[renewals])
+        identity, other_identity = (
+            _asked(alias, lambda store: store.identity()) if using in databases else None for alias in (using, renewals)
+        )
+        if identity is not None and other_identity != identity:
+            yield Error(
+                f"IDEMPOTENCY['RENEWAL_DATABASES'] renews leases of database {using!r} over {renewals!r}, which can't "
+                f"be reached or is another database.",
+                hint="Both entries of DATABASES must lead to the same database of the same server.",
+                id="idempotency.E030",
+            )
+
+
+def _starving_renewals(using: str, databases: Sequence[str]) -> Iterator[CheckMessage]:
+    beating = sorted(operation.name for operation in declared_operations() if operation.heartbeat)
+    if not beating or using not in databases or using in settings.renewal_databases:
+        return
+    if _asked(using, lambda store: store.is_pooled()):
+        yield checks.Warning(
+            f"Database {using!r} is behind a pooler. If handlers hold all its sessions, heartbeats wait until the "
+            f"leases are over, and operations run again: {_some(beating)}.",
+            hint="Name another way to the database in IDEMPOTENCY['RENEWAL_DATABASES']. If the pool has a session for "
+            "each handler and one for each process, silence this check.",
+            id="idempotency.W018",
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
+def _asked(using: str, question: Callable[[Store], _Answer]) -> _Answer | None:
     """What the server answers; None if it can't be asked, which is no finding of these checks."""
     try:
         with transaction.atomic(using):
-            return question(sql.store(using))
+            return question(store_for(using))
     except (DatabaseError, InterfaceError):
         return None
 

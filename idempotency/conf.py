@@ -20,11 +20,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db.models import Model
 
-from .options.table import SETTINGS, resolve
+from .options.settings import SETTINGS
 from .options.values import InProgressAnswer
-
-#: These headers are never recorded, even if an operation lists them, because credentials must not be replayed.
-NEVER_RECORDED_HEADERS = frozenset({"set-cookie", "authorization", "proxy-authorization", "www-authenticate", "cookie"})
 
 #: These statuses ask the client to retry later, as every 5xx does. The retry must run again, so they are no outcomes.
 TRANSIENT_STATUSES = frozenset({408, 425, 429})
@@ -33,6 +30,9 @@ TRANSIENT_STATUSES = frozenset({408, 425, 429})
 INVALID_STATUSES = frozenset({400, 422})
 
 SETTING = "IDEMPOTENCY"
+
+#: How far the clocks of clients, of this server and of the database may differ, where a key's own time is compared.
+CLOCK_SKEW = timedelta(minutes=5)
 
 
 def is_recordable(status: int) -> bool:
@@ -78,6 +78,17 @@ def _user_model(label: str) -> type[Model] | None:
     return model
 
 
+def require_app(name: str) -> None:
+    """Say which app a project has to add. Called by what belongs to an app of this package.
+
+    :raises ImproperlyConfigured: the app is not in ``INSTALLED_APPS``.
+    """
+    if not apps.is_installed(name):
+        raise ImproperlyConfigured(
+            f"{name!r} is used, but it is not in INSTALLED_APPS. Add it, and run manage.py migrate."
+        )
+
+
 @dataclass(frozen=True)
 class Problem:
     """A mistake in ``IDEMPOTENCY`` or in an operation. System checks report it, and at run time it is an error."""
@@ -103,22 +114,41 @@ def problems_of(entries: object) -> list[Problem]:
     problems = [problem for name, value in entries.items() if (problem := _problem_of_entry(name, value))]
     if problems:
         return problems
-    lease, ttl = (entries.get(name, SETTINGS[name].default) for name in ("LEASE", "TTL"))
-    if lease < ttl:
-        return []
-    return [
-        Problem(
-            f"IDEMPOTENCY['LEASE'] ({lease}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}).",
-            "The lease is how long a crash blocks a key. The TTL is how long an outcome is kept.",
-            "idempotency.E014",
+    names = ("TTL", "LEASE", "MAX_KEY_AGE", "BODY_TTL")
+    ttl, lease, max_key_age, body_ttl = (entries.get(name, SETTINGS[name].default) for name in names)
+    if lease >= ttl:
+        problems.append(
+            Problem(
+                f"IDEMPOTENCY['LEASE'] ({lease}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}).",
+                "The lease is how long a crash blocks a key. The TTL is how long an outcome is kept.",
+                "idempotency.E014",
+            )
         )
-    ]
+    if max_key_age is not None and max_key_age > ttl - CLOCK_SKEW:
+        problems.append(
+            Problem(
+                f"IDEMPOTENCY['MAX_KEY_AGE'] ({max_key_age}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}) by five "
+                f"minutes, because clocks may differ by as much. A key whose record is gone could run again.",
+                "Set a shorter MAX_KEY_AGE or a longer TTL.",
+                "idempotency.E025",
+            )
+        )
+    if body_ttl is not None and body_ttl >= ttl:
+        problems.append(
+            Problem(
+                f"IDEMPOTENCY['BODY_TTL'] ({body_ttl}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}), at which the "
+                f"whole record is deleted.",
+                "Set a shorter BODY_TTL or a longer TTL, or leave BODY_TTL out.",
+                "idempotency.E028",
+            )
+        )
+    return problems
 
 
 def _problem_of_entry(name: Any, value: Any) -> Problem | None:
     option = SETTINGS.get(name)
     if option is None:
-        near = get_close_matches(str(name), SETTINGS, n=1, cutoff=0.5)
+        near = get_close_matches(str(name).upper(), SETTINGS, n=1, cutoff=0.5)
         return Problem(
             f"IDEMPOTENCY has no entry {name!r}.",
             f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(sorted(SETTINGS))}.",
@@ -146,6 +176,11 @@ class Defaults:
     headers: Collection[str]
     key: Callable[[Any], str | None] | None
     max_body: int
+    profile: str
+
+
+#: The attributes of ``Settings``.
+_NAMES = frozenset({"fingerprint_secrets", *(option.name for option in SETTINGS.values())})
 
 
 class Settings(Defaults):
@@ -153,15 +188,15 @@ class Settings(Defaults):
 
     max_retry_after: timedelta
     error_response: Callable[[Any, Any], Any] | None
+    problem_docs: str | None
+    every_route: bool
+    except_routes: Collection[str]
     fingerprint_keys: Sequence[str | bytes] | None
     encryption_keys: Sequence[str | bytes] | None
+    renewal_databases: Mapping[str, str]
 
-    @property
-    def fingerprint_secrets(self) -> Sequence[str | bytes]:
-        """The secrets in force. New fingerprints use the first, and recorded ones are compared under each of them."""
-        if self.fingerprint_keys is not None:
-            return self.fingerprint_keys
-        return (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS)
+    fingerprint_secrets: Sequence[str | bytes]
+    """The secrets in force. New fingerprints use the first, and recorded ones are compared under each of them."""
 
     if not TYPE_CHECKING:  # a type checker knows the attributes above, and that there are no others
 
@@ -170,7 +205,7 @@ class Settings(Defaults):
 
             :raises ImproperlyConfigured: an entry of ``IDEMPOTENCY`` is wrong.
             """
-            if name.startswith("_") or all(option.name != name for option in SETTINGS.values()):
+            if name not in _NAMES:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             values = self._read()
             vars(self).update(values)
@@ -180,13 +215,19 @@ class Settings(Defaults):
         entries = getattr(django_settings, SETTING, {})
         for problem in problems_of(entries):
             raise ImproperlyConfigured(str(problem))
-        return {option.name: resolve(entries.get(setting, option.default)) for setting, option in SETTINGS.items()}
+        values = {
+            option.name: option.value_of(entries.get(setting, option.default)) for setting, option in SETTINGS.items()
+        }
+        secrets = values["fingerprint_keys"]
+        if secrets is None:
+            secrets = (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS)
+        return {**values, "fingerprint_secrets": secrets}
 
     def reset(self, *, setting: str, **arguments: Any) -> None:
         """Forget the values, so that they are read again. Receives Django's ``setting_changed``."""
-        if setting == SETTING:
+        if setting in {SETTING, "SECRET_KEY", "SECRET_KEY_FALLBACKS"}:
             vars(self).clear()
 
 
-settings = Settings()
+settings: Settings = Settings()
 setting_changed.connect(settings.reset)

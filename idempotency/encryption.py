@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from cryptography.fernet import MultiFernet
 
 
-def is_switched_on() -> bool:
-    """Whether new texts are encrypted."""
-    return settings.encryption_keys is not None
-
-
 def encrypt(text: str) -> str:
     """Encrypt a text under the first key, as ASCII."""
     return _cipher(tuple(settings.encryption_keys or ())).encrypt(text.encode("utf-8")).decode("ascii")

@@ -132,7 +132,7 @@ class OutcomeUnknownError(DuplicateError):
     title = "Outcome is unknown"
     default_detail = (
         "An earlier request with this Idempotency-Key was cut off, and its outcome is not known. "
-        "It does not run again until somebody has found out whether it took effect."
+        "It does not run again until an operator has found out whether it took effect."
     )
 
 

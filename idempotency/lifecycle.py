@@ -13,10 +13,10 @@ any but a live claim -> in_progress   claim past retention: a new request, attem
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, StrEnum
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """The state of a record. The values are stored in the database."""
 
     IN_PROGRESS = "in_progress"  # an attempt claimed it, and is presumed alive until its lease ends

@@ -35,10 +35,10 @@ class ClaimFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         claim = current_claim()
-        known = vars(record)
-        known.setdefault("idempotency_operation", claim.operation.name if claim else "")
-        known.setdefault("idempotency_trace", claim.trace if claim else "")
-        known.setdefault("idempotency_attempt", claim.attempt if claim else "")
+        attributes = vars(record)
+        attributes.setdefault("idempotency_operation", claim.operation.name if claim else "")
+        attributes.setdefault("idempotency_trace", claim.trace if claim else "")
+        attributes.setdefault("idempotency_attempt", claim.attempt if claim else "")
         return True
 
 
@@ -66,12 +66,12 @@ def _receiver(event: str) -> Callable[..., None]:
     def note(sender: Any, signal: Signal, **arguments: Any) -> None:
         if not logger.isEnabledFor(logging.INFO):
             return
-        told: dict[str, Any] = {"event": event}
+        members: dict[str, Any] = {"event": event}
         account_id, key = arguments.pop("account_id", None), arguments.pop("idempotency_key", None)
         if isinstance(sender, Operation):
-            told |= {"operation": sender.name, "trace": Scope(account_id, sender.name, key).trace}
-        told |= {name: str(value) if isinstance(value, UUID) else value for name, value in arguments.items()}
-        text = ", ".join(f"{name} {value!r}" for name, value in told.items() if name != "event")
-        logger.info("%s: %s", event, text, extra={f"idempotency_{name}": value for name, value in told.items()})
+            members |= {"operation": sender.name, "trace": Scope(account_id, sender.name, key).trace}
+        members |= {name: str(value) if isinstance(value, UUID) else value for name, value in arguments.items()}
+        text = ", ".join(f"{name} {value!r}" for name, value in members.items() if name != "event")
+        logger.info("%s: %s", event, text, extra={f"idempotency_{name}": value for name, value in members.items()})
 
     return note

@@ -1,4 +1,4 @@
-"""The tables: records, steps, the outbox, counters. The statements that decide who owns a record are in ``sql/``."""
+"""The tables: records and steps. The statements that decide who owns a record are in ``store/``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from .conf import require_app
 from .identity.scope import Scope
 from .lifecycle import Status
+
+require_app("idempotency")
 
 
 class BytewiseCharField(models.CharField):  # type: ignore[type-arg]
@@ -115,7 +118,8 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
         return self.in_progress().filter(lease_expires_at__lte=Now())
 
     def past_retention(self) -> RecordQuerySet:
-        return self.filter(expires_at__lte=Now())
+        """Records that are not in progress and are kept no longer."""
+        return self.exclude(status=Status.IN_PROGRESS).filter(expires_at__lte=Now())
 
     def with_body_past_retention(self) -> RecordQuerySet:
         """Records that a purge takes the response from. Only a completed record has one."""
@@ -141,7 +145,7 @@ class IdempotencyRecord(models.Model):
     #: Why the latest failed attempt failed. It may be of an earlier attempt than the one that completed the record.
     error = UnicodeTextField(_("last error"), null=True, blank=True)
     lease_expires_at = models.DateTimeField(_("lease ends at"), null=True, blank=True)
-    expires_at = models.DateTimeField(_("retention ends at"), db_index=True)
+    expires_at = models.DateTimeField(_("retention ends at"))
     created_at = models.DateTimeField(_("created at"), db_default=Now())
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
     #: When a purge may delete the response and keep the rest. None: it is kept as long as the record, or it is deleted.
@@ -163,7 +167,7 @@ class IdempotencyRecord(models.Model):
         indexes: ClassVar = [
             # Recovery, the statistics and the admin look for a handful of rows among millions of completed ones. With
             # any B-tree that finds them, the completing update can't be heap-only. With a BRIN index it can, but once
-            # purged pages are used again the BRIN index matches every page; docs/explanation/benchmarks.md has the
+            # purged pages are used again the BRIN index matches every page; docs/explanation/costs.md has the
             # figures. The condition is an OR of equalities and not an IN, so that SQLite recognises each of the three
             # states. Only a claim in progress has a lease.
             PartialIndex(
@@ -173,6 +177,13 @@ class IdempotencyRecord(models.Model):
                 | models.Q(status=Status.RECOVERABLE.value)
                 | models.Q(status=Status.PARKED.value),
                 name="idempotency_record_unfinished",
+            ),
+            # Finds the records that a purge deletes. It leaves out claims in progress, so a claim writes no entry.
+            PartialIndex(
+                fields=["expires_at"],
+                otherwise=["expires_at"],
+                condition=~models.Q(status=Status.IN_PROGRESS.value),
+                name="idempotency_record_due",
             ),
             # Finds the responses that a purge deletes. A record without a time for that is not in it. On a database
             # without partial indexes it is, and no statement of a request searches the index.
@@ -239,101 +250,3 @@ class IdempotencyStep(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} of record {self.record_id}"
-
-
-class MessageStatus(models.TextChoices):
-    """The state of a message of the outbox. The values are stored in the database."""
-
-    PENDING = "pending", _("pending")  # will be sent once it is due, or is being sent while a relay's lease runs
-    SENT = "sent", _("sent")  # the broker has confirmed it
-    DEAD = "dead", _("dead")  # was tried too often, and waits for somebody to requeue it
-
-
-class OutboxMessage(models.Model):
-    """A message that is published if the transaction that wrote it committed. See ``outbox/``."""
-
-    id = models.BigAutoField(primary_key=True)
-    #: The message's identity at the broker. It is the same in every attempt of the operation that publishes it.
-    message_id = models.UUIDField(_("message id"), unique=True)
-    #: The account of the operation that published it; empty if it was published outside of a claim.
-    account_id = BytewiseCharField(_("account"), max_length=255, blank=True, default="")
-    #: The key under which a consumer claims it.
-    idempotency_key = BytewiseCharField(_("key"), max_length=255)
-    topic = BytewiseCharField(_("topic"), max_length=255)
-    #: The dotted path of the callable that hands it to a broker.
-    sender = BytewiseCharField(_("sender"), max_length=255)
-    payload = JSONTextField(_("payload"))
-    headers = models.JSONField(_("headers"), default=dict, blank=True)
-    #: Messages with one ordering key are sent in the order in which they were written. Empty means no order.
-    ordering_key = BytewiseCharField(_("ordering key"), max_length=255, blank=True, default="")
-    status = models.CharField(_("status"), max_length=8, choices=MessageStatus.choices, default=MessageStatus.PENDING)
-    #: How often a relay has tried to send it. Counted before the attempt, because the relay may die during it. An
-    #: attempt that did not take place is subtracted again, and a requeued message starts at 0.
-    attempts = models.PositiveIntegerField(_("attempts"), default=0)
-    next_try_at = models.DateTimeField(_("next try at"), db_default=Now())
-    #: The time until which the relay that is sending it is presumed alive.
-    lease_expires_at = models.DateTimeField(_("lease ends at"), null=True, blank=True)
-    error = UnicodeTextField(_("last error"), blank=True, default="")
-    created_at = models.DateTimeField(_("created at"), db_default=Now())
-    sent_at = models.DateTimeField(_("sent at"), null=True, blank=True)
-
-    objects: ClassVar[models.Manager[OutboxMessage]] = models.Manager()
-
-    class Meta:
-        db_table = "idempotency_outbox"
-        verbose_name = _("outbox message")
-        verbose_name_plural = _("outbox messages")
-        indexes: ClassVar = [
-            # Finds what a relay, the backlog and the admin look for, among many messages that are sent and not purged
-            # yet. The order is the due time and not the id, because a lower id may commit after a higher one was sent.
-            models.Index(
-                fields=["status", "next_try_at"],
-                condition=models.Q(status=MessageStatus.PENDING.value) | models.Q(status=MessageStatus.DEAD.value),
-                name="idempotency_outbox_unsent",
-            ),
-            # Finds the unsent messages that come before a message in its order.
-            models.Index(
-                fields=["ordering_key", "id"],
-                condition=~models.Q(ordering_key="") & ~models.Q(status=MessageStatus.SENT.value),
-                name="idempotency_outbox_order",
-            ),
-            # Finds the messages that a purge deletes.
-            models.Index(
-                fields=["sent_at"],
-                condition=models.Q(status=MessageStatus.SENT.value),
-                name="idempotency_outbox_sent",
-            ),
-        ]
-        permissions: ClassVar = [
-            ("view_payload", "Can view the payloads of messages"),
-            ("requeue_outboxmessage", "Can requeue a dead message"),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.topic} {self.message_id}: {self.status}"
-
-
-class IdempotencyCounter(models.Model):
-    """How often an event happened to an operation's records, in all processes. See ``upkeep/counters.py``."""
-
-    id = models.BigAutoField(primary_key=True)
-    #: The hour in which it happened, in hours since 1970 in UTC. 0 means ever since the table was created.
-    hour = models.IntegerField(_("hour"), default=0)
-    operation = BytewiseCharField(_("operation"), max_length=255)
-    #: The name of the signal that is counted.
-    event = BytewiseCharField(_("event"), max_length=32)
-    total = models.BigIntegerField(_("total"), default=0)
-
-    objects: ClassVar[models.Manager[IdempotencyCounter]] = models.Manager()
-
-    class Meta:
-        db_table = "idempotency_counter"
-        verbose_name = _("counter")
-        verbose_name_plural = _("counters")
-        constraints: ClassVar = [
-            # The hour comes first, so that the sums and the last hours are each found without the rest.
-            models.UniqueConstraint(fields=["hour", "operation", "event"], name="idempotency_counter_event"),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.operation} {self.event}: {self.total}"

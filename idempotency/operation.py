@@ -6,27 +6,24 @@ imports.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakSet
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from .conf import SETTING, Defaults, Problem, settings
+from .conf import CLOCK_SKEW, SETTING, Defaults, Problem, settings
 from .lifecycle import Recovery
-from .options.table import OPTIONS, OperationPolicy, RequestPolicy, resolve
+from .options.table import OPTIONS, OperationPolicy, RequestPolicy
 from .options.values import REEXECUTE, Attach, Reconcile
 
-if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
-    from typing_extensions import Unpack
+logger = logging.getLogger("idempotency")
 
 MAX_NAME_LENGTH = 255
-
-#: How far the clocks of clients, of this server and of the database may differ, where a key's own time is compared.
-CLOCK_SKEW = timedelta(minutes=5)
 
 
 class Operation(Defaults):
@@ -44,7 +41,8 @@ class Operation(Defaults):
         has a reference, or with 409 ``idempotency_body_gone``. None keeps the response as long as the record.
     :param max_key_age: a request that would begin under an older key is refused. Only a version 7 UUID or a ULID tells
         its age. At most ``ttl`` less five minutes.
-    :param timed_keys: True refuses a request that would begin under a key that doesn't carry its time.
+    :param timed_keys: True refuses a request that would begin under a key that doesn't carry its time. Derived keys
+        are accepted.
     :param heartbeat: renews the lease in the background while the handler runs, for this long in total, which is at
         most ``ttl``. Without a heartbeat, a handler that takes longer than its lease must call
         ``current_claim().renew()``, or another attempt takes over.
@@ -62,6 +60,7 @@ class Operation(Defaults):
     :param account: ``callable(request) -> str | None``, or its dotted path; None refuses the request.
     :param key: ``callable(request) -> str | None``, or its dotted path. It returns the key of a request whose key is
         not in the header, as that of a form or a webhook; None if the request has none of its own.
+    :param profile: ``"ietf"``, ``"stripe"`` or ``"acp"``: the names and statuses on the wire.
     :param recordable: ``callable(status: int) -> bool``, or its dotted path. It decides which statuses are outcomes.
     :param headers: the names of the response headers that are kept with the outcome, besides Content-Type.
     :param max_body: the largest response body that is recorded, in bytes.
@@ -122,7 +121,7 @@ class Operation(Defaults):
     def _values(self) -> dict[str, Any]:
         """The values of the options that have a setting: the declared value, or else that of the setting."""
         return {
-            name: getattr(settings, name) if self.declared[name] is None else resolve(self.declared[name])
+            name: getattr(settings, name) if self.declared[name] is None else option.value_of(self.declared[name])
             for name, option in OPTIONS.items()
             if option.setting is not None
         }
@@ -163,6 +162,9 @@ class Operation(Defaults):
     def __repr__(self) -> str:
         return f"<Operation {self.name!r}>"
 
+    def __str__(self) -> str:
+        return f"Operation {self.name!r}"
+
 
 def _checked(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
     """Check the arguments of an operation, and add those that were left out as None.
@@ -180,7 +182,7 @@ def _checked(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
         declared["transaction"] = OPTIONS["transaction"].default
     for option, value in declared.items():
         if value is not None and (problem := OPTIONS[option].problem_of(value)):
-            raise ImproperlyConfigured(f"Operation {name!r}: {option} {problem}, not {value!r}.")
+            raise ImproperlyConfigured(OPTIONS[option].complaint(f"Operation {name!r}: {option}", problem, value))
     if not declared["transaction"] and declared["recovery"] is None:
         raise ImproperlyConfigured(
             f"Operation {name!r} has transaction=False, so a crash can leave an effect without an outcome. Declare "
@@ -269,6 +271,25 @@ class Registry:
     def __init__(self) -> None:
         self._operations: dict[str, Operation] = {}
         self._homes: dict[str, str] = {}
+        self._importers: set[Callable[[], object]] = set()
+
+    def add_importer(self, importer: Callable[[], object]) -> None:
+        """Have ``load`` call a function that imports modules with declarations. An integration adds its own."""
+        self._importers.add(importer)
+
+    def load(self) -> None:
+        """Import the modules whose declarations only other processes need otherwise, such as the tasks of a worker.
+
+        For commands only: an integration may set up Django again, which a process that answers requests must not do.
+        A module that can't be imported is logged. Its operations stay unknown, and the next call tries it again.
+        """
+        for importer in list(self._importers):
+            try:
+                importer()
+            except Exception:  # the project's modules may raise anything, and other operations are known all the same
+                logger.exception("Not all operations are known in this process: their modules can't be imported")
+            else:
+                self._importers.discard(importer)
 
     def add(self, operation: Operation) -> None:
         known = self._operations.get(operation.name)
@@ -305,7 +326,7 @@ class Registry:
         return iter(list(self._operations.values()))
 
 
-registry = Registry()
+registry: Registry = Registry()
 
 
 def operation_for(declaration: str | Operation, policy: OperationPolicy) -> Operation:

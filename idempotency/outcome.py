@@ -1,4 +1,4 @@
-"""``Outcome``: a response in its recorded form, and the conversion in both directions.
+"""What is recorded of the end of an attempt: the ``Outcome``, made from a response, or the reason of a failure.
 
 A JSON body is kept as the exact text that was sent. Any other body is kept in an envelope: a JSON object that starts
 with ``ENVELOPE``. So is JSON that a database's parser might refuse or that looks like an envelope, and whatever is
@@ -11,9 +11,10 @@ import base64
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeGuard
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings as django_settings
 from django.http import (
@@ -29,9 +30,9 @@ from django.http import (
 from django.utils.datastructures import CaseInsensitiveMapping
 
 from . import encryption
-from .conf import NEVER_RECORDED_HEADERS
-from .exceptions import OutcomeUnreadableError, UnrecordableResponseError
-from .options.values import Attach
+from .conf import settings
+from .exceptions import BodyGoneError, OutcomeUnreadableError, UnrecordableResponseError
+from .options.values import NEVER_RECORDED_HEADERS, Attach
 
 if TYPE_CHECKING:
     from django.http.response import HttpResponseBase
@@ -40,12 +41,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("idempotency")
 
-REPLAYED_HEADER = "Idempotency-Replayed"
 #: For how many seconds the operation keeps an outcome, from when it is recorded.
 RETENTION_HEADER = "Idempotency-Retention"
+#: What has become of the request's key.
+STATUS_HEADER = "Idempotency-Status"
 #: Headers that servers, middleware, DRF and this package set on every response, including replays.
-MADE_ANEW = frozenset(
-    {"allow", "content-length", "date", "idempotency-key", "idempotency-retention", "server", *NEVER_RECORDED_HEADERS}
+REGENERATED_HEADERS = frozenset(
+    {
+        "allow",
+        "content-length",
+        "date",
+        "idempotency-key",
+        "idempotency-retention",
+        "idempotency-status",
+        "server",
+        *NEVER_RECORDED_HEADERS,
+    }
 )
 #: The status that is recorded for a ``claim()`` block. A block that raises an error is released and not recorded.
 DONE = 200
@@ -58,20 +69,17 @@ FERNET = "fernet"
 class Outcome:
     """A recorded response.
 
-    ``body`` is JSON text from ``encode_body``, or None if ``reference`` is recorded instead. With ``body_ttl`` both may
-    be recorded, and after it ``body`` is ``BODY_GONE``. The ``repr`` shows only the status, because crash reports show
-    the ``repr``.
+    ``body`` is JSON text from ``encode_body``, or None if ``reference`` is recorded instead. The ``repr`` shows only
+    the status, because crash reports show the ``repr``.
     """
 
     status: int
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     body: str | None = field(default=None, repr=False)
     reference: str | None = field(default=None, repr=False)
-
-    @property
-    def is_body_gone(self) -> bool:
-        """Whether a purge has deleted the body, and with it the headers."""
-        return self.body == BODY_GONE
+    #: How long the body is kept from now on, if it is for a shorter time than the record. Both a body and a reference
+    #: may be recorded then.
+    body_ttl: timedelta | None = field(default=None, compare=False)
 
     @classmethod
     def stored(cls, status: Any, headers: Any, body: Any, reference: Any) -> Outcome:
@@ -101,13 +109,17 @@ def outcome_of(response: HttpResponseBase, operation: Operation, reference: str 
                 f"Operation {operation.name!r} has set a reference in its claim but declares no rebuild= to read it."
             )
         if not _is_body_kept_beside_reference(response, operation):
-            return Outcome(status=response.status_code, headers=headers, reference=reference)
-    if not _has_content(response):
+            return Outcome(response.status_code, headers, reference=reference, body_ttl=operation.body_ttl)
+    if not isinstance(response, HttpResponse) or getattr(response, "streaming", False):
         raise UnrecordableResponseError(
             f"Operation {operation.name!r} returned a streaming response, which can't be recorded. Return the whole "
             f"content, or set current_claim().reference and declare rebuild= to answer replays from it."
         )
-    content = _redacted(response.content, response.status_code, headers, operation)
+    content = (
+        response.content
+        if operation.redact is None
+        else _redacted(response.content, response.status_code, headers, operation)
+    )
     if len(content) > operation.max_body:
         raise UnrecordableResponseError(
             f"Operation {operation.name!r} returned {len(content)} bytes, but max_body is {operation.max_body}. "
@@ -118,6 +130,7 @@ def outcome_of(response: HttpResponseBase, operation: Operation, reference: str 
         headers=headers,
         body=encode_body(content, response.get("Content-Type", "")),
         reference=reference,
+        body_ttl=operation.body_ttl,
     )
 
 
@@ -125,11 +138,9 @@ def _is_body_kept_beside_reference(response: HttpResponseBase, operation: Operat
     # A duplicate that attaches to a job has to learn what has become of the job since.
     if operation.body_ttl is None or isinstance(operation.in_progress, Attach):
         return False
-    return _has_content(response) and len(response.content) <= operation.max_body
-
-
-def _has_content(response: HttpResponseBase) -> TypeGuard[HttpResponse]:
-    return isinstance(response, HttpResponse) and not getattr(response, "streaming", False)
+    if not isinstance(response, HttpResponse) or getattr(response, "streaming", False):
+        return False
+    return len(response.content) <= operation.max_body
 
 
 def outcome_of_result(result: Any, operation: Operation) -> Outcome:
@@ -151,7 +162,8 @@ def outcome_of_result(result: Any, operation: Operation) -> Outcome:
     except (ValueError, RecursionError):
         # The error of the parser holds the content, so it is not chained.
         raise TypeError(f"redact= of operation {operation.name!r} must turn a result into JSON.") from None
-    return Outcome(status=DONE, headers=headers, body=encode_body(content, "application/json"))
+    body = encode_body(content, "application/json")
+    return Outcome(status=DONE, headers=headers, body=body, body_ttl=operation.body_ttl)
 
 
 def _redacted(content: bytes, status: int, headers: tuple[tuple[str, str], ...], operation: Operation) -> bytes:
@@ -197,6 +209,7 @@ def response_of(outcome: Outcome) -> HttpResponse:
     It has the class that Django uses for its status and content, so a redirect has its ``url``.
 
     :raises OutcomeUnreadableError: the record is damaged.
+    :raises BodyGoneError: the body is no longer kept.
     """
     try:
         names = {name.lower(): value for name, value in outcome.headers}
@@ -221,25 +234,24 @@ def _class_of(status: int, names: Mapping[str, str]) -> type[HttpResponse]:
 
 
 def _recorded_headers(response: HttpResponseBase, operation: Operation) -> tuple[tuple[str, str], ...]:
-    kept = _allowing(tuple(operation.headers))
+    names, prefixes = _recordable_names(tuple(operation.headers))
+    recorded = {
+        header: value
+        for header, value in response.items()
+        if (name := header.lower()) in names or (name.startswith(prefixes) and name not in NEVER_RECORDED_HEADERS)
+    }
     if django_settings.DEBUG:
-        for name in response.headers:
-            if not kept(name) and name.lower() not in MADE_ANEW:
-                _say_once_that_it_is_dropped(operation.name, name)
-    return tuple((name, value) for name, value in response.items() if kept(name))
+        for header in response.headers:
+            if header not in recorded and header.lower() not in REGENERATED_HEADERS:
+                _say_once_that_it_is_dropped(operation.name, header)
+    return tuple(recorded.items())
 
 
 @functools.lru_cache
-def _allowing(allowed: tuple[str, ...]) -> Callable[[str], bool]:
-    """Return a function that tells by its name whether a header is kept. ``X-*`` stands for all names that begin so."""
-    names = frozenset({*map(str.lower, allowed), "content-type"})
-    prefixes = tuple(name.removesuffix("*") for name in names if name.endswith("*"))
-
-    def is_kept(header: str) -> bool:
-        name = header.lower()
-        return (name in names or name.startswith(prefixes)) and name not in NEVER_RECORDED_HEADERS
-
-    return is_kept
+def _recordable_names(headers: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The names, in lower case, of the headers that are recorded, and the prefixes of others. ``X-*`` is a prefix."""
+    names = frozenset({*map(str.lower, headers), "content-type"})
+    return names - NEVER_RECORDED_HEADERS, tuple(name.removesuffix("*") for name in names if name.endswith("*"))
 
 
 @functools.lru_cache  # logs each of them once
@@ -258,13 +270,18 @@ def encode_body(content: bytes, content_type: str) -> str:
     If ``ENCRYPTION_KEYS`` is set, it is encrypted.
     """
     text = _as_json_text(content, content_type)
-    return _envelope(FERNET, encryption.encrypt(text)) if encryption.is_switched_on() else text
+    return text if settings.encryption_keys is None else _envelope(FERNET, encryption.encrypt(text))
 
 
 def decode_body(body: str | None) -> bytes:
-    """Raises one of ``UNREADABLE`` if the text is damaged, or encrypted under an unknown key."""
+    """Raises one of ``UNREADABLE`` if the text is damaged, or encrypted under an unknown key.
+
+    :raises BodyGoneError: a purge has deleted the body.
+    """
     if body is None:
         return b""
+    if body == BODY_GONE:
+        raise BodyGoneError
     if not body.startswith(ENVELOPE):
         return body.encode("utf-8")
     encoding, data = _open(body)
@@ -327,3 +344,23 @@ def is_json(content_type: str) -> bool:
     """Whether a Content-Type is ``application/json`` or ends with ``+json``."""
     media_type = content_type.partition(";")[0].strip().lower()
     return media_type == "application/json" or media_type.endswith("+json")
+
+
+#: A reason is stored up to this length. Nobody reads more there.
+MAX_REASON: Final = 2000  # characters
+
+
+def reason_of(error: BaseException) -> str:
+    """The class of an error and its message. Never raises, whatever the error's own ``__str__`` does."""
+    name = type(error).__name__
+    try:
+        text = f"{name}: {error}"
+    except Exception:  # noqa: BLE001 - the project's class may raise anything, and its name says enough
+        text = name
+    text = text.replace("\x00", "\ufffd")  # PostgreSQL's text can't hold NUL
+    return text.encode("utf-8", "replace").decode()[:MAX_REASON]
+
+
+def recorded_reason(error: BaseException) -> str:
+    """The reason as a record keeps it: only the class if bodies are encrypted, because the message may quote one."""
+    return reason_of(error) if settings.encryption_keys is None else type(error).__name__

@@ -3,7 +3,7 @@
 Every signal is sent after the event, outside of the package's transactions, with ``send_robust``: if a receiver raises
 an error, Django logs it and nothing else changes. The sender is the ``Operation`` unless the table names another. All
 signals but ``purged`` and ``relayed`` carry ``account_id``, ``idempotency_key`` (str) and ``attempt`` (int), which is 0
-if the attempt isn't known.
+if the attempt isn't known. ``claimed`` and ``taken_over`` also carry ``request_hash`` (str), the payload's fingerprint.
 
 =================  ==================================================================================================
 ``claimed``        an attempt owns the record and is about to run: the first one, or a retry of a released one
@@ -12,7 +12,9 @@ if the attempt isn't known.
 ``replayed``       a retry was answered from the recorded outcome
 ``conflicted``     a duplicate was told that another attempt is in progress
 ``key_reused``     the key came with another payload and was refused
-``released``       an attempt ended without an effect; a retry runs at once
+``released``       an attempt failed without an effect; a retry runs at once
+``unrecorded``     an attempt answered with a status below 500 that its operation declares as no outcome, and had no
+                   effect; a retry runs at once
 ``parked``         nobody knows how an attempt ended; the record waits for somebody to find out
 ``recovered``      a sweep, a reconciler or a person settled a record; ``status`` (str) is its new state. The sender
                    is None if a person settled a record of an operation that this process doesn't know
@@ -26,6 +28,7 @@ if the attempt isn't known.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from django.dispatch import Signal
@@ -35,19 +38,35 @@ if TYPE_CHECKING:
     from .operation import Operation
 
 # With caching, Django looks up the receivers once for each operation and not for each request.
-claimed = Signal(use_caching=True)
-taken_over = Signal(use_caching=True)
-completed = Signal(use_caching=True)
-replayed = Signal(use_caching=True)
-conflicted = Signal(use_caching=True)
-key_reused = Signal(use_caching=True)
-released = Signal(use_caching=True)
-parked = Signal(use_caching=True)
-lease_lost = Signal(use_caching=True)
-recovered = Signal()  # without caching, because its sender may be None
-purged = Signal()
-relayed = Signal()
-message_dead = Signal()
+claimed: Signal = Signal(use_caching=True)
+taken_over: Signal = Signal(use_caching=True)
+completed: Signal = Signal(use_caching=True)
+replayed: Signal = Signal(use_caching=True)
+conflicted: Signal = Signal(use_caching=True)
+key_reused: Signal = Signal(use_caching=True)
+released: Signal = Signal(use_caching=True)
+unrecorded: Signal = Signal(use_caching=True)
+parked: Signal = Signal(use_caching=True)
+lease_lost: Signal = Signal(use_caching=True)
+recovered: Signal = Signal()  # without caching, because its sender may be None
+purged: Signal = Signal()
+relayed: Signal = Signal()
+message_dead: Signal = Signal()
+
+#: What can happen to a record, by the name under which it is counted.
+EVENTS: Mapping[str, Signal] = {
+    "claimed": claimed,
+    "taken_over": taken_over,
+    "completed": completed,
+    "replayed": replayed,
+    "conflicted": conflicted,
+    "key_reused": key_reused,
+    "released": released,
+    "unrecorded": unrecorded,
+    "lease_lost": lease_lost,
+    "recovered": recovered,
+    "parked": parked,
+}
 
 
 def send(signal: Signal, operation: Operation | None, scope: Scope, attempt: int, **more: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from django.conf import settings
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 
 #: The largest amount, in the currency's minor unit. It is small enough that sums fit into a bigint, too.
 MAX_AMOUNT = 10**12
+AMOUNTS = [MinValueValidator(1), MaxValueValidator(MAX_AMOUNT)]
 
 
 class Effect(models.Model):
@@ -25,8 +27,8 @@ class Effect(models.Model):
 
 
 class BaseCharge(Effect):
-    amount = models.BigIntegerField()
-    currency = models.CharField(max_length=3)
+    amount = models.BigIntegerField(validators=AMOUNTS)
+    currency = models.CharField(max_length=3, validators=[RegexValidator(r"\A[a-z]{3}\Z")])
     # A unique field is a problem for a retried create, because the validator finds the row of the first run.
     reference = models.CharField(max_length=64, unique=True, null=True)  # noqa: DJ001 - many have none
 
@@ -47,7 +49,7 @@ class UnprotectedCharge(BaseCharge):
 
 class Transfer(Effect):
     recipient = models.CharField(max_length=64)
-    amount = models.BigIntegerField()
+    amount = models.BigIntegerField(validators=AMOUNTS)
 
     def __str__(self) -> str:
         return f"{self.amount} to {self.recipient}"
@@ -61,7 +63,7 @@ class Notification(Effect):
         return f"to {self.recipient}"
 
 
-class BasePayout(Effect):
+class Payout(Effect):
     """Our knowledge of a payout. The effect itself is in the provider's ledger, as ``provider_id``."""
 
     # What the provider was asked under. Every attempt at a payout has the same, so there is one row for it.
@@ -69,19 +71,8 @@ class BasePayout(Effect):
     provider_id = models.BigIntegerField()
     amount = models.BigIntegerField()
 
-    class Meta:
-        abstract = True
-
     def __str__(self) -> str:
         return f"{self.amount} under {self.key}"
-
-
-class Payout(BasePayout):
-    """A payout made under an idempotency key."""
-
-
-class UnprotectedPayout(BasePayout):
-    """A payout made by the control."""
 
 
 class Export(Effect):

@@ -1,4 +1,4 @@
-"""Orders: a charge, and two messages to workers, which send its receipt and pay its fee.
+"""Orders: a charge, and a message to a worker, which sends the receipt.
 
 Orders show the way from the handler to the workers. The protected handler publishes through the outbox, in its own
 transaction. The control does what is common: it calls ``apply_async`` in the handler.
@@ -22,9 +22,6 @@ from idempotency.outbox import publish
 from .authentication import caller
 from .models import MAX_AMOUNT, BaseCharge, Charge, UnprotectedCharge
 from .serializers import SOURCES
-
-#: The provider takes one hundredth of each order as its fee, and at least 1.
-FEE_PART = 100
 
 
 class CardDeclinedError(APIException):
@@ -53,8 +50,7 @@ class CreatedOrderSerializer(serializers.Serializer[Any]):
 def create_order(request: Request) -> Response:
     """POST /orders/: published if and only if the order is committed."""
     order = _parsed(request)
-    publish("testproject.tasks.send_receipt", receipt_of(order))
-    publish("testproject.tasks.pay_fee", fee_of(order))
+    publish("testproject.tasks.send_receipt", _receipt_of(order))
     return _charge(Charge, request, order)
 
 
@@ -62,12 +58,11 @@ def create_order(request: Request) -> Response:
 @api_view(["POST"])
 def create_unprotected_order(request: Request) -> Response:
     """POST /unprotected/orders/: the control."""
-    from .tasks import pay_fee_unprotected, send_receipt_unprotected  # the sample runs without Celery, too
+    from .tasks import send_receipt_unprotected  # the sample runs without Celery, too
 
     order = _parsed(request)
     with transaction.atomic():
-        send_receipt_unprotected.apply_async(kwargs=receipt_of(order))
-        pay_fee_unprotected.apply_async(kwargs=fee_of(order))
+        send_receipt_unprotected.apply_async(kwargs=_receipt_of(order))
         return _charge(UnprotectedCharge, request, order)
 
 
@@ -78,12 +73,8 @@ def _parsed(request: Request) -> dict[str, Any]:
     return order
 
 
-def receipt_of(order: dict[str, Any]) -> dict[str, Any]:
+def _receipt_of(order: dict[str, Any]) -> dict[str, Any]:
     return {"label": order["label"], "amount": order["amount"]}
-
-
-def fee_of(order: dict[str, Any]) -> dict[str, Any]:
-    return {"label": order["label"], "amount": max(1, order["amount"] // FEE_PART)}
 
 
 def _charge(model: type[BaseCharge], request: Request, order: dict[str, Any]) -> Response:

@@ -13,7 +13,7 @@ A transaction is not enough to make a payout happen once. Three things protect i
 from __future__ import annotations
 
 import time
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from django.conf import settings
 from django.http import HttpResponse, JsonResponse
@@ -22,7 +22,7 @@ from idempotency import Completed, NotExecuted, current_claim
 from idempotency.models import IdempotencyRecord
 from idempotency.options.values import Finding
 
-from .models import BasePayout, Payout, UnprotectedPayout
+from .models import Payout
 from .provider.client import PayoutRefusedError, ProviderFailedError, find, pay
 from .provider.ledger import Effect
 
@@ -34,7 +34,7 @@ CALL = "provider.payout"
 VALID_PART = 0.5
 
 
-def pay_out(account_id: int, label: str, amount: int, fault: str, provider: str) -> HttpResponse:
+def pay_out(account_id: int, provider: str, *, label: str, amount: int, fault: str) -> HttpResponse:
     """Make the payout of the current claim, or find that an earlier attempt has made it.
 
     :returns: 201 with the payout; 402 if it was refused; 502 if it is not known, which is no outcome, so the
@@ -47,14 +47,17 @@ def pay_out(account_id: int, label: str, amount: int, fault: str, provider: str)
     # and is refused.
     now = time.time()
     claim.renew()
-    lease = claim.operation.lease.total_seconds()
-    key = claim.derive_key(CALL)
-    return _answer(account_id, key, label, amount, fault, provider, valid_until=now + VALID_PART * lease, model=Payout)
-
-
-def pay_out_unprotected(account_id: int, label: str, amount: int, fault: str, provider: str) -> HttpResponse:
-    """The same work without protection: each request is a payout of its own."""
-    return _answer(account_id, uuid4(), label, amount, fault, provider, valid_until=None, model=UnprotectedPayout)
+    valid_until = now + VALID_PART * claim.operation.lease.total_seconds()
+    key, timeout = claim.derive_key(CALL), settings.PROVIDER_TIMEOUT
+    try:
+        effect = pay(
+            provider, str(key), label=label, amount=amount, timeout=timeout, valid_until=valid_until, fault=fault
+        )
+    except PayoutRefusedError as error:
+        return JsonResponse({"detail": str(error), "code": "payout_refused"}, status=402)
+    except ProviderFailedError as error:
+        return JsonResponse({"detail": str(error), "code": "provider_failed"}, status=502)
+    return _created(_keep(account_id, key, effect))
 
 
 def ask_provider(record: IdempotencyRecord) -> Finding:
@@ -67,33 +70,10 @@ def ask_provider(record: IdempotencyRecord) -> Finding:
     effect = find(settings.PROVIDER_URL, str(key), timeout=settings.PROVIDER_TIMEOUT)
     if effect is None:
         return NotExecuted()
-    return Completed(_created(_keep(int(record.account_id), key, effect, Payout)))
+    return Completed(_created(_keep(int(record.account_id), key, effect)))
 
 
-def _answer(
-    account_id: int,
-    key: UUID,
-    label: str,
-    amount: int,
-    fault: str,
-    provider: str,
-    *,
-    valid_until: float | None,
-    model: type[BasePayout],
-) -> HttpResponse:
-    timeout = settings.PROVIDER_TIMEOUT
-    try:
-        effect = pay(
-            provider, str(key), label=label, amount=amount, timeout=timeout, valid_until=valid_until, fault=fault
-        )
-    except PayoutRefusedError as error:
-        return JsonResponse({"detail": str(error), "code": "payout_refused"}, status=402)
-    except ProviderFailedError as error:
-        return JsonResponse({"detail": str(error), "code": "provider_failed"}, status=502)
-    return _created(_keep(account_id, key, effect, model))
-
-
-def _keep(account_id: int, key: UUID, effect: Effect, model: type[BasePayout]) -> BasePayout:
+def _keep(account_id: int, key: UUID, effect: Effect) -> Payout:
     """Write the row for what the provider did, unless an earlier attempt has written it."""
     values = {
         "account_id": account_id,
@@ -101,11 +81,10 @@ def _keep(account_id: int, key: UUID, effect: Effect, model: type[BasePayout]) -
         "amount": effect.amount,
         "provider_id": effect.id,
     }
-    payout: BasePayout = model._default_manager.get_or_create(key=key, defaults=values)[0]
-    return payout
+    return Payout.objects.get_or_create(key=key, defaults=values)[0]
 
 
-def _created(payout: BasePayout) -> HttpResponse:
+def _created(payout: Payout) -> HttpResponse:
     """Make the response from the row only, so that a reconciler and the handler make the same response."""
     created = {
         "id": payout.pk,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ INSTALLED_APPS = [
     "rest_framework.authtoken",
     "drf_spectacular",
     "idempotency",
+    "idempotency.outbox",
+    "idempotency.contrib.dashboard",
+    # The sample also runs without Celery. Then it publishes nothing.
+    *(["idempotency.contrib.celery"] if find_spec("celery") else []),
     "testproject",
 ]
 
@@ -103,7 +108,7 @@ IDEMPOTENCY: dict[str, Any] = {
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["testproject.authentication.TokenAuthentication"],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
-    "DEFAULT_PARSER_CLASSES": ["testproject.payloads.StrictJSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PAGINATION_CLASS": "rest_framework.pagination.PageNumberPagination",
     "PAGE_SIZE": 100,
@@ -112,13 +117,6 @@ REST_FRAMEWORK = {
 }
 
 SPECTACULAR_SETTINGS = {"TITLE": "Sample payments API", "VERSION": "1", "SERVE_INCLUDE_SCHEMA": False}
-
-# How long, in seconds, a charge pretends to call a card network, half of it before its effect and half after it. The
-# demo sets it, so that broken connections and killed workers hit requests before and after the effect.
-PROCESSING_SECONDS = env.float("PROCESSING_SECONDS", default=0.0)
-
-# Whether the retry lab may kill the worker that serves a request. Only `manage.py demo --lab` sets it.
-LAB_KILLS = env.bool("LAB_KILLS", default=False)
 
 # The payment provider. `python -m testproject.provider --ledger payouts.jsonl --port 8090` starts a stand-in. Payouts
 # with REEXECUTE need a provider that deduplicates.

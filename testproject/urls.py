@@ -26,7 +26,6 @@ urlpatterns = [
     path("payouts/", views.create_payout, name="payout-list"),
     path("payouts/reexecute/", views.create_payout_reexecuted, name="payout-reexecute"),
     path("payouts/park/", views.create_payout_parked, name="payout-park"),
-    path("unprotected/payouts/", views.create_unprotected_payout, name="unprotected-payout-list"),
     path("orders/", orders.create_order, name="order-list"),
     path("unprotected/orders/", orders.create_unprotected_order, name="unprotected-order-list"),
     path("exports/", views.create_export, name="export-list"),

@@ -5,15 +5,19 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import hypothesis
 import pytest
-from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.test import TransactionTestCase
 
 from testproject.provider import Provider, running_providers
+from tests.partitions import partition
+
+with suppress(ImportError):
+    import idempotency.contrib.ninja  # noqa: F401 - the sample project doesn't use Ninja, so it is not among its apps
 
 # How long an example takes says more of the machine and its neighbours than of the code.
 hypothesis.settings.register_profile(
@@ -90,7 +94,7 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
     """With ``TEST_PARTITIONS``, the tests run on partitioned tables."""
     if partitions := os.environ.get("TEST_PARTITIONS"):
         with django_db_blocker.unblock():
-            call_command("idempotency_partition", partitions=int(partitions), verbosity=0)
+            partition(int(partitions))
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from idempotency.exceptions import BrokerUnavailableError
-from idempotency.models import MessageStatus, OutboxMessage
+from idempotency.outbox.models import MessageStatus, OutboxMessage
 from tests.records import database_now, from_now
 
 SENDER = "tests.outbox.broker"

@@ -1,4 +1,4 @@
-"""Gives the test session its database, before pytest-django reads the settings.
+"""Gives the test session its database, before pytest-django reads the settings, and the marks of FAILURES.md.
 
 ``DATABASE_URL`` wins. Without it ``--database`` decides: an embedded PostgreSQL of the session's own, a SQLite file, or
 a MariaDB server of the session's own.
@@ -8,6 +8,7 @@ The processes of pytest-xdist, and those that tests start, inherit it through th
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,6 +19,9 @@ import pytest
 #: The folders of slow tests. What starts last should be short, or one process works on while the others are idle.
 SLOW = {"crash", "demo"}
 
+#: Scenarios and failures. Each entry has a mark, which tests have and ``-m`` selects.
+FAILURES = Path(__file__).with_name("FAILURES.md")
+
 VENDORS = {"postgres": ("postgres", "postgresql", "pgsql", "psql"), "sqlite": ("sqlite",), "mariadb": ("mysql",)}
 
 
@@ -27,6 +31,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=sorted(VENDORS),
         help="Which database the tests run on when DATABASE_URL is not set (default: postgres, embedded).",
     )
+
+
+def marks() -> dict[str, str]:
+    """The marks of the listed scenarios and failures, ``scenario_20`` or ``failure_53``, each with its text."""
+    found = {}
+    for part in re.split(r"^## ", FAILURES.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        kind = part.partition("\n")[0].lower().removesuffix("s")
+        found.update({f"{kind}_{number}": text for number, text in re.findall(r"^(\d+)\. (.+)$", part, re.MULTILINE)})
+    return found
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, text in marks().items():
+        config.addinivalue_line("markers", f"{name}: {text}")
 
 
 @pytest.hookimpl(trylast=True)

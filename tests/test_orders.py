@@ -14,13 +14,13 @@ from django.test import Client
 
 from idempotency.contrib.celery import send
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
+from idempotency.models import IdempotencyRecord
+from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
 from testproject.exports import TASK
 from testproject.harness.processes import Daemon
 from testproject.harness.redis import Redis, running_redis
 from testproject.models import Charge, Export, UnprotectedCharge
-from testproject.orders import fee_of
 from testproject.tasks import run_export
 from tests.concurrency.racing import race
 from tests.database import processes
@@ -84,11 +84,11 @@ def published() -> list[tuple[str, Any]]:
     return [(topic.rpartition(".")[2], json.loads(payload)) for topic, payload in messages]
 
 
-def test_an_order_is_charged_and_leads_to_two_messages(buyer: Customer) -> None:
+def test_an_order_is_charged_and_leads_to_a_message(buyer: Customer) -> None:
     answer = buyer.order()
     charge = Charge.objects.get()
     assert (answer.status_code, answer.json()) == (201, {"id": charge.pk, **ORDER})
-    assert published() == [("send_receipt", ORDER), ("pay_fee", {**ORDER, "amount": 12})]
+    assert published() == [("send_receipt", ORDER)]
     trace = IdempotencyRecord.objects.get().scope.trace
     assert {message.idempotency_key.partition(".")[0] for message in OutboxMessage.objects.all()} == {trace}
 
@@ -97,7 +97,7 @@ def test_however_often_it_is_sent_there_is_one_of_each(buyer: Customer) -> None:
     answers = [*race([buyer.order] * 6), buyer.order()]
     assert {answer.status_code for answer in answers} <= {201, 409}
     assert answers[-1]["Idempotency-Replayed"] == "true"
-    assert (Charge.objects.count(), len(published())) == (1, 2)
+    assert (Charge.objects.count(), len(published())) == (1, 1)
 
 
 def test_a_declined_order_leaves_nothing_and_is_replayed_as_that(buyer: Customer) -> None:
@@ -105,10 +105,6 @@ def test_a_declined_order_leaves_nothing_and_is_replayed_as_that(buyer: Customer
     assert (first.status_code, second.status_code, second["Idempotency-Replayed"]) == (402, 402, "true")
     assert first.content == second.content
     assert (Charge.objects.count(), published()) == (0, [])
-
-
-def test_a_fee_is_never_nothing() -> None:
-    assert [fee_of({"amount": amount, "label": ""})["amount"] for amount in (1, 99, 100, 250)] == [1, 1, 1, 2]
 
 
 def test_without_a_broker_the_control_takes_no_orders(buyer: Customer) -> None:

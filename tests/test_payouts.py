@@ -12,9 +12,9 @@ from uuid import uuid4
 import pytest
 
 from idempotency.models import IdempotencyRecord
-from idempotency.upkeep.sweep import recover_once
+from idempotency.operate.sweep import recover_once
 from testproject import payouts
-from testproject.models import Payout, UnprotectedPayout
+from testproject.models import Payout
 from testproject.provider import Effect, Provider
 from testproject.provider.client import pay
 from tests.concurrency.failures import UNKNOWN, problem
@@ -86,14 +86,6 @@ def test_a_refused_payout_is_a_recorded_402(asked: Payouts, path: str) -> None:
     assert asked.counts() == (0, 0)
 
 
-def test_without_protection_a_retry_pays_again(asked: Payouts) -> None:
-    assert asked.pay("/unprotected/payouts/", fault="succeed_then_hang").status_code == 502
-    for _ in range(2):
-        assert asked.pay("/unprotected/payouts/").status_code == 201
-    assert len(asked.effects()) == 3
-    assert UnprotectedPayout.objects.count() == 2
-
-
 # Scenario 3: the provider has paid, and then time runs out before it is recorded here
 
 
@@ -116,7 +108,7 @@ def killed_after_paying(request: pytest.FixtureRequest, asked: Payouts, monkeypa
     return post
 
 
-@pytest.mark.scenario(3)
+@pytest.mark.scenario_3
 @pytest.mark.parametrize("path", [RECONCILED, REEXECUTED])
 def test_a_process_that_was_killed_after_it_paid_has_paid_once(
     asked: Payouts, killed_after_paying: Post, path: str
@@ -128,7 +120,7 @@ def test_a_process_that_was_killed_after_it_paid_has_paid_once(
     assert asked.counts() == (1, 1)
 
 
-@pytest.mark.scenario(3)
+@pytest.mark.scenario_3
 def test_a_parked_payout_is_not_made_again(asked: Payouts, killed_after_paying: Post) -> None:
     killed_after_paying(PARKED)
     for _ in range(3):
@@ -136,7 +128,7 @@ def test_a_parked_payout_is_not_made_again(asked: Payouts, killed_after_paying: 
     assert asked.counts()[0] == 1
 
 
-@pytest.mark.scenario(3)
+@pytest.mark.scenario_3
 def test_the_sweep_finds_what_nobody_retries(asked: Payouts, killed_after_paying: Post) -> None:
     killed_after_paying(RECONCILED)
     assert recover_once().completed == 1
@@ -145,7 +137,7 @@ def test_the_sweep_finds_what_nobody_retries(asked: Payouts, killed_after_paying
     assert (answer.status_code, answer["Idempotency-Replayed"]) == (201, "true")
 
 
-@pytest.mark.scenario(3)
+@pytest.mark.scenario_3
 @pytest.mark.parametrize("fault", PAID)
 def test_a_call_that_failed_after_it_paid_is_not_repeated(asked: Payouts, fault: str) -> None:
     for path in (REEXECUTED, RECONCILED, PARKED):

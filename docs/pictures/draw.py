@@ -1,4 +1,4 @@
-"""Draws the diagrams and charts of the explanation: ``python docs/pictures/draw.py``. It needs Graphviz.
+"""Draws the diagrams of the explanation: ``python docs/pictures/draw.py``. It needs Graphviz.
 
 The pictures follow the reader's light or dark mode. Each has a background of its own, so that it can be read on any
 page.
@@ -14,9 +14,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 STYLE = """<style>
-svg { --ink: #1f2328; --paper: #ffffff; --box: #eef2f7; --soft: #59636e; --bad: #c0262d; --ours: #1f6feb; }
+svg { --ink: #1f2328; --paper: #ffffff; --box: #eef2f7; --soft: #59636e; --bad: #c0262d; }
 @media (prefers-color-scheme: dark) {
-  svg { --ink: #e6e8eb; --paper: #16181b; --box: #2a2f36; --soft: #9aa4af; --bad: #ff7b72; --ours: #58a6ff; }
+  svg { --ink: #e6e8eb; --paper: #16181b; --box: #2a2f36; --soft: #9aa4af; --bad: #ff7b72; }
 }
 text { fill: var(--ink); font-family: Helvetica, Arial, sans-serif; }
 .paper, .graph > polygon { fill: var(--paper); stroke: none; }
@@ -28,8 +28,6 @@ text { fill: var(--ink); font-family: Helvetica, Arial, sans-serif; }
 .bad { fill: var(--bad); stroke: none; font-weight: bold; }
 .part { font-weight: bold; }
 .rule { stroke: var(--soft); stroke-width: 0.5; }
-.bar { fill: var(--soft); }
-.ours { fill: var(--ours); }
 </style>"""
 
 COLUMN, ROW, TOP = 180, 34, 62  # pixels
@@ -139,117 +137,6 @@ def states() -> str:
     return svg.replace(">\n", f">\n{STYLE}\n", 1)
 
 
-def tables(page: str, heading: str) -> list[list[list[str]]]:
-    """The tables below a heading of a page, as rows of cells. The first row of each is its head."""
-    text = (HERE.parent / page).read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    found = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-    rows = [[[cell.strip() for cell in line.strip("|").split("|")] for line in one.splitlines()] for one in found]
-    return [[head, *body] for head, _, *body in rows]
-
-
-def bars(title: str, page: str, heading: str) -> str:
-    """A bar for each row of the table below a heading of a page: its first column, and the second in ms."""
-    rows = [(name, value.removesuffix(" ms")) for name, value, *_ in tables(page, heading)[0][1:]]
-    longest = max(float(value) for _, value in rows)
-    width, height = 720, 20 + 24 * len(rows)
-    drawn = []
-    for number, (name, value) in enumerate(rows):
-        y, kind, length = 12 + 24 * number, "ours" if name.startswith("**") else "bar", 320 * float(value) / longest
-        plain = escape(name.replace("*", "").replace("`", ""))
-        drawn += [
-            f'<text x="300" y="{y + 13}" font-size="12" text-anchor="end">{plain}</text>',
-            f'<rect class="{kind}" x="310" y="{y + 2}" width="{length:.0f}" height="15" rx="2"/>',
-            f'<text x="{318 + length:.0f}" y="{y + 13}" font-size="12">{value} ms</text>',
-        ]
-    return _framed(title, width, height, drawn)
-
-
-def matrix(title: str, page: str, heading: str) -> str:
-    """A square for each mark of the table below a heading of a page: filled, empty, or a cross if the cell failed."""
-    (_, *faults), *rows = tables(page, heading)[0]
-    group, top, left = 76, 46, 200
-    width, height = left + group * len(faults) + 10, top + 17 * len(rows) + 34
-    drawn = []
-    for number, fault in enumerate(faults):
-        x = left + group * number
-        drawn.append(
-            f'<text class="part" x="{x + 30}" y="20" font-size="12" text-anchor="middle">{escape(fault)}</text>'
-        )
-        drawn += [
-            f'<text x="{x + 15 * place + 6}" y="38" font-size="10" text-anchor="middle">{place + 1}</text>'
-            for place in range(4)
-        ]
-    for line, (name, *cells) in enumerate(rows):
-        y = top + 17 * line
-        drawn.append(f'<text x="{left - 12}" y="{y + 10}" font-size="12" text-anchor="end">{escape(name)}</text>')
-        for number, cell in enumerate(cells):
-            for place, mark in enumerate(cell.split()):
-                drawn.append(_mark(mark, left + group * number + 15 * place, y))
-    y = top + 17 * len(rows) + 10
-    for mark, meaning, x in (("✓", "passed", left), ("–", "makes no sense", left + 90), ("✗", "failed", left + 230)):
-        drawn += [_mark(mark, x, y), f'<text x="{x + 18}" y="{y + 10}" font-size="12">{meaning}</text>']
-    return _framed(title, width, height, drawn)
-
-
-def _mark(mark: str, x: int, y: int) -> str:
-    if mark == "✗":
-        return f'<text class="bad" x="{x + 6}" y="{y + 11}" font-size="14" text-anchor="middle">✗</text>'
-    kind = {"✓": 'class="ours"', "–": 'class="line" stroke-opacity="0.35"'}[mark]
-    return f'<rect {kind} x="{x}" y="{y}" width="12" height="12" rx="2"/>'
-
-
-def sizes() -> str:
-    """For each number of records, what one of them takes in the table and in each index that isn't empty."""
-    (_, *parts, _, _), *rows = tables("explanation/growth.md", "Size")[0]
-    shown = [place for place in range(len(parts)) if _number(rows[-1][place + 1]) > 1]
-    drawn, x = [], 130
-    for place in shown:
-        name = parts[place].replace("`", "")
-        drawn += [
-            f'<rect {_shade(place)} x="{x}" y="14" width="12" height="12" rx="2"/>',
-            f'<text x="{x + 18}" y="25" font-size="12">{escape(name)}</text>',
-        ]
-        x += 40 + 7 * len(name)
-    for line, (count, *cells) in enumerate(rows):
-        y, end = 42 + 30 * line, 130.0
-        drawn.append(f'<text x="118" y="{y + 14}" font-size="12" text-anchor="end">{count} records</text>')
-        for place in shown:
-            width = _number(cells[place]) * 1e6 / _number(count) * 0.35
-            drawn.append(f'<rect {_shade(place)} x="{end:.1f}" y="{y}" width="{width:.1f}" height="20"/>')
-            end += width
-        drawn.append(f'<text x="{end + 8:.0f}" y="{y + 14}" font-size="12">{cells[-1]} a record, {cells[-2]}</text>')
-    return _framed("What a record takes in tables of growing size", 720, 48 + 30 * len(rows), drawn)
-
-
-def _shade(place: int) -> str:
-    return f'class="ours" fill-opacity="{1 - 0.22 * min(place, 3):.2f}"'
-
-
-def log_bytes() -> str:
-    """For each number of records, the log of a first execution after so many operations since a checkpoint."""
-    (_, *since), *rows = tables("explanation/growth.md", "What a request costs")[1]
-    y, drawn = 12, []
-    for count, *cells in rows:
-        drawn.append(f'<text class="part" x="12" y="{y + 13}" font-size="12">{count} records</text>')
-        for after, cell in zip(since, cells, strict=True):
-            if cell == "–":
-                continue
-            length, value, name = _number(cell) / 20, cell.partition(" ")[0], f"after {_number(after):,.0f} operations"
-            drawn += [
-                f'<text x="300" y="{y + 13}" font-size="12" text-anchor="end">{name}</text>',
-                f'<rect class="ours" x="310" y="{y + 2}" width="{length:.0f}" height="15" rx="2"/>',
-                f'<text x="{318 + length:.0f}" y="{y + 13}" font-size="12">{value} B</text>',
-            ]
-            y += 22
-        y += 10
-    return _framed("Log of a first execution after a checkpoint", 760, y, drawn)
-
-
-def _number(cell: str) -> float:
-    """The number with which a cell begins."""
-    return float(re.match(r"[\d.,]+", cell)[0].replace(",", ""))  # type: ignore[index]
-
-
 def _framed(title: str, width: int, height: int, drawn: list[str]) -> str:
     label = f'role="img" aria-label="{escape(title)}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" {label}>'
@@ -264,16 +151,6 @@ def from_text() -> dict[str, str]:
     return {
         "request.svg": sequence(request, ["Client", "Worker A", "Worker B", "Database"], REQUEST),
         "message.svg": sequence(message, ["Operation", "Relay", "Broker", "Consumer", "Database"], MESSAGE),
-        "first-execution.svg": bars("Median of a first execution", "explanation/benchmarks.md", "First execution"),
-        **{
-            f"crash-matrix-{database.lower()}.svg": matrix(
-                f"The crash matrix on {database}", "explanation/crash-matrix.md", database
-            )
-            for database in ("PostgreSQL", "SQLite", "MariaDB")
-        },
-        "growth-size.svg": sizes(),
-        "growth-log.svg": log_bytes(),
-        "replay.svg": bars("Median of a replay", "explanation/benchmarks.md", "Replay"),
     }
 
 

@@ -1,17 +1,91 @@
-"""The actions that a person may take on records and messages."""
+"""The decisions that a person may make about records, and the forms for them."""
 
 from __future__ import annotations
 
+import json
+from datetime import timedelta
+from typing import Any
+
+from django import forms
+from django.http import HttpResponse
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..lifecycle import Status
-from ..models import MessageStatus
-from ..outbox.backlog import requeue
-from ..upkeep import resolutions
-from .decisions import Action
-from .forms import OutcomeForm, ReasonForm, ReleaseForm
+from ..lifecycle import Recovery, Status
+from ..models import IdempotencyRecord
+from ..operate import resolutions
+from ..operation import registry
+from .decisions import Action, ReasonForm
+from .display import time_left
 
 _PARKED = frozenset({Status.PARKED.value})
+
+
+class ReleaseForm(ReasonForm):
+    force = forms.BooleanField(
+        required=False,
+        label=_("Live claims too"),
+        help_text=_(
+            "Only for operations that declare REEXECUTE. The owner loses its lease. What it wrote is rolled back, or "
+            "carries the same derived keys as the retry."
+        ),
+    )
+
+
+class OutcomeForm(ReasonForm):
+    status = forms.IntegerField(label=_("Status"), min_value=200, max_value=599, initial=201)
+    content_type = forms.CharField(
+        label=_("Content type"),
+        max_length=255,
+        initial="application/json",
+        widget=forms.TextInput(attrs={"class": "vTextField"}),
+    )
+    body = forms.CharField(
+        label=_("Body"),
+        required=False,
+        strip=False,
+        help_text=_("Every retry gets exactly this text."),
+        widget=forms.Textarea(attrs={"class": "vLargeTextField", "rows": 10}),
+    )
+    field_order = ("status", "content_type", "body", "reason")
+
+    def clean_content_type(self) -> str:
+        content_type: str = self.cleaned_data["content_type"]
+        if not content_type.isprintable() or not content_type.isascii():
+            raise forms.ValidationError(gettext("A content type may contain printable ASCII characters only."))
+        return content_type
+
+    def clean_body(self) -> str:
+        body: str = self.cleaned_data["body"].replace("\r\n", "\n")  # browsers send \r\n at the end of a line
+        if "json" in self.cleaned_data.get("content_type", ""):
+            try:
+                json.loads(body)
+            except ValueError as error:
+                raise forms.ValidationError(gettext("This is not JSON: %(error)s") % {"error": error}) from error
+            except RecursionError as error:
+                raise forms.ValidationError(gettext("This JSON is nested too deeply.")) from error
+        return body
+
+    def arguments(self) -> dict[str, Any]:
+        data = self.cleaned_data
+        response = HttpResponse(data["body"].encode(), status=data["status"], content_type=data["content_type"])
+        return {"response_or_result": response, "reason": data["reason"]}
+
+
+def _unknown_operation(record: IdempotencyRecord) -> Any:
+    """Nothing is known then about what the operation may record."""
+    return None if registry.get(record.operation) else _("No operation of this name is declared in this process.")
+
+
+def _unreleasable(record: IdempotencyRecord) -> Any:
+    """A live claim may be released by force, and only if the operation is safe to run again."""
+    if record.status != Status.IN_PROGRESS or time_left(record, record.lease_expires_at) <= timedelta(0):
+        return None
+    operation = registry.get(record.operation)
+    if operation is not None and operation.recovery is Recovery.REEXECUTE:
+        return None
+    return _("Its lease is running, and its operation is not known to declare REEXECUTE. Wait until the lease is over.")
+
 
 MARK_NOT_EXECUTED = Action(
     name="mark_not_executed",
@@ -36,30 +110,19 @@ RECORD_OUTCOME = Action(
     form=OutcomeForm,
     decide=resolutions.record_outcome,
     statuses=_PARKED,
+    problem_of=_unknown_operation,
     single=True,
 )
 RELEASE = Action(
     name="release",
     title=_("Release"),
     consequence=_(
-        "The next retry of each of these operations runs it at once, whatever recovery it declares. If an operation "
-        "has taken effect or still will, and is not safe to run again, it takes effect twice."
+        "The next retry of each of these operations runs it at once, also if it declares PARK or a reconciler. If an "
+        "operation has taken effect or still will, and is not safe to run again, it takes effect twice."
     ),
     permission="release",
     form=ReleaseForm,
     decide=resolutions.release,
     statuses=frozenset({Status.PARKED.value, Status.IN_PROGRESS.value}),
-)
-REQUEUE = Action(
-    name="requeue",
-    title=_("Requeue"),
-    consequence=_(
-        "These messages are tried again, as often as new ones. First correct what the error names. A broker may "
-        "already have a message whose confirmation was lost. That message is then sent twice with the same id, and a "
-        "consumer that claims it takes effect once."
-    ),
-    permission="requeue",
-    form=ReasonForm,
-    decide=requeue,
-    statuses=frozenset({MessageStatus.DEAD.value}),
+    problem_of=_unreleasable,
 )

@@ -1,33 +1,46 @@
 """Decisions in the admin: an action, the page that asks for confirmation, and the buttons that lead to that page.
 
 The page shows the state of each row at the time of the question, and the decision applies to that state only. If a row
-has changed since, the person is told so, and the row is left alone.
+has changed since, the page says so, and the row is left alone.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import label_for_field, model_ngettext
 from django.core.exceptions import BadRequest, ImproperlyConfigured
-from django.db.models import QuerySet
+from django.db.models import BigIntegerField, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import IdempotencyError
-from .display import ReadOnlyAdmin
-from .forms import ReasonForm
+from .display import ReadOnlyAdmin, url_of
 
 #: A person can check this many rows on one page. For more rows, call the functions behind the actions from a script.
 MAX_DECIDED = 100
+
+
+class ReasonForm(forms.Form):
+    reason = forms.CharField(
+        label=_("Reason"),
+        max_length=500,
+        help_text=_("How you know. The reason is kept in the history and in the log."),
+        widget=forms.TextInput(attrs={"class": "vTextField"}),
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of the decision, besides ``by``."""
+        return self.cleaned_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +59,17 @@ class Action:
     decide: Callable[..., None]
     #: The action is offered for rows in these statuses.
     statuses: frozenset[str]
+    #: Says why a row in one of these statuses can't be decided, or returns None.
+    problem_of: Callable[[Any], Any] = lambda row: None
     #: Whether the action takes one row at a time, because what the person enters can't be true of two rows.
     single: bool = False
+
+    def obstacle(self, row: Any) -> Any:
+        """Why this can't be decided about a row; None if it can.
+
+        :param row: annotated with ``database_time``.
+        """
+        return self.problem_of(row) if row.status in self.statuses else _("Its state leaves nothing to decide here.")
 
     def as_admin_action(self) -> Callable[..., HttpResponse | None]:
         """The action as Django's admin takes it."""
@@ -62,13 +84,15 @@ class Action:
 class DecisionAdmin(ReadOnlyAdmin):
     """An admin whose rows can't be edited. People make decisions about them instead."""
 
-    change_form_template = "admin/idempotency/change_form.html"
+    change_form_template = "idempotency/row.html"
 
     decisions: ClassVar[tuple[Action, ...]]
-    #: The columns of the confirmation page, as in ``list_display``.
-    decision_columns: ClassVar[tuple[str, ...]]
     #: The field that counts the attempts.
     attempt_column: ClassVar[str]
+
+    @abstractmethod
+    def decision_columns(self, request: HttpRequest) -> tuple[str, ...]:
+        """The columns of the confirmation page, as in ``list_display``, as far as the person may see them."""
 
     @abstractmethod
     def explain(self, row: Any) -> list[Any]:
@@ -78,9 +102,21 @@ class DecisionAdmin(ReadOnlyAdmin):
     def badge(self, row: Any) -> Any:
         """The row's state at a glance."""
 
+    def offered(self, request: HttpRequest, row: Any) -> list[Action]:
+        """The decisions that this person may make about a row now."""
+        permitted = self.get_actions(request)
+        return [action for action in self.decisions if action.name in permitted and action.obstacle(row) is None]
+
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """What the row's page shows beside all that every page shows."""
         return {}
+
+    def response_action(
+        self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse | None:
+        for pk in request.POST.getlist(ACTION_CHECKBOX_NAME):
+            parse_number(pk)  # Django would pass any text on to the database
+        return super().response_action(request, queryset, *args, **kwargs)
 
     def render_change_form(
         self,
@@ -91,11 +127,10 @@ class DecisionAdmin(ReadOnlyAdmin):
         form_url: str = "",
         obj: Any = None,
     ) -> HttpResponse:
-        permitted = self.get_actions(request)
         context |= {
             "badge": self.badge(obj),
             "explanation": self.explain(obj),
-            "offered": [one for one in self.decisions if obj.status in one.statuses and one.name in permitted],
+            "offered": self.offered(request, obj),
             "checkbox_name": ACTION_CHECKBOX_NAME,
             **self.page_context(request, obj),
         }
@@ -116,11 +151,21 @@ class Seen:
 
     @classmethod
     def parse(cls, token: str, statuses: frozenset[str]) -> Seen:
-        pk, _, rest = token.partition(":")
-        attempt, _, status = rest.partition(":")
-        if not pk.isdecimal() or not attempt.isdecimal() or status not in statuses:
-            raise BadRequest(f"{token!r} does not name a row and its state.")
-        return cls(int(pk), int(attempt), status)
+        pk, _separator, rest = token.partition(":")
+        attempt, _separator, status = rest.partition(":")
+        if status not in statuses:
+            raise BadRequest("The form names a state that this action does not take.")
+        return cls(parse_number(pk), parse_number(attempt), status)
+
+
+def parse_number(text: str) -> int:
+    """Read the id of a row, or another number that its columns can hold.
+
+    :raises BadRequest: it is none.
+    """
+    if text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= BigIntegerField.MAX_BIGINT:
+        return int(text)
+    raise BadRequest("The form does not name a row by its number.")
 
 
 class DecisionPage:
@@ -137,36 +182,43 @@ class DecisionPage:
         if "decided" not in self.request.POST:
             return self._ask_first(selected)
         # The rows come from the page's own fields and not from the selection. Django filters the selection again, so a
-        # row that somebody else resolved meanwhile may be missing from it, and the person has to be told about it.
-        statuses = frozenset(value for value, _ in self.opts.get_field("status").choices)  # type: ignore[union-attr]
-        seen = [Seen.parse(token, statuses) for token in self.request.POST.getlist("seen")][:MAX_DECIDED]
-        found = self._find(seen)
+        # row that another person resolved meanwhile may be missing from it, and the page has to name it.
+        seen = [Seen.parse(token, self.action.statuses) for token in self.request.POST.getlist("seen")][:MAX_DECIDED]
+        rows = self._find(seen)
         form = self.action.form(self.request.POST)
         if not form.is_valid():
-            return self._ask(list(found.values()), form)
-        decided = sum(self._decide(one, found.get(one.pk), form) for one in seen)
+            return self._ask(list(rows.values()), form)
+        decided = sum(self._decide(state, rows.get(state.pk), form) for state in seen)
         if decided:
             said = {"action": self.action.title, "count": decided, "items": model_ngettext(self.opts, decided)}
             self._say(gettext("%(action)s: %(count)d %(items)s.") % said, messages.SUCCESS)
-        return HttpResponseRedirect(self._origin(list(found))) if self._came_from_page and found else None
+        return HttpResponseRedirect(self._origin(list(rows))) if self._came_from_page and rows else None
 
     def _ask_first(self, selected: QuerySet[Any]) -> HttpResponse | None:
-        found = list(selected[: MAX_DECIDED + 1])
+        rows = list(selected[: MAX_DECIDED + 1])
         limit = 1 if self.action.single else MAX_DECIDED
-        if len(found) > limit:
+        if len(rows) > limit:
             said = {"action": self.action.title, "limit": limit}
             self._say(gettext("%(action)s: select up to %(limit)d at a time.") % said, messages.ERROR)
             return None
-        return self._ask(found, self.action.form())
+        obstacles = [(row, self.action.obstacle(row)) for row in rows]
+        left_out = [(row, obstacle) for row, obstacle in obstacles if obstacle is not None]
+        if rows and len(left_out) == len(rows):
+            said = {"action": self.action.title, "reasons": " ".join(dict.fromkeys(str(why) for _row, why in left_out))}
+            self._say(
+                gettext("%(action)s: nothing that you selected can be decided. %(reasons)s") % said, messages.ERROR
+            )
+            return None
+        return self._ask([row for row, obstacle in obstacles if obstacle is None], self.action.form(), left_out)
 
     def _find(self, seen: list[Seen]) -> dict[int, Any]:
         """Read the rows as they are now, but set attempt and status to what the person saw."""
-        found: dict[int, Any] = self.shown.get_queryset(self.request).in_bulk([one.pk for one in seen])
-        for one in seen:
-            if one.pk in found:
-                setattr(found[one.pk], self.shown.attempt_column, one.attempt)
-                found[one.pk].status = one.status
-        return found
+        rows: dict[int, Any] = self.shown.get_queryset(self.request).in_bulk([state.pk for state in seen])
+        for state in seen:
+            if state.pk in rows:
+                setattr(rows[state.pk], self.shown.attempt_column, state.attempt)
+                rows[state.pk].status = state.status
+        return rows
 
     def _decide(self, seen: Seen, row: Any, form: ReasonForm) -> bool:
         if row is None:
@@ -183,8 +235,8 @@ class DecisionPage:
     def _say(self, message: str, level: int) -> None:
         self.shown.message_user(self.request, message, level)
 
-    def _ask(self, found: list[Any], form: ReasonForm) -> HttpResponse:
-        columns = self.shown.decision_columns
+    def _ask(self, rows: list[Any], form: ReasonForm, left_out: Sequence[tuple[Any, Any]] = ()) -> HttpResponse:
+        columns = self.shown.decision_columns(self.request)
         context = {
             **self.shown.admin_site.each_context(self.request),
             "opts": self.opts,
@@ -193,13 +245,14 @@ class DecisionPage:
             "title": self.action.title,
             "action": self.action,
             "headings": [capfirst(str(label_for_field(name, self.opts.model, self.shown))) for name in columns],
-            "rows": [[self._cell(row, name) for name in columns] for row in found],
-            "seen": [Seen(row.pk, getattr(row, self.shown.attempt_column), row.status) for row in found],
+            "rows": [[self._cell(row, name) for name in columns] for row in rows],
+            "left_out": [([self._cell(row, name) for name in columns], why) for row, why in left_out],
+            "seen": [Seen(row.pk, getattr(row, self.shown.attempt_column), row.status) for row in rows],
             "form": form,
             "came_from": "page" if self._came_from_page else "",
-            "back": self._origin([row.pk for row in found]),
+            "back": self._origin([row.pk for row in rows]),
         }
-        return TemplateResponse(self.request, "admin/idempotency/decide.html", context)
+        return TemplateResponse(self.request, "idempotency/decide.html", context)
 
     def _cell(self, row: Any, name: str) -> Any:
         return getattr(self.shown, name)(row) if hasattr(self.shown, name) else getattr(row, name)
@@ -212,6 +265,5 @@ class DecisionPage:
     def _origin(self, pks: list[int]) -> str:
         """Where the person came from: the row's own page, or the list with its filters."""
         if self._came_from_page and pks:
-            name = f"admin:idempotency_{self.opts.model_name}_change"
-            return reverse(name, args=pks[:1], current_app=self.shown.admin_site.name)
+            return url_of(self.shown, "change", pks[0])
         return self.request.get_full_path()

@@ -1,4 +1,4 @@
-"""Explains on the page of a record or a message what its state means and what to do next."""
+"""Explains on the page of a record what its state means and what to do next."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib.admin.utils import display_for_value
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..lifecycle import Recovery, Status
-from ..models import IdempotencyRecord, MessageStatus, OutboxMessage
+from ..models import IdempotencyRecord
 from ..operation import registry
 from ..outcome import BODY_GONE
 from .display import NONE, time_left
@@ -49,20 +49,20 @@ def explain_record(record: IdempotencyRecord) -> list[Any]:
     recovery = None if operation is None else operation.recovery
     if record.status not in set(Status):
         return [_NEWER_RELEASE]
-    told = {
+    values = {
         "attempt": record.attempt,
         "lease": display_for_value(record.lease_expires_at, NONE),
         "retention": display_for_value(record.expires_at, NONE),
     }
     if time_left(record, record.expires_at) <= timedelta(0) and record.status != Status.IN_PROGRESS:
-        retention = [gettext("Its retention ended at %(retention)s, so the same key now makes a new request.") % told]
+        retention = [gettext("Its retention ended at %(retention)s, so the same key now makes a new request.") % values]
     else:
         retention = []
     if record.status == Status.COMPLETED:
-        return retention or [_explain_completed(record, told)]
+        return retention or [_explain_completed(record, values)]
     if record.status == Status.RECOVERABLE:
         return retention or [
-            gettext("Attempt %(attempt)d is known to have had no effect. The next retry runs the operation.") % told
+            gettext("Attempt %(attempt)d is known to have had no effect. The next retry runs the operation.") % values
         ]
     if record.status == Status.PARKED:
         return [
@@ -71,7 +71,7 @@ def explain_record(record: IdempotencyRecord) -> list[Any]:
                 "an error that leaves open whether the operation took effect. Such an error is in the log of that time "
                 "and, for those who may see recorded responses, under Last error."
             )
-            % told,
+            % values,
             _UNKNOWN_OPERATION if recovery is None else _WHY_PARKED[recovery],
             gettext(
                 "Every retry gets status 409. Find out whether the operation took effect, for example from the "
@@ -81,53 +81,31 @@ def explain_record(record: IdempotencyRecord) -> list[Any]:
             *retention,
         ]
     if time_left(record, record.lease_expires_at) > timedelta(0):
-        return [gettext("Until its lease ends at %(lease)s, attempt %(attempt)d is presumed to be running.") % told]
+        return [gettext("Until its lease ends at %(lease)s, attempt %(attempt)d is presumed to be running.") % values]
     return [
         gettext(
             "The lease of attempt %(attempt)d ended at %(lease)s, and no outcome was recorded. Its process was cut "
             "off, or it needs more time than its lease allows."
         )
-        % told,
+        % values,
         _UNKNOWN_OPERATION if recovery is None else _ON_ABANDONED[recovery],
         gettext("If the record stays in this state for longer than the interval between sweeps, no sweep is running."),
     ]
 
 
-def _explain_completed(record: IdempotencyRecord, told: Mapping[str, Any]) -> str:
+def _explain_completed(record: IdempotencyRecord, values: Mapping[str, Any]) -> str:
     if record.body_expires_at is not None:
         body = display_for_value(record.body_expires_at, NONE)
         return gettext(
             "Every retry gets the recorded outcome. A purge deletes the response after %(body)s and keeps the record "
             "until %(retention)s."
-        ) % {**told, "body": body}
+        ) % {**values, "body": body}
     if record.response_body == BODY_GONE:
         return (
             gettext(
                 "The response is no longer kept. Until %(retention)s a retry does not run. It is answered by rebuild, "
                 "if the operation declares it and the record has a reference, or else with status 409."
             )
-            % told
+            % values
         )
-    return gettext("Until %(retention)s, every retry gets the recorded outcome.") % told
-
-
-def explain_message(message: OutboxMessage) -> list[Any]:
-    """:param message: annotated with ``database_time``."""
-    if message.status == MessageStatus.SENT:
-        return [gettext("Its broker has confirmed the message.")]
-    if message.status == MessageStatus.DEAD:
-        tried = ngettext(
-            "It was tried %(count)d time and is not tried again automatically. The last error says why.",
-            "It was tried %(count)d times and is not tried again automatically. The last error says why.",
-            message.attempts,
-        )
-        return [
-            tried % {"count": message.attempts},
-            gettext("Later messages of the same ordering key wait for it. Correct the cause, then requeue it."),
-        ]
-    return [
-        gettext(
-            "It waits for a relay, or for an earlier message of the same ordering key. If it has been due for more "
-            "than a minute, no relay is running or its broker can't be reached."
-        )
-    ]
+    return gettext("Until %(retention)s, every retry gets the recorded outcome.") % values

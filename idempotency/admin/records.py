@@ -1,10 +1,10 @@
 """Records in the admin: find a record by key or account, see its state, and resolve a record that is stuck.
 
-Nothing can be edited. A decision about a record calls ``upkeep.resolutions``. A page explains it first, and it needs a
-permission of its own: ``idempotency.resolve_idempotencyrecord`` or ``idempotency.release_idempotencyrecord``.
+Nothing can be edited. A decision about a record calls ``operate.resolutions``. A page explains it first, and it needs a
+separate permission: ``idempotency.resolve_idempotencyrecord`` or ``idempotency.release_idempotencyrecord``.
 
 Recorded responses may hold secrets, so only people with the permission ``idempotency.view_response_body`` see them, and
-nobody can filter on them. Everything else needs ``idempotency.view_idempotencyrecord``, as usual.
+they can't be filtered on. Everything else needs ``idempotency.view_idempotencyrecord``, as usual.
 
 The table may be huge. So no page here counts the whole table, sorts it by a column that has no index, or searches it
 for the names of operations. What no index helps to find is looked for within a time limit.
@@ -13,29 +13,35 @@ for the names of operations. What no index helps to find is looked for within a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
+from django.contrib.auth import get_permission_codename, get_user_model
+from django.db import OperationalError
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..conf import authenticated_user, settings
+from ..identity.scope import MAX_ACCOUNT_LENGTH
 from ..lifecycle import Status
-from ..models import IdempotencyCounter, IdempotencyRecord, RecordQuerySet
+from ..models import IdempotencyRecord, RecordQuerySet
+from ..operate import stats
 from ..operation import registry
-from ..outcome import BODY_GONE, UNREADABLE, decrypt_body
-from ..protocol.transactions import alias
-from ..sql import bounded
+from ..outcome import UNREADABLE, decrypt_body
+from ..store import records_database, statement_timeout
 from .actions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE
-from .dashboard import DashboardMixin
 from .decisions import DecisionAdmin
 from .display import (
     NONE,
+    IndexedList,
     StateFilter,
     format_duration,
     format_time_left,
@@ -45,11 +51,13 @@ from .display import (
     time_left,
 )
 from .explanations import explain_record
-from .timeline import timeline_of
+
+#: What other apps add to the context of a record's page. Called with the record, the request and its admin.
+page_additions: list[Callable[[IdempotencyRecord, HttpRequest, DecisionAdmin], dict[str, Any]]] = []
 
 _RESPONSE_FIELDS = ("response_headers", "response_body", "response_reference", "error")
 
-#: The filter takes this many operations from the table of counters. Nobody reads a longer list.
+#: The filter takes this many operations from those that are counted.
 MAX_OPERATIONS = 500
 
 #: A search for a key alone finds this many records.
@@ -76,18 +84,18 @@ class RecordStateFilter(StateFilter):
 
 
 class OperationFilter(admin.SimpleListFilter):
-    """Filters by an operation that is declared in this process or that any process has counted an event of.
+    """Filters by an operation that is declared in this process or, if events are counted, that any process has used.
 
-    Finding the names in the table of records would read all of it. The table of counters has a few rows per operation.
+    Finding the names in the table of records would read all of it.
     """
 
     title = _("operation")
     parameter_name = "operation"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        counted = IdempotencyCounter.objects.using(alias()).filter(hour=0).exclude(operation="")
-        names = set(counted.order_by("operation").values_list("operation", flat=True).distinct()[:MAX_OPERATIONS])
-        names |= {operation.name for operation in registry}
+        names = {operation.name for operation in registry}
+        if stats.event_counts is not None:
+            names |= stats.event_counts.operations(records_database(), MAX_OPERATIONS)
         names |= {name for name in request.GET.getlist(self.parameter_name) if name}
         return [(name, name) for name in sorted(names)]
 
@@ -96,7 +104,7 @@ class OperationFilter(admin.SimpleListFilter):
         return queryset if name is None else queryset.filter(operation=name)
 
 
-class BoundedList(ChangeList):
+class BoundedList(IndexedList):
     """A list that is empty, and says why, if the database would have to look at too many records for it.
 
     No index begins with the operation or the key. If few records match, the newest of them may be anywhere.
@@ -107,10 +115,10 @@ class BoundedList(ChangeList):
             super().get_results(request)
             return
         try:
-            with bounded.time_limit(self.queryset.db):
+            with statement_timeout.time_limit(self.queryset.db):
                 super().get_results(request)
                 len(self.result_list)  # reads the page's rows, and keeps them
-        except bounded.OutOfTimeError:
+        except statement_timeout.OutOfTimeError:
             self.queryset = self.queryset.none()
             super().get_results(request)
             text = gettext(
@@ -121,19 +129,22 @@ class BoundedList(ChangeList):
 
 
 @admin.register(IdempotencyRecord)
-class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
+class IdempotencyRecordAdmin(DecisionAdmin):
     list_display = ("idempotency_key", "state_and_lease", "who", "age", "retention")
     list_filter = (RecordStateFilter, OperationFilter)
     search_fields = ("idempotency_key", "account_id")  # shows the search box; get_search_results() does the search
     search_help_text = _(
-        'An account, "account key", or a key, or its beginning. A key alone is not found in a very large table.'
+        'An account, "account key", or a key or its beginning, exactly as recorded, in upper and lower case. A user\'s '
+        "name finds the user's account, if accounts are users. A key alone is not found in a very large table."
     )
     ordering = ("-id",)
     sortable_by = ("retention",)
     decisions = (MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE)
     actions = tuple(action.as_admin_action() for action in decisions)
-    decision_columns = ("operation", "account_id", "idempotency_key", "state", "attempt", "age", "lease")
     attempt_column = "attempt"
+
+    def decision_columns(self, request: HttpRequest) -> tuple[str, ...]:
+        return ("operation", "account_id", "idempotency_key", "state", "attempt", "age", "lease")
 
     def explain(self, row: IdempotencyRecord) -> list[Any]:
         return explain_record(row)
@@ -142,7 +153,7 @@ class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
         return self.state(row)
 
     def page_context(self, request: HttpRequest, row: IdempotencyRecord) -> dict[str, Any]:
-        return {"timeline": timeline_of(row, request, self, self.admin_of_messages())}
+        return {name: value for add in page_additions for name, value in add(row, request, self).items()}
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("idempotency.resolve_idempotencyrecord")
@@ -151,14 +162,14 @@ class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
         return request.user.has_perm("idempotency.release_idempotencyrecord")
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
-        # By default a URL can filter on any column. With response_body__startswith, somebody without the permission
+        # By default a URL can filter on any column. With response_body__startswith, a person without the permission
         # could guess a hidden body letter by letter.
         return lookup in {"account_id", "idempotency_key", "operation", "state"}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyRecord]:
         # Read from the database that records are written to: a replica may show a renewed lease as over. A response
         # may have a megabyte, so responses are loaded only where they are shown.
-        records: QuerySet[IdempotencyRecord] = super().get_queryset(request).using(alias())
+        records: QuerySet[IdempotencyRecord] = super().get_queryset(request).using(records_database())
         return records.annotate(database_time=Now()).defer(*_RESPONSE_FIELDS)
 
     def get_search_results(
@@ -171,19 +182,13 @@ class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
         if not term:
             return queryset, False
         account, *key = term.rsplit(maxsplit=1)
-        if not key:
-            of_account = queryset.filter(account_id=term)
-            return of_account if of_account.exists() else self._find_key(request, queryset, term), False
-        # A key never contains white space. An account may.
-        searches = (
-            Q(account_id=term),
-            Q(account_id=account, idempotency_key=key[0]),
-            Q(account_id=account, idempotency_key__startswith=key[0]),
-        )
-        found = queryset.none()
-        for search in searches:
-            if (found := queryset.filter(search)).exists():
-                break
+        # A key never contains white space. An account may, and a user's name, too.
+        searches = [*_of_account_or_user(request, queryset, term)]
+        for records in _of_account_or_user(request, queryset, account) if key else ():
+            searches += [records.filter(idempotency_key=key[0]), records.filter(idempotency_key__startswith=key[0])]
+        found = next((records for records in searches if records.exists()), None)
+        if found is None:
+            found = queryset.none() if key else self._find_key(request, queryset, term)
         return found, False
 
     def _find_key(self, request: HttpRequest, queryset: QuerySet[Any], key: str) -> QuerySet[Any]:
@@ -193,20 +198,20 @@ class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
         index, and the whole table only within the time limit. If a project has an index on the key, that is enough.
         """
         unfinished = queryset.filter(status__in=_UNFINISHED)
-        end = time.monotonic() + bounded.LIMIT
+        end = time.monotonic() + statement_timeout.LIMIT
         gave_up = False
         for search in (Q(idempotency_key=key), Q(idempotency_key__startswith=key)):
-            for records, limit in ((unfinished, bounded.LIMIT), (queryset, end - time.monotonic())):
+            for records, limit in ((unfinished, statement_timeout.LIMIT), (queryset, end - time.monotonic())):
                 # Without an order, because the database might follow the index of the order and read the whole table.
                 wanted = records.filter(search).order_by().values_list("pk", flat=True)[:MAX_FOUND]
                 try:
-                    with bounded.time_limit(queryset.db, limit):
-                        found = list(wanted)
-                except bounded.OutOfTimeError:
+                    with statement_timeout.time_limit(queryset.db, limit):
+                        pks = list(wanted)
+                except statement_timeout.OutOfTimeError:
                     gave_up = True
                     continue
-                if found:
-                    return queryset.filter(pk__in=found)
+                if pks:
+                    return queryset.filter(pk__in=pks)
         if gave_up and request.method == "GET":  # a form that is sent asks for the list again
             self.message_user(
                 request,
@@ -291,9 +296,25 @@ class IdempotencyRecordAdmin(DashboardMixin, DecisionAdmin):
 
     @admin.display(description=_("body"))
     def body(self, record: IdempotencyRecord) -> str:
-        if record.response_body == BODY_GONE:
-            return gettext("No longer kept, because the operation's body_ttl is over.")
         try:
             return show_text(decrypt_body(record.response_body))
         except UNREADABLE as error:
             return show_text(str(error))
+
+
+def _of_account_or_user(request: HttpRequest, records: QuerySet[Any], name: str) -> Iterator[QuerySet[Any]]:
+    """The records of the account, and then those of the user of this name, if the staff member may view users."""
+    yield _of_account(records, name)
+    model: Any = get_user_model()
+    permission = f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"
+    if settings.account is authenticated_user and request.user.has_perm(permission):
+        user = None
+        with suppress(OperationalError):  # MariaDB, for a name with characters that the column can't hold
+            user = model._default_manager.filter(**{model.USERNAME_FIELD: name}).first()
+        if user is not None and user.get_username() == name:  # MariaDB finds it in any case
+            yield _of_account(records, str(authenticated_user(SimpleNamespace(user=user))))
+
+
+def _of_account(records: QuerySet[Any], account: str) -> QuerySet[Any]:
+    """The account's records. No account is longer than its column, and Citus refuses a statement with one that is."""
+    return records.filter(account_id=account) if len(account) <= MAX_ACCOUNT_LENGTH else records.none()

@@ -1,5 +1,5 @@
-"""Integrations with other packages. Each has an extra of its own in ``pyproject.toml``; the core needs none of them.
+"""Integrations with other packages. Each has its own extra in ``pyproject.toml``; the core needs none of them.
 
-To add a web framework, write a subclass of ``http.adapters.Adapter`` here, register it, and import it in ``apps.py``,
-as ``rest_framework`` does. Nothing below this folder imports it.
+To add a web framework, write a subclass of ``http.adapter.Adapter`` here and register it. The package's ``apps.py``
+imports the modules of frameworks that are in ``INSTALLED_APPS``; nothing else below this folder does.
 """

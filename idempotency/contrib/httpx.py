@@ -20,8 +20,7 @@ except ImportError as error:
         "    python -m pip install 'django-idempotency[httpx]'"
     ) from error
 
-from ..identity.keys import HEADER
-from ..identity.timed import new_key
+from ..identity.keys import HEADER, new_key
 from .retrying import KeyStatus, RetryPolicy, Tries, bounded, read_key_status
 
 __all__ = [
@@ -61,9 +60,14 @@ class UnresolvedRequestError(httpx.TransportError):
         self.key = key
         self.attempts = attempts
         self.response = response
+        if request is not None and response is not None:
+            response.request = request
+            with suppress(httpx.DecodingError):  # the body is not needed to know that the outcome is open
+                response.read()
 
 
 class HttpxTries(Tries[httpx.Response]):
+    unresolved = UnresolvedRequestError
     errors = httpx.TransportError
     retryable = (httpx.TransportError,)
     permanent = (httpx.UnsupportedProtocol, httpx.ProxyError, httpx.LocalProtocolError, UnresolvedRequestError)
@@ -82,7 +86,7 @@ class HttpxTries(Tries[httpx.Response]):
     def next_request(self) -> httpx.Request:
         """Make the request for the next attempt. Raises the errors of ``begin``.
 
-        Each attempt has a request of its own, because a transport may change the request that it sends.
+        Each attempt has its own request, because a transport may change the request that it sends.
         """
         left = self.begin()
         timeouts = self.request.extensions.get("timeout", {})
@@ -119,15 +123,6 @@ class HttpxTries(Tries[httpx.Response]):
             return answer.json()
         except httpx.DecodingError as error:
             raise ValueError("The body does not have the encoding that its headers name.") from error
-
-    def unresolved(self, message: str) -> UnresolvedRequestError:
-        if self.last is not None:
-            self.last.request = self.request
-            with suppress(httpx.DecodingError):  # the body is not needed to know that the outcome is open
-                self.last.read()
-        return UnresolvedRequestError(
-            message, key=self.key, attempts=self.budget.attempts, request=self.request, response=self.last
-        )
 
 
 class IdempotentTransport(httpx.BaseTransport):

@@ -6,28 +6,30 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from datetime import timedelta
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
+from django.apps import apps
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DatabaseError, InterfaceError
 from django.dispatch import Signal
 
 from .. import signals
 from ..lifecycle import Status
-from ..models import MessageStatus
+from ..operate.stats import Number, Precision, Stats, stats
 from ..operation import Operation
-from ..outbox import alias as outbox_alias
-from ..outbox.backlog import Backlog, backlog
-from ..protocol.transactions import alias
-from ..sql import bounded
-from ..upkeep.counters import Counters, connection_as_found
-from ..upkeep.stats import Number, Stats, stats
+from ..store import records_database, statement_timeout
+from ..store.statement_timeout import connection_as_found
+
+if TYPE_CHECKING:
+    from ..outbox.backlog import Backlog
 
 logger = logging.getLogger("idempotency")
 
 #: The counter of events, which has the labels ``operation`` and ``event``.
 EVENTS: Final = "idempotency_events"
-EVENTS_DESCRIPTION: Final = "What has happened to records, by operation and event"
+EVENTS_DESCRIPTION: Final = "Events of records, by operation and event"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Gauge:
     description: str
     unit: str
     labels: tuple[str, ...]
-    read: Callable[[Stats, Backlog], Values]
+    #: Called with the statistics and the backlog of the outbox, which is None if there is no outbox.
+    read: Callable[[Stats, Backlog | None], Values]
 
 
 def _of_operations(number: Number) -> Values:
@@ -86,7 +89,7 @@ GAUGES: Final = (
     ),
     Gauge(
         "idempotency_parked_records",
-        "Records whose outcome nobody knows, by operation",
+        "Records whose outcome is unknown, by operation",
         "{record}",
         ("operation",),
         lambda read, _: _of_operations(read.parked),
@@ -125,11 +128,11 @@ GAUGES: Final = (
         "been counted",
         "s",
         (),
-        lambda read, _: _single(read.since_purge.value),
+        lambda read, _: {} if read.since_purge.kind is Precision.UNKNOWN else _single(read.since_purge.value),
     ),
     Gauge(
         "idempotency_table_bytes",
-        "The size of the table of records with its indexes, if the database can tell",
+        "The size of the table of records with its indexes, if the database reports it",
         "By",
         (),
         lambda read, _: {} if read.table_bytes.value is None else _single(read.table_bytes.value),
@@ -139,23 +142,20 @@ GAUGES: Final = (
         "Messages of the outbox that are not sent, by status. Counting stops at 10,000",
         "{message}",
         ("status",),
-        lambda _, waiting: {
-            (MessageStatus.PENDING.value,): waiting.pending,
-            (MessageStatus.DEAD.value,): waiting.dead,
-        },
+        lambda _, waiting: {} if waiting is None else {("pending",): waiting.pending, ("dead",): waiting.dead},
     ),
     Gauge(
         "idempotency_outbox_oldest_due_seconds",
         "How long the oldest due message of the outbox has been due",
         "s",
         (),
-        lambda _, waiting: _single(None if waiting.oldest_due is None else waiting.oldest_due.total_seconds()),
+        lambda _, waiting: {} if waiting is None else _single((waiting.oldest_due or timedelta()).total_seconds()),
     ),
 )
 
 #: Seconds for each statement, on PostgreSQL. Prometheus gives a scrape ten. If a migration has locked a table, every
 #: scrape would keep a thread waiting.
-PATIENCE: Final = 3.0
+TIME_LIMIT: Final = 3.0
 
 #: Tells a database that can't be read from one in which nothing is wrong.
 AVAILABLE: Final = "idempotency_stats_available"
@@ -172,11 +172,13 @@ def read_gauges() -> dict[str, Values]:
     """
     try:
         with ExitStack() as stack:
-            for using in sorted({alias(), outbox_alias()}):
+            has_outbox = apps.is_installed("idempotency.outbox")
+            outbox: Any = import_module("idempotency.outbox.backlog") if has_outbox else None
+            for using in sorted({records_database(), *([outbox.outbox_database()] if outbox else [])}):
                 stack.enter_context(connection_as_found(using))
-                stack.enter_context(bounded.time_limit(using, PATIENCE))
-            read, waiting = stats(), backlog()
-    except (DatabaseError, InterfaceError, bounded.OutOfTimeError):
+                stack.enter_context(statement_timeout.time_limit(using, TIME_LIMIT))
+            read, waiting = stats(), outbox.backlog() if outbox else None
+    except (DatabaseError, InterfaceError, statement_timeout.OutOfTimeError):
         logger.warning("The statistics could not be read for the metrics", exc_info=True)
         return {AVAILABLE: {(): 0}}
     except SynchronousOnlyOperation:
@@ -194,8 +196,8 @@ def connect_counters(
     """Have an exporter count what happens in this process.
 
     :param exporter: its name. Another call for the same exporter replaces its functions.
-    :param count_event: called with the operation and the event, once for each event. The operation is "" if somebody
-        settled a record of an operation that this process doesn't know.
+    :param count_event: called with the operation and the event, once for each event. The operation is "" if a
+        person settled a record of an operation that this process doesn't know.
     :param counted: a function for each of ``COUNTS``, called with what to add.
     """
     for uid, signal, receive in _receivers(count_event, counted):
@@ -206,15 +208,15 @@ def connect_counters(
 def _receivers(
     count_event: Callable[[str, str], None], counted: Sequence[Callable[[int], None]]
 ) -> Iterator[tuple[str, Signal, Callable[..., None]]]:
-    for event, signal in Counters.WATCHED.items():
+    for event, signal in signals.EVENTS.items():
 
         def receive(sender: Operation | None, event: str = event, **arguments: Any) -> None:
             count_event("" if sender is None else sender.name, event)
 
         yield event, signal, receive
-    for one, add in zip(COUNTS, counted, strict=True):
+    for counter, add in zip(COUNTS, counted, strict=True):
 
         def receive_count(sender: Any, count: int = 1, add: Callable[[int], None] = add, **arguments: Any) -> None:
             add(count)
 
-        yield one.name, one.signal, receive_count
+        yield counter.name, counter.signal, receive_count

@@ -28,15 +28,15 @@ except (ImportError, AttributeError) as error:
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
+from django.urls import ResolverMatch
 
 from ..conf import settings
-from ..http.adapters import Adapter, register
-from ..http.class_views import protects_function, refuse_excluded
-from ..http.layers import closure_of
-from ..http.problems import CONTENT_TYPE
+from ..http.adapter import Adapter, register
+from ..http.class_views import refuse_excluded
+from ..http.protection import RoutedHandler, held_by, layers_of, protection_of, protects_function
 from ..identity import keys
 from ..operation import Operation
-from .openapi import PROBLEM, PROBLEM_NAME, add_responses, key_parameter
+from .openapi import PROBLEMS, add_responses, key_parameter, problem_content
 
 #: The attribute of Django's request that holds Ninja's operation.
 _OPERATION = "_idempotency_ninja_operation"
@@ -65,12 +65,26 @@ class NinjaAdapter(Adapter):
         decorate_view(_remember_operation)(view)
 
     @classmethod
-    def handlers_of(cls, callback: Any) -> list[tuple[Collection[str], Any]] | None:
-        view = closure_of(callback).get("self")  # Ninja makes a function around the view of a path
-        return [(route.methods, route.view_func) for route in view.operations] if isinstance(view, PathView) else None
+    def handlers_of(cls, callback: Any) -> list[RoutedHandler] | None:
+        # Ninja makes a function around the view of a path.
+        routes = _routes_behind(callback)
+        return routes and [RoutedHandler(route.view_func, frozenset(route.methods)) for route in routes]
 
-    def served_methods(self) -> set[str]:
+    @classmethod
+    def protect_in_place(cls, callback: Any, protect: Callable[[Any], Any]) -> bool:
+        routes = _routes_behind(callback)
+        for route in routes or ():
+            if protection_of(route.view_func) is None and getattr(route, "stream_format", None) is None:
+                route.view_func = protect(route.view_func)
+                route.run = _remember_operation(route.run)
+        return routes is not None
+
+    def served_methods(self, name: str) -> Collection[str]:
         return set(self.route.methods)
+
+    def is_place_named(self, match: ResolverMatch) -> bool:
+        # Ninja names a pattern after its function, which may serve several paths.
+        return match.url_name is not None and match.url_name == getattr(self.route, "url_name", None)
 
     def render(self, answer: Any) -> Any:
         """Let Ninja make the response now, within the transaction, from what the handler returned."""
@@ -87,6 +101,12 @@ class NinjaAdapter(Adapter):
             if unhandled is not error:
                 raise
         return super().answer_to_exception(error)  # errors that Django answers and Ninja doesn't know
+
+
+def _routes_behind(callback: Any) -> list[Any] | None:
+    held = (value for layer in layers_of(callback) for value in held_by(layer))
+    view = next((value for value in held if isinstance(value, PathView)), None)
+    return None if view is None else view.operations
 
 
 def _remember_operation(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,7 +151,8 @@ def _description(operation: Operation, route: Any) -> dict[str, Any]:
     own = _by_number(described.get("responses", {}))
     responses = {status: own.get(status, {}) for status in (*own, *route.response_models) if status is not ...}
     # Ninja's schema has no place for a component that is not a model, so the problem is written out.
-    problem = {CONTENT_TYPE: {"schema": {"title": PROBLEM_NAME, **PROBLEM}}}
+    name, schema = PROBLEMS[operation.profile]
+    problem = problem_content(operation, {"title": name, **schema})
     add_responses(operation, responses, problem if settings.error_response is None else None)
     described["responses"] = _by_number(responses)
     return described

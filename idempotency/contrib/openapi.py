@@ -19,26 +19,38 @@ from ..exceptions import (
     KeyMissingError,
     RequestError,
 )
-from ..http.problems import CONTENT_TYPE
+from ..http.profiles import PROFILES, Profile
 from ..identity import keys
 from ..operation import Operation
-from ..options.values import ACCEPTED, Attach
-from ..outcome import REPLAYED_HEADER, RETENTION_HEADER
+from ..options.values import ACCEPTED, ACP, IETF, STRIPE, Attach
+from ..outcome import RETENTION_HEADER, STATUS_HEADER
 
-#: The name of the one component schema of all problems.
-PROBLEM_NAME = "IdempotencyProblem"
+_CODE = {"type": "string", "description": "Tells a client what to do. It does not change between releases."}
 
-PROBLEM: dict[str, Any] = {
-    "type": "object",
-    "description": "A problem of RFC 9457.",
-    "properties": {
-        "type": {"type": "string", "format": "uri"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "code": {"type": "string", "description": "Tells a client what to do. It does not change between releases."},
-    },
-    "required": ["type", "title", "status", "detail", "code"],
+
+def _object(description: str, **properties: Any) -> dict[str, Any]:
+    """The schema of an object all of whose members are there."""
+    return {"type": "object", "description": description, "properties": properties, "required": [*properties]}
+
+
+_FLAT = _object("An error.", type={"type": "string"}, code=_CODE, message={"type": "string"})
+
+#: The name and the schema of the one component of all problems, by profile.
+PROBLEMS: dict[str, tuple[str, dict[str, Any]]] = {
+    IETF: (
+        "IdempotencyProblem",
+        _object(
+            "A problem of RFC 9457.",
+            type={"type": "string", "format": "uri"},
+            title={"type": "string"},
+            status={"type": "integer"},
+            detail={"type": "string"},
+            code=_CODE,
+            retryable={"type": "boolean", "description": "Whether a retry with the same key may get another answer."},
+        ),
+    ),
+    STRIPE: ("IdempotencyErrorObject", _object("An error, enclosed.", error=_FLAT)),
+    ACP: ("IdempotencyError", _FLAT),
 }
 
 #: The header's value: a bare key, or a structured-field string, in which a quote and a backslash are escaped.
@@ -62,9 +74,12 @@ RETRY_AFTER: dict[str, Any] = {
 }
 
 
-def problem_content(reference: str = f"#/components/schemas/{PROBLEM_NAME}") -> dict[str, Any]:
-    """The content of a response that is a problem."""
-    return {CONTENT_TYPE: {"schema": {"$ref": reference}}}
+def problem_content(operation: Operation, schema: dict[str, Any]) -> dict[str, Any]:
+    """The content of a response that is a problem of the operation.
+
+    :param schema: its schema, or a reference to the component that has it.
+    """
+    return {PROFILES[operation.profile].content_type: {"schema": schema}}
 
 
 def key_parameter(operation: Operation) -> dict[str, Any]:
@@ -94,16 +109,19 @@ def add_responses(operation: Operation, responses: dict[Any, Any], content: dict
             responses[status] = response
     for status, response in described.items():
         if status.isdigit() and operation.recordable(int(status)):
-            _complete(response, {"headers": _headers_of_outcome()})
+            _complete(response, {"headers": _headers_of_outcome(PROFILES[operation.profile])})
 
 
 def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Our answers in place of an outcome, by status."""
+    profile = PROFILES[operation.profile]
     by_status: dict[int, list[type[IdempotencyError]]] = {}
     for error in _errors(operation):
-        by_status.setdefault(error.status_code, []).append(error)
+        by_status.setdefault(profile.answer_to(error).status, []).append(error)
     for status, errors in sorted(by_status.items()):
-        answer: dict[str, Any] = {"description": "; ".join(f"{error.title} (`{error.code}`)" for error in errors)}
+        answer: dict[str, Any] = {
+            "description": "; ".join(f"{error.title} (`{profile.answer_to(error).code}`)" for error in errors)
+        }
         if content is not None:
             answer["content"] = dict(content)
         if {InProgressError, exceptions.UnavailableError} & set(errors):
@@ -121,8 +139,8 @@ def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[t
 
 def _errors(operation: Operation) -> Iterator[type[IdempotencyError]]:
     """The errors that a client of the operation may get."""
-    known = (*RequestError.__subclasses__(), *DuplicateError.__subclasses__(), exceptions.UnavailableError)
-    for error in [error for error in known if error.__module__ == exceptions.__name__]:  # without a project's own
+    kinds = (*RequestError.__subclasses__(), *DuplicateError.__subclasses__(), exceptions.UnavailableError)
+    for error in [error for error in kinds if error.__module__ == exceptions.__name__]:  # without a project's own
         if error is KeyMissingError and not operation.required:
             continue
         if error is KeyExpiredError and operation.max_key_age is None:
@@ -132,14 +150,18 @@ def _errors(operation: Operation) -> Iterator[type[IdempotencyError]]:
         yield error
 
 
-def _headers_of_outcome() -> dict[str, Any]:
+def _headers_of_outcome(profile: Profile) -> dict[str, Any]:
     return {
         keys.HEADER: {"description": "The key, as it was sent.", "schema": {"type": "string"}},
         RETENTION_HEADER: {
             "description": "For how many seconds an outcome is kept and a retry recognised.",
             "schema": {"type": "integer", "minimum": 0},
         },
-        REPLAYED_HEADER: {
+        STATUS_HEADER: {
+            "description": "What has become of the key.",
+            "schema": {"type": "string", "enum": ["executed", "replayed", "in-progress", "not-recorded", "unknown"]},
+        },
+        profile.replayed: {
             "description": "Present if this is the recorded outcome of an earlier request.",
             "schema": {"type": "string", "enum": ["true"]},
         },

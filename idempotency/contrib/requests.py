@@ -23,8 +23,7 @@ except ImportError as error:
         "    python -m pip install 'django-idempotency[requests]'"
     ) from error
 
-from ..identity.keys import HEADER
-from ..identity.timed import new_key
+from ..identity.keys import HEADER, new_key
 from .retrying import KeyStatus, RetryPolicy, Tries, bounded, read_key_status
 
 __all__ = [
@@ -56,6 +55,7 @@ class UnresolvedRequestError(requests.ConnectionError):
 
 
 class RequestsTries(Tries[requests.Response]):
+    unresolved = UnresolvedRequestError
     errors = requests.RequestException
     retryable = (requests.ConnectionError, requests.Timeout, ChunkedEncodingError)
     permanent = (ProxyError,)
@@ -71,11 +71,6 @@ class RequestsTries(Tries[requests.Response]):
 
     def document(self, answer: requests.Response) -> Any:
         return answer.json()
-
-    def unresolved(self, message: str) -> UnresolvedRequestError:
-        return UnresolvedRequestError(
-            message, key=self.key, attempts=self.budget.attempts, request=self.request, response=self.last
-        )
 
 
 class IdempotentAdapter(HTTPAdapter):
@@ -177,9 +172,9 @@ def hold_body(request: Any) -> Callable[[], object]:
         return lambda: None
     # Keep it a file with the position that requests has noted, because redirects and challenges rewind it to that.
     start = request._body_position if isinstance(request._body_position, int) else 0
-    held = io.BytesIO(b"\0" * start + _encoded(body.read()))
-    request.body = held
-    return lambda: held.seek(start)
+    stream = io.BytesIO(b"\0" * start + _encoded(body.read()))
+    request.body = stream
+    return lambda: stream.seek(start)
 
 
 def _encoded(part: bytes | str) -> bytes:
@@ -197,4 +192,4 @@ def _cut(timeout: Any, left: float) -> Any:
         return tuple(bounded(part, left) for part in timeout)
     if timeout is None or isinstance(timeout, (int, float)):
         return bounded(timeout, left)
-    return timeout  # a urllib3 Timeout has a state of its own
+    return timeout  # a urllib3 Timeout has its own state

@@ -13,9 +13,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
 try:
     from tenacity import RetryCallState
@@ -27,12 +27,8 @@ except ImportError as error:
         "    python -m pip install 'django-idempotency[requests]'"
     ) from error
 
-from ..identity.keys import HEADER, shorten
-from ..identity.timed import new_key
+from ..identity.keys import HEADER, new_key, shorten
 from ..protocol.context import current_claim
-
-if TYPE_CHECKING:
-    from ..protocol.claim import Claim
 
 logger = logging.getLogger("idempotency")
 
@@ -81,7 +77,6 @@ class KeyStatus:
 
     :param status: ``in_progress``, ``completed``, ``recoverable``, ``parked`` or ``unknown``.
     :param response_status: the status of the recorded outcome, if it is ``completed``.
-    :param body_gone: whether the recorded response is no longer kept. Then a retry gets 409 ``idempotency_body_gone``.
     :param created_at: when the request was claimed.
     :param completed_at: when the outcome was recorded.
     :param expires_at: until when the server recognises the key.
@@ -90,7 +85,6 @@ class KeyStatus:
 
     status: str
     response_status: int | None = None
-    body_gone: bool = False
     created_at: datetime | None = None
     completed_at: datetime | None = None
     expires_at: datetime | None = None
@@ -109,15 +103,13 @@ def read_key_status(document: Any, headers: Mapping[str, str]) -> KeyStatus:
     return KeyStatus(
         document["status"],
         document.get("response_status"),
-        document.get("body_gone") is True,
         retry_after=retry_after(headers),
         **times,
     )
 
 
 def _time(text: Any) -> datetime | None:
-    # Python 3.10 reads no Z.
-    return None if text is None else datetime.fromisoformat(str(text).replace("Z", "+00:00"))
+    return None if text is None else datetime.fromisoformat(str(text))
 
 
 class Answer(Protocol):
@@ -132,40 +124,6 @@ class Answer(Protocol):
 A = TypeVar("A", bound=Answer)
 
 
-class Budget:
-    """How many attempts one logical request has had, and how many seconds it has left.
-
-    :param attempts: the number of attempts that are allowed.
-    :param total: the number of seconds that are allowed, including waits.
-    """
-
-    def __init__(self, attempts: int, total: float) -> None:
-        self.total = total
-        self.longest = attempts
-        self.attempts = 0
-        self._started = time.monotonic()
-        self._waited = 0.0
-
-    def begin(self) -> float:
-        """Begin an attempt.
-
-        :returns: how many seconds it has.
-        """
-        self.attempts += 1
-        return max(LEAST_TIMEOUT, self.total - self._spent())
-
-    def allows(self, pause: float) -> bool:
-        """Whether one more attempt may begin after ``pause`` seconds."""
-        return self.attempts < self.longest and self._spent() + pause < self.total
-
-    def wait(self, pause: float) -> None:
-        """Count a pause. It counts in full even if ``sleep`` returns early, as in tests, so that the retries end."""
-        self._waited += pause
-
-    def _spent(self) -> float:
-        return max(time.monotonic() - self._started, self._waited)
-
-
 class Tries(ABC, Generic[A]):
     """One logical request: its key, and after each attempt the decision whether its outcome is known.
 
@@ -177,24 +135,36 @@ class Tries(ABC, Generic[A]):
     :raises LeaseLostError: the request is made inside a protected operation whose lease is lost.
     """
 
+    #: The error that ends the retries.
+    unresolved: ClassVar[type[Any]]
     #: The base class of the errors that the library raises when there is no response.
     errors: ClassVar[type[Exception]]
     #: The errors after which another attempt may learn the outcome.
     retryable: ClassVar[tuple[type[Exception], ...]]
     #: Subclasses of these errors that every attempt would meet again.
     permanent: ClassVar[tuple[type[Exception], ...]]
+    #: The library's object of the request, for the error that ends the retries.
+    request: Any
 
     def __init__(self, policy: RetryPolicy, method: str, place: str, key: str | None, name: str | None) -> None:
         self.policy = policy
         self.call = f"{method} {place}"
         self.claim = current_claim()
-        self.key = _derive_or_make_key(self.claim, self.call, name) if key is None else key
-        total = policy.total
+        self.key = self._make_key(name) if key is None else key
+        self.total = policy.total
         if self.claim is not None:
             operation = self.claim.operation
-            total = min(total, (operation.heartbeat or operation.lease).total_seconds())
-        self.budget = Budget(policy.attempts, total)
+            self.total = min(self.total, (operation.heartbeat or operation.lease).total_seconds())
+        self.attempts = 0
         self.last: A | None = None
+        self._started = time.monotonic()
+        self._waited = 0.0
+
+    def _make_key(self, name: str | None) -> str:
+        if self.claim is None:
+            return new_key()
+        # Derived from the operation's identity and the name, so each attempt of the operation sends the same key.
+        return str(self.claim.derive_key(self.claim.name_call(self.call) if name is None else name))
 
     @abstractmethod
     def document(self, answer: A) -> Any:
@@ -202,10 +172,6 @@ class Tries(ABC, Generic[A]):
 
         :raises ValueError: it is not JSON.
         """
-
-    @abstractmethod
-    def unresolved(self, message: str) -> Exception:
-        """Make the error that ends the retries."""
 
     def begin(self) -> float:
         """Begin an attempt.
@@ -215,7 +181,12 @@ class Tries(ABC, Generic[A]):
         """
         if self.claim is not None:
             self.claim.ensure_owned()
-        return self.budget.begin()
+        self.attempts += 1
+        return max(LEAST_TIMEOUT, self.total - self._spent())
+
+    def _spent(self) -> float:
+        # A pause counts in full even if ``sleep`` returns early, as in tests, so that the retries end.
+        return max(time.monotonic() - self._started, self._waited)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -255,7 +226,7 @@ class Tries(ABC, Generic[A]):
             return True
         if isinstance(error, self.retryable) and not isinstance(error, self.permanent) and not _is_untrusted(error):
             return True
-        if isinstance(error, self.errors) and self.budget.attempts > 1:
+        if isinstance(error, self.errors) and self.attempts > 1:
             self._raise_unresolved(state)  # no retry can help, but an earlier attempt may have taken effect
         return False
 
@@ -267,26 +238,29 @@ class Tries(ABC, Generic[A]):
 
     def _must_stop(self, state: RetryCallState) -> bool:
         # If the Retry-After is longer than the time that is left, stop: an earlier retry would get the same response.
-        return not self.budget.allows(state.upcoming_sleep)
+        return self.attempts >= self.policy.attempts or self._spent() + state.upcoming_sleep >= self.total
 
     def _postpone(self, state: RetryCallState) -> None:
-        self.budget.wait(state.upcoming_sleep)
+        self._waited += state.upcoming_sleep
         logger.info(
             "%s with key %s: attempt %d was left without an outcome (%s); the next one is in %.1f s",
             self.call,
             shorten(self.key),
-            self.budget.attempts,
+            self.attempts,
             _reason(state),
             state.upcoming_sleep,
         )
 
     def _raise_unresolved(self, state: RetryCallState) -> NoReturn:
         message = (
-            f"{self.call}: the outcome is not known after {self.budget.attempts} attempt(s) ({_reason(state)}). It may "
+            f"{self.call}: the outcome is not known after {self.attempts} attempt(s) ({_reason(state)}). It may "
             f"have taken effect. Resume later with the same {HEADER} and the same payload, never with a new key: "
             f"{shorten(self.key)}, in full in this error's `key`."
         )
-        raise self.unresolved(message) from _error_of(state)
+        error: Exception = self.unresolved(
+            message, key=self.key, attempts=self.attempts, request=self.request, response=self.last
+        )
+        raise error from _error_of(state)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -301,7 +275,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     if moment is None:
         return None
     # Use the server's clock if its response has a Date, because the client's clock may be minutes off.
-    now = _moment(headers.get("Date", "")) or datetime.now(timezone.utc)
+    now = _moment(headers.get("Date", "")) or datetime.now(UTC)
     return max(0.0, (moment - now).total_seconds())
 
 
@@ -310,19 +284,12 @@ def _moment(text: str) -> datetime | None:
         moment = parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
         return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def bounded(timeout: float | None, left: float) -> float:
     """The caller's timeout, cut to what is left of the total."""
     return left if timeout is None else min(timeout, left)
-
-
-def _derive_or_make_key(claim: Claim | None, call: str, name: str | None) -> str:
-    if claim is None:
-        return new_key()
-    # The key is derived from the operation's identity and the name, so another attempt of the operation sends the same.
-    return str(claim.derive_key(claim.name_call(call) if name is None else name))
 
 
 def _error_of(state: RetryCallState) -> BaseException | None:

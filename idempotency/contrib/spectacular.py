@@ -23,16 +23,17 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.views import exception_handler
 
 from ..conf import settings
-from ..http.class_views import operation_of_request
+from ..http.protection import operation_for
 from ..identity import keys
 from ..operation import Operation
-from .openapi import KEY_DESCRIPTION, KEY_SCHEMA, PROBLEM, PROBLEM_NAME, add_responses, problem_content
+from .openapi import KEY_DESCRIPTION, KEY_SCHEMA, PROBLEMS, add_responses, problem_content
+from .rest_framework.view_classes import handlers_of_view
 
 
 class AutoSchema(openapi.AutoSchema):
     """drf-spectacular's ``AutoSchema``, which also documents the header and the answers of protected operations.
 
-    What ``@extend_schema`` says of a protected operation wins. If the project has an ``AutoSchema`` of its own, make a
+    What ``@extend_schema`` says of a protected operation wins. If the project has its own ``AutoSchema``, make a
     class of both, this one first.
     """
 
@@ -58,9 +59,10 @@ class AutoSchema(openapi.AutoSchema):
         if described and operation is not None:
             add_responses(operation, described["responses"], self.get_problem_content())
             named = ("header", keys.HEADER.lower())
-            headers = [one for one in described.get("parameters", []) if (one["in"], one["name"].lower()) == named]
+            parameters = described.get("parameters", [])
+            headers = [header for header in parameters if (header["in"], header["name"].lower()) == named]
             if len(headers) > 1:  # the project has written the name in other letters
-                described["parameters"].remove(next(one for one in headers if one["name"] == keys.HEADER))
+                parameters.remove(next(header for header in headers if header["name"] == keys.HEADER))
         return described
 
     def get_problem_content(self) -> dict[str, Any] | None:
@@ -69,14 +71,18 @@ class AutoSchema(openapi.AutoSchema):
         Override it if the project gives them another form, by ``ERROR_RESPONSE`` or by an ``EXCEPTION_HANDLER`` of its
         own. By default nothing is said of that form.
         """
-        if settings.error_response is not None or self.view.get_exception_handler() is not exception_handler:
+        operation = self._operation()
+        if (
+            operation is None
+            or settings.error_response is not None
+            or self.view.get_exception_handler() is not exception_handler
+        ):
             return None
         make: Any = ResolvedComponent  # it has no types
-        component = make(
-            name=PROBLEM_NAME, type=ResolvedComponent.SCHEMA, object=PROBLEM_NAME, schema=copy.deepcopy(PROBLEM)
-        )
+        name, schema = PROBLEMS[operation.profile]
+        component = make(name=name, type=ResolvedComponent.SCHEMA, object=name, schema=copy.deepcopy(schema))
         self.registry.register_on_missing(component)
-        return problem_content(component.ref["$ref"])
+        return problem_content(operation, component.ref)
 
     def _operation(self) -> Operation | None:
-        return operation_of_request(type(self.view), self.method, getattr(self.view, "action_map", None))
+        return operation_for(handlers_of_view(type(self.view), getattr(self.view, "action_map", None)), self.method)

@@ -17,7 +17,7 @@ from uuid import UUID
 from django.db.models import Model
 
 from ..conf import authenticated_user
-from .adapters import adapter_for
+from .adapter import adapter_for
 
 #: Where a visitor's identifier is in the session.
 VISITOR = "idempotency_visitor"

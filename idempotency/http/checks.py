@@ -1,8 +1,11 @@
-"""System checks: models in another database than their records, anonymous visitors, headers that browsers keep back."""
+"""System checks: models in another database than their records, transactions around views, anonymous visitors, headers
+that browsers keep back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.apps import AppConfig, apps
@@ -11,14 +14,21 @@ from django.core import checks
 from django.core.checks import CheckMessage, Tags, register
 from django.db import router
 from django.db.models import Model
-from django.urls import URLPattern, URLResolver, get_resolver
 
-from ..conf import SETTING, problems_of
+from ..conf import SETTING, problems_of, settings
 from ..identity import keys
 from ..operation import Operation, registry
-from ..protocol.transactions import alias
+from ..options.values import ACCEPTED, Attach
+from ..outcome import RETENTION_HEADER, STATUS_HEADER
+from ..store import records_database
 from .accounts import user_or_visitor
-from .class_views import protected_operation
+from .adapter import handlers_of
+from .atomic_requests import databases_with_atomic_requests, has_copied_exemption, is_within_atomic_requests
+from .every_route import places, reasons_left_out
+from .profiles import PROFILES
+from .protection import class_of
+
+MIDDLEWARE = "idempotency.http.middleware.IdempotencyMiddleware"
 
 
 def declared_operations() -> list[Operation]:
@@ -26,58 +36,116 @@ def declared_operations() -> list[Operation]:
 
     Django runs the checks in no certain order, so it may not have imported the views yet.
     """
-    if getattr(django_settings, "ROOT_URLCONF", None):
-        list(get_resolver().url_patterns)
+    list(places())
     return list(registry)
+
+
+def _valid_operations() -> list[Operation]:
+    """The declared operations whose options can be read. Another check reports the others."""
+    if problems_of(getattr(django_settings, SETTING, {})):
+        return []
+    return [operation for operation in declared_operations() if not operation.problems()]
 
 
 @register("idempotency", Tags.urls)
 def check_models(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check the models of protected class-based views whose class names its model."""
-    if not getattr(django_settings, "ROOT_URLCONF", None):
+    written: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for place in places():
+        view_class = class_of(place.callback)
+        for routed in handlers_of(place.callback) if view_class is not None else ():
+            operation = routed.operation
+            if operation is None or not operation.transaction:
+                continue
+            model = model_written_elsewhere(view_class, operation)
+            if model is not None:
+                databases = records_database(operation=operation.name), router.db_for_write(model)
+                written[databases].add(f"{operation.name!r} of {view_class.__name__} ({model._meta.label})")
+    return [
+        checks.Warning(
+            f"The operations of these views have transaction=True in the records' database, {records!r}, but their "
+            f"models are written to database {using!r}: {', '.join(sorted(operations))}. A crash between the commits "
+            f"leaves an effect without its outcome, and a retry runs the operation again.",
+            hint=f"Keep the records in {using!r}, or declare the operations with transaction=False and their recovery.",
+            id="idempotency.W010",
+        )
+        for (records, using), operations in sorted(written.items())
+    ]
+
+
+@register("idempotency", Tags.urls)
+def check_atomic_requests(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that ATOMIC_REQUESTS opens no transaction around a protected view, and one around every other view."""
+    if not databases_with_atomic_requests():
         return []
-    written = {
-        (view_class, model, operation, alias(operation=operation.name))
-        for view_class, names in _served(get_resolver().url_patterns)
-        for name in names
-        if (operation := protected_operation(view_class, name)) is not None and operation.transaction
-        if (model := model_written_elsewhere(view_class, operation)) is not None
-    }
-    return [_warning(*found) for found in sorted(written, key=repr)]
+    found: list[CheckMessage] = []
+    for place in places():
+        operations = {routed.operation.name for routed in handlers_of(place.callback) if routed.operation is not None}
+        if operations and is_within_atomic_requests(place.callback):
+            found.append(
+                checks.Error(
+                    f"ATOMIC_REQUESTS opens a transaction around {place.route}, where no claim of "
+                    f"{', '.join(map(repr, sorted(operations)))} can be committed: every request is refused.",
+                    hint="Put @idempotent above the other decorators of the method, or mark the view of the URL with "
+                    "django.db.transaction.non_atomic_requests. For Django Ninja, mark the callback of each of "
+                    "api.urls.",
+                    id="idempotency.E031",
+                )
+            )
+        elif has_copied_exemption(place.callback):
+            found.append(
+                checks.Warning(
+                    f"The view of {place.route} has the attributes of a protected view, which functools.wraps() has "
+                    f"copied, but does not seem to call that view. So it is exempt from ATOMIC_REQUESTS, and may run "
+                    f"without protection and without a transaction.",
+                    hint="Put @idempotent on it, or don't use functools.wraps() there.",
+                    id="idempotency.W019",
+                )
+            )
+    return found
 
 
 @register("idempotency", Tags.security)
 def check_cors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Check whether django-cors-headers, if it is installed, lets browsers send the header."""
-    allowed = {name.lower() for name in getattr(django_settings, "CORS_ALLOW_HEADERS", ())}
-    if not apps.is_installed("corsheaders") or keys.HEADER.lower() in allowed:
+    """Check whether django-cors-headers, if it is installed, lets browsers send the key and read what clients need."""
+    if not apps.is_installed("corsheaders"):
         return []
-    return [
-        checks.Warning(
-            f"CORS_ALLOW_HEADERS does not have {keys.HEADER.lower()!r}, so a browser does not send a request with this "
-            f"header from another origin.",
-            hint=f'Set CORS_ALLOW_HEADERS = (*corsheaders.defaults.default_headers, "{keys.HEADER.lower()}").',
-            id="idempotency.W012",
+    found: list[CheckMessage] = []
+    if _not_listed("CORS_ALLOW_HEADERS", keys.HEADER):
+        found.append(
+            checks.Warning(
+                f"CORS_ALLOW_HEADERS does not have {keys.HEADER.lower()!r}, so a browser does not send a request with "
+                f"this header from another origin.",
+                hint=f'Set CORS_ALLOW_HEADERS = (*corsheaders.defaults.default_headers, "{keys.HEADER.lower()}").',
+                id="idempotency.W012",
+            )
         )
-    ]
+    replayed = sorted({PROFILES[operation.profile].replayed for operation in _valid_operations()})
+    if hidden := _not_listed("CORS_EXPOSE_HEADERS", *replayed, RETENTION_HEADER, STATUS_HEADER, "Retry-After"):
+        found.append(
+            checks.Warning(
+                f"CORS_EXPOSE_HEADERS does not have {', '.join(hidden)}, so a script of another origin can't read "
+                f"what became of its key, or when to retry.",
+                hint=f"Add {', '.join(map(repr, hidden))} to CORS_EXPOSE_HEADERS, and 'Location' if scripts follow it.",
+                id="idempotency.W016",
+            )
+        )
+    return found
 
 
-def _served(patterns: Iterable[URLPattern | URLResolver]) -> Iterator[tuple[Any, set[str]]]:
-    """Each class that the URLs lead to, with the names of the handlers that they lead to."""
-    for pattern in patterns:
-        if isinstance(pattern, URLResolver):
-            yield from _served(pattern.url_patterns)
-            continue
-        view_class = getattr(pattern.callback, "cls", getattr(pattern.callback, "view_class", None))
-        if view_class is not None:
-            actions = getattr(pattern.callback, "actions", None)
-            yield view_class, set(view_class.http_method_names if actions is None else actions.values())
+def _not_listed(setting: str, *names: str) -> list[str]:
+    """The headers that a setting of django-cors-headers leaves out."""
+    listed = {name.lower() for name in getattr(django_settings, setting, ())}
+    # Browsers take "*" for all headers, but not in a request with credentials (Fetch standard, section 3.2).
+    if "*" in listed and not getattr(django_settings, "CORS_ALLOW_CREDENTIALS", False):
+        return []
+    return [name for name in names if name.lower() not in listed]
 
 
 def model_written_elsewhere(view_class: Any, operation: Operation) -> type[Model] | None:
     """The model of a class that names it, if that is written to another database than the operation's records."""
     model = _model_of(view_class)
-    return None if model is None or router.db_for_write(model) == alias(operation=operation.name) else model
+    return None if model is None or router.db_for_write(model) == records_database(operation=operation.name) else model
 
 
 def _model_of(view_class: Any) -> type[Model] | None:
@@ -87,27 +155,10 @@ def _model_of(view_class: Any) -> type[Model] | None:
     return next((model for model in found if isinstance(model, type) and issubclass(model, Model)), None)
 
 
-def _warning(view_class: type, model: type[Model], operation: Operation, records: str) -> CheckMessage:
-    using = router.db_for_write(model)
-    return checks.Warning(
-        f"Operation {operation.name!r} of {view_class.__name__} has transaction=True in the records' database, "
-        f"{records!r}, but {model._meta.label} is written to database {using!r}. A crash between the commits leaves "
-        f"an effect without its outcome, and a retry runs the operation again.",
-        hint=f"Keep the records in {using!r}, or declare the operation with transaction=False and its recovery.",
-        id="idempotency.W010",
-    )
-
-
 @register("idempotency")
 def check_visitors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Say what an anonymous account means, where an operation accepts one."""
-    if problems_of(getattr(django_settings, SETTING, {})):
-        return []
-    names = sorted(
-        repr(operation.name)
-        for operation in declared_operations()
-        if not operation.problems() and operation.account is user_or_visitor
-    )
+    names = sorted(repr(operation.name) for operation in _valid_operations() if operation.account is user_or_visitor)
     if not names:
         return []
     return [
@@ -118,3 +169,64 @@ def check_visitors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
             id="idempotency.W011",
         )
     ]
+
+
+@register("idempotency")
+def check_profiles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that each operation keeps the rules of its profile that its other options could break."""
+    return [message for operation in _valid_operations() for message in _broken_rules(operation)]
+
+
+def _broken_rules(operation: Operation) -> Iterator[CheckMessage]:
+    profile, subject = PROFILES[operation.profile], f"Operation {operation.name!r} of profile {operation.profile!r}"
+    if operation.ttl < profile.least_retention:
+        yield checks.Warning(
+            f"{subject} keeps its outcomes for {operation.ttl}.",
+            hint=f"The profile asks for at least {profile.least_retention}: a longer ttl= or TTL.",
+            id="idempotency.W020",
+        )
+    if profile.needs_key and not operation.required:
+        yield checks.Warning(
+            f"{subject} lets a request without a key run.",
+            hint="The profile refuses such a request: leave out required=False.",
+            id="idempotency.W021",
+        )
+    if profile.forgets_server_errors and any(map(operation.recordable, range(500, 600))):
+        yield checks.Warning(
+            f"{subject} records responses with a status of 5xx.",
+            hint="By the profile a retry after a 5xx runs again: a recordable= or RECORDABLE that is False for them.",
+            id="idempotency.W022",
+        )
+    if profile.needs_conflict and (operation.in_progress is ACCEPTED or isinstance(operation.in_progress, Attach)):
+        yield checks.Warning(
+            f"{subject} answers a duplicate of a running request with 202.",
+            hint="The profile asks for 409: leave in_progress= at CONFLICT or Wait.",
+            id="idempotency.W023",
+        )
+
+
+@register("idempotency", Tags.urls)
+def check_every_route(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that the middleware is there that ``EVERY_ROUTE`` needs, and name the routes that it can't protect."""
+    if problems_of(getattr(django_settings, SETTING, {})) or not settings.every_route:
+        return []
+    messages: list[CheckMessage] = []
+    if MIDDLEWARE not in django_settings.MIDDLEWARE:
+        messages.append(
+            checks.Error(
+                "EVERY_ROUTE protects nothing without its middleware.",
+                hint=f"Add {MIDDLEWARE!r} to MIDDLEWARE.",
+                id="idempotency.E044",
+            )
+        )
+    left_out = [(place, reasons_left_out.get(place.pattern)) for place in places()]
+    routes = [f"{place.route} ({reason})" for place, reason in left_out if reason is not None]
+    if routes:
+        messages.append(
+            checks.Warning(
+                f"EVERY_ROUTE can't protect {len(routes)} routes: {', '.join(routes)}",
+                hint="Put @idempotent closest to their functions, or name them in EXCEPT_ROUTES.",
+                id="idempotency.W024",
+            )
+        )
+    return messages

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import Context, copy_context
 from types import MethodType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -14,31 +15,19 @@ from django.views import View
 
 from ..operation import Operation, operation_for, registry
 from ..options.table import RequestPolicy
-from .adapters import Adapter, adapter_for, prepare_view
-from .api_view import docstring_of
-from .atomic_requests import EveryDatabase, Handler, exempted_by_project
-from .class_views import (
-    HOOKS,
-    guard,
-    methods_of_class,
-    protects_function,
-    protects_handler,
-    refuse_excluded,
-    refuse_handler,
-    served_methods,
-)
-from .exchange import Exchange, is_running, refusal_of
-from .route import route_of
-
-if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
-    from typing_extensions import Unpack
+from .adapter import Adapter, adapter_for, prepare_view, served_methods
+from .atomic_requests import EveryDatabase, exempted_by_project
+from .class_views import guard, refuse_excluded, refuse_hook
+from .exchange import Exchange
+from .handler import Handler, is_running, is_within_a_run
+from .protection import Protection, class_of, methods_of_class, protects_function, protects_handler
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def idempotent(
-    operation: str | Operation, **policy: Unpack[RequestPolicy]
+    operation: str | Operation = "", **policy: Unpack[RequestPolicy]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a view take effect once for each account and ``Idempotency-Key``.
 
@@ -56,10 +45,11 @@ def idempotent(
         decorated object could not be protected in this place.
     :raises TypeError: there is no keyword argument of this name.
     """
-    if callable(operation):  # @idempotent without parentheses
+    if callable(operation) or operation == "":  # without parentheses, or with nothing in them
+        above = f", above {getattr(operation, '__qualname__', operation)}" if operation else ""
         raise ImproperlyConfigured(
-            f'@idempotent needs the name of an operation: write @idempotent("orders.create"), with a name of your own, '
-            f"above {getattr(operation, '__qualname__', operation)}."
+            f'@idempotent needs the name of an operation: write @idempotent("orders.create"), with a name of your own'
+            f"{above}."
         )
     declared = operation_for(operation, policy)
 
@@ -69,7 +59,7 @@ def idempotent(
     return decorate
 
 
-class Protected:
+class Protected(Protection):
     """A view under an operation: callable like the view, and bindable like a method.
 
     :param owns_name: no other function may be declared under the operation's name.
@@ -82,25 +72,31 @@ class Protected:
         functools.update_wrapper(self, view)
         # Django Ninja evaluates the annotations of a view in it, because it does not look at __wrapped__.
         self.__globals__ = getattr(view, "__globals__", {})
-        self.__doc__ = docstring_of(view, operation)
-        self.operation = operation
-        self.view = view
+        super().__init__(operation, view)
         #: The attribute of its class, if it is a handler.
         self.name = getattr(view, "__name__", "")
-        self._non_atomic_requests = EveryDatabase(exempted_by_project(view))
+        #: True if its class sees it. It doesn't, if another decorator is above.
+        self._is_seen = False
+        #: The class, if the view is that of its as_view().
+        self._view_class = class_of(view)
+        self._non_atomic_requests = EveryDatabase(self, exempted_by_project(view))
         self._is_async = iscoroutinefunction(view)
         if self._is_async:
             markcoroutinefunction(self)
         #: True until the name is bound. A method must know its class first, because it may override another one's
         #: method.
-        self._owes_name = owns_name and not _is_stand_in(view)
+        self._owes_name = owns_name
         if self._owes_name and not _is_in_class_body(view):
             self._own_name([_home_of(view)])
+        self._prepare()
+
+    def _prepare(self) -> None:
         prepare_view(self)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-        refuse_handler(self.operation, owner, name)
+        self.name, self._is_seen = name, True
+        refuse_hook(self.operation, owner, name)
+        refuse_excluded(self.operation, served_methods(name), f"{owner.__name__}.{name}")
         if self._owes_name:
             self._own_name([f"{base.__module__}.{base.__qualname__}.{name}" for base in owner.__mro__])
         guard(owner)
@@ -109,45 +105,65 @@ class Protected:
         return self if instance is None else MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        adapter = next(filter(None, map(adapter_for, args[:2])), None)  # a function's first argument, a method's second
+        adapter = self._adapter_for(args, kwargs)
+        call = functools.partial(self.view, *args, **kwargs)
+        if self._is_async and is_within_a_run(adapter.http):
+            return self._respond_within_a_run(call, args[0], adapter)
+        if is_running(self.operation, adapter.http):
+            return call()
+        return self._responder(call, args[0], adapter)()
+
+    async def _respond_within_a_run(self, call: Callable[[], Any], instance: object, adapter: Adapter) -> Any:
+        # Asked in the thread in which the handler's queries would run.
+        if await sync_to_async(is_running)(self.operation, adapter.http):
+            return await call()
+        return await self._responder(call, instance, adapter)()
+
+    def _adapter_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Adapter:
+        """The adapter for the request, which is the second argument of a method and the first one of a function."""
+        adapter = next(filter(None, map(adapter_for, args[1::-1])), None)
         if adapter is None:
             raise TypeError(
                 f"@idempotent({self.operation.name!r}) expects a request as the first argument of "
-                f"{getattr(self.view, '__qualname__', self.view)!r}."
+                f"{getattr(self.view, '__qualname__', self.view)!r}. For a view of Django REST framework, add "
+                f"'rest_framework' to INSTALLED_APPS."
             )
+        adapter.kwargs = kwargs
+        return adapter
+
+    def _responder(self, call: Callable[[], Any], instance: object, adapter: Adapter) -> Callable[[], Any]:
+        """What answers the request: the handler as if it were unprotected, or an exchange.
+
+        :param instance: the first argument of the call, which is the view of a method.
+        """
+        if not self._protects(instance, adapter):
+            return Handler(call, adapter.http, self).pass_through
+        if not self._is_async:
+            return Exchange(self.operation, adapter, Handler(call, adapter.http, self)).respond
+        exchange = Exchange(self.operation, adapter, Handler(_run_async(call), adapter.http, self))
+        return functools.partial(_shielded, exchange.respond)
+
+    def _protects(self, instance: object, adapter: Adapter) -> bool:
         if self._owes_name:  # another decorator has hidden the method from its class
             self._own_name([_home_of(self.view)])
-        call = functools.partial(self.view, *args, **kwargs)
-        adapter.kwargs = kwargs
-        request, http = adapter.request, adapter.http
-        if is_running(self.operation, http):
-            return call()
-        refusal = refusal_of(http)
-        if refusal is None and not self._protects(args[0] if args[0] is not request else None, adapter):
-            return Handler(call, http, self).pass_through()
-        handler = Handler(async_to_sync(call) if self._is_async else call, http, self)
-        exchange = Exchange(self.operation, adapter, handler, functools.partial(route_of, http, kwargs))
-        respond = exchange.respond if refusal is None else functools.partial(exchange.replay_or_raise, refusal)
-        return _shielded(respond) if self._is_async else respond()
+        method = adapter.request.method
+        if isinstance(instance, View):
+            if not self._is_seen:
+                refuse_hook(self.operation, type(instance), self.name)
+            return protects_handler(self.operation, method, adapter.served_methods(self.name))
+        served = adapter.served_methods("") if self._view_class is None else methods_of_class(self._view_class)
+        return protects_function(self.operation, method, served)
 
     def _own_name(self, homes: list[str]) -> None:
         registry.bind(self.operation.name, homes)
         self._owes_name = False
 
-    def _protects(self, instance: object, adapter: Adapter) -> bool:
-        name, request = self.name, adapter.request
-        if instance is None and isinstance(self.view, functools.partial):
-            # method_decorator(idempotent(...)) wraps the bound method in a function at every call.
-            instance = getattr(self.view.func, "__self__", None)
-        if isinstance(instance, View):
-            if name == "dispatch" or name in HOOKS:  # hidden from its class by another decorator
-                refuse_handler(self.operation, type(instance), name)
-            return protects_handler(
-                self.operation, request.method, served_methods(name, getattr(instance, "action_map", None))
-            )
-        view_class = getattr(self.view, "view_class", None)  # of as_view()
-        served = adapter.served_methods() if view_class is None else methods_of_class(view_class)
-        return protects_function(self.operation, request.method, served)
+
+def _run_async(call: Callable[[], Any]) -> Callable[[], Any]:
+    async def run() -> Any:  # asgiref doesn't see that a partial of a decorated coroutine function is one
+        return await call()
+
+    return async_to_sync(run)
 
 
 async def _shielded(respond: Callable[[], Any]) -> Any:
@@ -158,32 +174,39 @@ async def _shielded(respond: Callable[[], Any]) -> Any:
     transaction. If the request is cancelled because the client disconnected, it still runs to its end and is recorded,
     because its retry may already be under way. Only then is the cancellation passed on.
     """
-    running = asyncio.ensure_future(sync_to_async(respond)())
+
+    async def respond_in_thread() -> Any:
+        try:
+            return await sync_to_async(respond)()
+        finally:
+            left.append(copy_context())
+
+    left: list[Context] = []
+    running = asyncio.ensure_future(respond_in_thread())
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:
             await asyncio.wait({running})
         except asyncio.CancelledError as error:
             cancelled = error
+    # A task has a copy of the context. An unprotected view is in no other task than the middleware above it.
+    for context in left:
+        for variable, value in context.items():
+            variable.set(value)
     if cancelled is not None:
         running.exception()  # retrieve an error, so that asyncio does not complain that it was never retrieved
         raise cancelled
     return running.result()
 
 
-def _is_stand_in(view: Callable[..., Any]) -> bool:
-    """Whether ``view`` is the dummy that ``method_decorator`` decorates to copy a decorator's attributes."""
-    return getattr(view, "__module__", None) == "django.utils.decorators"
-
-
 def _is_in_class_body(view: Callable[..., Any]) -> bool:
     outer = getattr(view, "__qualname__", "").rpartition(".")[0]
-    return bool(outer) and not outer.endswith("<locals>") and not hasattr(view, "view_class")
+    return bool(outer) and not outer.endswith("<locals>") and class_of(view) is None
 
 
 def _home_of(view: Any) -> str:
     """Where a view is defined. A reloaded module gives the same text."""
-    defined = getattr(view, "view_class", view)  # as_view() makes one function for all classes
+    defined = class_of(view) or view  # as_view() makes one function for all classes
     while isinstance(defined, functools.partial) and not hasattr(defined, "__qualname__"):
         defined = defined.func
     if not hasattr(defined, "__qualname__"):
@@ -200,16 +223,18 @@ def _refuse_unprotectable(operation: Operation, view: Any) -> None:
         )
     if isinstance(view, (staticmethod, classmethod)) or not callable(view):
         raise ImproperlyConfigured(f"Use @idempotent({name!r}) on a view or a method, not on {view!r}.")
-    if hasattr(getattr(view, "cls", None), "handle_exception"):
+    if getattr(view, "__module__", None) == "django.utils.decorators":  # what method_decorator() decorates first
         raise ImproperlyConfigured(
-            f"@idempotent({name!r}) is above @api_view or around as_view(), where it would run before "
-            f"authentication and permissions. Put it below @api_view, on the handler method, or use IdempotentMixin."
+            f"@idempotent({name!r}) is within method_decorator(), which hides it from the class. Put it on the method "
+            f"itself, without method_decorator(). For an inherited method write, in the body of the class: "
+            f"post = idempotent({name!r})(Base.post)"
         )
-    view_class = getattr(view, "view_class", None)
+    view_class = class_of(view)
     if view_class is not None and view_class.dispatch is not View.dispatch:
         raise ImproperlyConfigured(
-            f"@idempotent({name!r}) is around {view_class.__name__}.as_view(), where it would run before "
-            f"its dispatch(), which may check a login or a permission. Put it on the handler method."
+            f"@idempotent({name!r}) is above @api_view or around {view_class.__name__}.as_view(), where it would run "
+            f"before dispatch(), which may check a login or a permission. Put it on the handler method, or below "
+            f"@api_view."
         )
     if hasattr(view, "redirect_field_name"):  # set by user_passes_test(), which Django uses for the other two
         raise ImproperlyConfigured(

@@ -1,44 +1,49 @@
 """One HTTP request of one operation: from its key to its response.
 
-What each framework does in its own way is in its adapter (``adapters``). Everything else is here.
+What each framework does in its own way is in its adapter (``adapter.py``). Everything else is here.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
-
-from django.http import HttpRequest
 
 from ..conf import settings
 from ..exceptions import (
-    BodyGoneError,
     IdempotencyError,
     InProgressError,
+    KeyInvalidError,
+    KeyMissingError,
     LeaseLostError,
     OutcomeUnreadableError,
     PayloadInvalidError,
 )
 from ..identity import keys
 from ..identity.fingerprint import Payload
-from ..identity.scope import Scope, scope_of
+from ..identity.scope import key_on_path, scope_of
 from ..operation import Operation
-from ..options.values import ACCEPTED, Attach
-from ..outcome import REPLAYED_HEADER, RETENTION_HEADER, Outcome
+from ..options.values import ACCEPTED, REEXECUTE, Attach
+from ..outcome import RETENTION_HEADER, STATUS_HEADER, Outcome
 from ..protocol import claims
 from ..protocol.claim import Claim
-from ..protocol.execution import acquire_or_wait, run
-from ..protocol.lateness import refusal_to_begin
-from .adapters import Adapter
-from .atomic_requests import Handler
-from .attempts import HandlerAttempt, attach_job, has_job, is_crash
-from .key_sources import key_of_request, missing_key
+from ..protocol.claims import ClaimRequest, refusal_to_begin
+from ..protocol.execution import Running, acquire_or_wait, running
+from ..protocol.ownership import Ownership
+from .adapter import Adapter
+from .handler import Handler, HandlerRun, attach_job, has_job
+from .key_sources import FromCookie, FromForm, FromHeader, FromJSON
+from .payload import route_of
 from .problems import accepted_response, report
+from .profiles import KEY_STATUSES, PROFILES
 
 logger = logging.getLogger("idempotency")
 
+#: The attribute of Django's request that holds the headers of the response to a request with a key.
+HEADERS = "_idempotency_headers"
 
+
+@dataclass(eq=False, repr=False)
 class Exchange:
     """A request, its operation, and its unprotected handler.
 
@@ -46,16 +51,11 @@ class Exchange:
     variables, because a crash report shows the local variables of every frame above the handler.
     """
 
-    def __init__(
-        self, operation: Operation, adapter: Adapter, handler: Handler, route: Callable[[], dict[str, object]]
-    ) -> None:
-        self.operation = operation
-        self.adapter = adapter
-        self.handler = handler
-        self.route = route
-        self.meta: dict[str, Any] = adapter.http.META
-        self.key: str = ""
-        self.scope: Scope
+    operation: Operation
+    adapter: Adapter
+    handler: Handler
+    key: str = ""
+    request: ClaimRequest = field(init=False)
 
     def respond(self) -> Any:
         """Answer the request: run the operation, or replay its outcome, or refuse.
@@ -63,84 +63,59 @@ class Exchange:
         Every ``IdempotencyError`` becomes a response here, except for an error of another claim that the handler did
         not handle. That is a crash of the handler and propagates as it would from an unprotected view.
         """
+        http = self.adapter.http
+        self.adapter.profile = PROFILES[self.operation.profile]
+        self.adapter.headers = {STATUS_HEADER: "not-recorded"}
         try:
-            if not self._has_key():
-                return self.handler.pass_through()
+            self.key = _key_of(self.operation, self.adapter) or ""
         except IdempotencyError as error:
-            return self._refuse(error)
-        try:
-            response = self._answer()
-        except IdempotencyError as error:
-            if is_crash(self.adapter.http, error):
-                raise
             response = self._refuse(error)
-        self._add_headers(response)
-        return response
-
-    def replay_or_raise(self, refusal: Exception) -> Any:
-        """Answer a request that the framework has refused: replay its outcome, if one is recorded.
-
-        Nothing is claimed and nothing runs.
-
-        :raises Exception: ``refusal``, if the request has no key or would not be answered by a replay.
-        """
-        try:
-            outcome = self._recorded_outcome()
-            response = None if outcome is None else self._replay(outcome)
-        except IdempotencyError as error:
-            report(error, self.operation.name, self.key)
-            response = None
-        if response is None:
-            raise refusal
-        self._add_headers(response)
-        return response
-
-    def _recorded_outcome(self) -> Outcome | None:
-        if not self._has_key():
-            return None
-        self.scope = self._scope()
-        return claims.recorded_outcome(self.operation, self.scope, self._payload())
-
-    def _add_headers(self, response: Any) -> None:
+        else:
+            if not self.key:
+                return self.handler.pass_through()
+            # As it was sent, if it was sent in the header. That is harmless because it is valid.
+            self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
+            self.adapter.headers[RETENTION_HEADER] = str(int(self.operation.ttl.total_seconds()))
+            setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
+            try:
+                response = self._answer()
+            except IdempotencyError as error:
+                if is_crash(http, error):
+                    raise
+                response = self._refuse(error)
         for name, value in self.adapter.headers.items():
             response[name] = value
-
-    def _has_key(self) -> bool:
-        self.key = key_of_request(self.operation, self.adapter) or ""
-        if not self.key and self.operation.required:
-            raise missing_key(self.operation)
-        # As it was sent, if it was sent in the header. That is harmless because it is valid.
-        self.adapter.headers = {
-            keys.HEADER: self.meta.get(keys.META_NAME) or keys.format_header(self.key),
-            RETENTION_HEADER: str(int(self.operation.ttl.total_seconds())),
-        }
-        return bool(self.key)
+        return response
 
     def _answer(self) -> Any:
-        self.handler.refuse_open_transactions(self.operation)
-        self.scope = self._scope()
-        payload = self._payload()
-        held = acquire_or_wait(self.operation, self.scope, payload, refusal_to_begin(self.operation, self.key))
+        operation = self.operation
+        self.handler.refuse_open_transactions(operation)
+        path = self.adapter.http.path_info if self.adapter.profile.is_scoped_by_path else None
+        scope = scope_of(
+            operation.name,
+            operation.account(self.adapter.request),
+            self.key if path is None else key_on_path(self.key, path),
+        )
+        self.request = ClaimRequest(operation, scope, self._payload(), refusal_to_begin(operation, self.key))
+        held = acquire_or_wait(self.request)
         if isinstance(held, Outcome):
             return self._replay(held)
         try:
-            return self._run(Claim(held))
+            return self._run(held)
         except LeaseLostError as error:
             if is_crash(self.adapter.http, error):
                 raise
-            logger.warning("Operation %r: attempt %d lost its lease", self.operation.name, held.attempt)
-            return self._replay(claims.read_winner(held, payload))
-
-    def _scope(self) -> Scope:
-        return scope_of(self.operation.name, self.operation.account(self.adapter.request), self.key)
+            logger.warning("Operation %r: attempt %d lost its lease", operation.name, held.attempt)
+            return self._replay(claims.read_winner(self.request))
 
     def _payload(self) -> Payload:
+        adapter, http = self.adapter, self.adapter.http
         try:
             payload = Payload(
-                self.adapter.payload(self.operation),
-                method=self.adapter.http.method or "",
-                route=self.route(),
-                query=self.meta.get("QUERY_STRING", ""),
+                adapter.payload(self.operation),
+                method=http.method or "",
+                route=route_of(http.resolver_match, adapter.kwargs, adapter.is_place_named),
+                query=http.META.get("QUERY_STRING", ""),
             )
         except RecursionError as error:
             raise PayloadInvalidError("The payload is nested too deeply.") from error
@@ -151,33 +126,37 @@ class Exchange:
             raise TypeError(str(error)) from None
         return payload
 
-    def _run(self, claim: Claim) -> Any:
-        attempt = HandlerAttempt(claim, self.adapter, self.handler)
-        running = _running(self.adapter.http)
-        running.append(self.operation)
+    def _run(self, owned: Ownership) -> Any:
+        run, operation = Running(Claim(owned)), self.operation
+        handler_run = HandlerRun(run.claim, self.adapter, self.handler)
+        if not operation.transaction and operation.recovery is not REEXECUTE:
+            self.adapter.headers[STATUS_HEADER] = "unknown"  # unless it ends with an outcome
         try:
-            run(claim, attempt)
-        except BaseException:
-            attempt.discard()
+            with running(run, handler_run.outcome_of_error):
+                run.outcome = handler_run.outcome()
+        except BaseException as error:
+            handler_run.discard()
+            if error is run.foreign_error:
+                note_crash(self.adapter.http, error)
             raise
         finally:
-            running.pop()
-        return attempt.response
+            if run.is_committed:  # also if an on_commit callback has failed
+                self.adapter.headers[STATUS_HEADER] = "executed"
+        return handler_run.response
 
     def _replay(self, outcome: Outcome) -> Any:
-        if outcome.is_body_gone and (outcome.reference is None or self.operation.rebuild is None):
-            raise BodyGoneError(
-                f"The request with this Idempotency-Key has completed with status {outcome.status}, and its response "
-                f"is no longer kept. It does not run again."
-            )
-        if outcome.reference is not None and (outcome.body is None or outcome.is_body_gone):
+        self.adapter.headers[STATUS_HEADER] = "recorded"
+        self.adapter.permit_replay()
+        if outcome.reference is not None and outcome.body is None:
             response = self._rebuilt(outcome.reference)
         else:
             response = self.adapter.replay(outcome)
         if has_job(self.operation, response):
-            attach_job(self.operation, self.scope, response)
+            attach_job(self.operation, self.request.scope, response)
+            self.adapter.headers[STATUS_HEADER] = "in-progress"
         else:
-            response[REPLAYED_HEADER] = "true"
+            response[self.adapter.profile.replayed] = "true"
+            self.adapter.headers[STATUS_HEADER] = "replayed"
         return response
 
     def _rebuilt(self, reference: str) -> Any:
@@ -191,48 +170,59 @@ class Exchange:
 
     def _refuse(self, error: IdempotencyError) -> Any:
         report(error, self.operation.name, self.key)
+        self.adapter.headers[STATUS_HEADER] = KEY_STATUSES.get(error.code, self.adapter.headers[STATUS_HEADER])
         if isinstance(error, InProgressError):
             answer = self.operation.in_progress
             if isinstance(answer, Attach):
-                return accepted_response(error, answer.location(self.scope))
+                return accepted_response(error, answer.location(self.request.scope))
             if answer is ACCEPTED:
                 return accepted_response(error)
         custom = settings.error_response
         return self.adapter.answer_to_error(error) if custom is None else custom(self.adapter.request, error)
 
 
-_REFUSED = "_idempotency_refused"
+def _key_of(operation: Operation, adapter: Adapter) -> str | None:
+    """The key of a request, or None if it has none and needs none.
 
-
-def refuse_unless_recorded(http: HttpRequest, refusal: Exception) -> None:
-    """Answer the request by a recorded outcome only. For a framework that refuses a request before its handler.
-
-    Call it only if the request goes to a protected handler. The handler then raises ``refusal``, unless it can replay.
+    :raises KeyMissingError: the request has no key, and the operation needs one.
+    :raises KeyInvalidError: the key is malformed, or the request has two different keys.
     """
-    setattr(http, _REFUSED, refusal)
+    # The operation's own source comes first, because a crash report of it shows this frame's local variables.
+    own = None if operation.key is None else operation.key(adapter.request)
+    if own is not None:
+        own = keys.validate_key(own)
+    if keys.META_NAME not in adapter.http.META:
+        if own is None and operation.required:
+            raise _missing_key(operation)
+        return own
+    sent = keys.parse_header(adapter.http.META[keys.META_NAME])
+    if own is not None and own != sent:
+        raise KeyInvalidError("The request has one key in the header and another one in the place of its own.")
+    return sent
 
 
-def refusal_of(http: HttpRequest) -> Exception | None:
-    """The error with which the framework has refused the request, unless there is a recorded outcome."""
-    refusal: Exception | None = getattr(http, _REFUSED, None)
-    return refusal
+def _missing_key(operation: Operation) -> KeyMissingError:
+    """The error for a request without a key, which says where the operation looks for one."""
+    if operation.key is None:
+        return KeyMissingError()
+    known = isinstance(operation.key, (FromHeader, FromForm, FromJSON, FromCookie))
+    place = str(operation.key) if known else "the place that it declares"
+    return KeyMissingError(
+        f"This operation needs a key: one unique value for each logical operation, in {place} or in the header "
+        f"Idempotency-Key."
+    )
 
 
-def is_running(operation: Operation, http: HttpRequest) -> bool:
-    """Whether a call under ``operation`` is a part of an operation that this request is already running.
+_CRASH = "_idempotency_crash"
 
-    It is, if the request runs this operation, as when the handler calls ``super().create()``. It also is, if both
-    operations have ``transaction=True``, as when DRF's ``partial_update()`` calls ``update()``. A second claim could
-    not commit inside the first one's transaction, and that transaction keeps the promises of both.
+
+def note_crash(http: Any, error: BaseException) -> None:
+    """Remember on Django's request that ``error`` is a crash of the handler and no answer to this request.
+
+    The error belongs to another claim, for example to a ``claim()`` block that was in progress elsewhere.
     """
-    running = _running(http)
-    if operation.name in {known.name for known in running}:
-        return True
-    return bool(running) and running[-1].transaction and operation.transaction
+    setattr(http, _CRASH, error)
 
 
-def _running(http: HttpRequest) -> list[Operation]:
-    # Kept on Django's request, because DRF may make several wrappers of it. A context variable would be wrong, because
-    # a request that a handler sends (by a test client or an internal call) is another request with a scope of its own.
-    running: list[Operation] = http.__dict__.setdefault("_idempotency_running", [])
-    return running
+def is_crash(http: Any, error: Exception) -> bool:
+    return getattr(http, _CRASH, None) is error

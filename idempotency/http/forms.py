@@ -5,25 +5,41 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.forms.boundfield import BoundField
+from django.utils.functional import cached_property
 
-from ..identity.timed import new_key
+from ..identity.keys import new_key
 from .key_sources import FORM_FIELD
 
 
 class KeyField(forms.CharField):
-    """A hidden field with a new key each time the form is shown."""
+    """A hidden field with a new key each time a form is shown.
 
-    widget = forms.HiddenInput
+    Firefox fills hidden fields in again when a page is reloaded, unless autocompletion is off.
+    """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"required": False, "initial": new_key, **options})
+    widget = forms.HiddenInput(attrs={"autocomplete": "off"})
 
-    def bound_data(self, data: Any, initial: Any) -> Any:
-        """A form that is shown again with its errors has a new key, because its corrected payload is another one."""
-        return new_key()
+    def get_bound_field(self, form: forms.BaseForm, field_name: str) -> BoundField:
+        return _ShownKey(form, self, field_name)
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         return False  # an empty form of a formset stays empty
+
+
+class _ShownKey(BoundField):
+    """The key in a form's page. It never comes from the form's data or initial values.
+
+    A form that is shown again with its errors has a new key, because its corrected payload is another one. Initial
+    values may be a link's query, and all forms that are shown from one link would have one key.
+    """
+
+    @cached_property
+    def _key(self) -> str:
+        return new_key()
+
+    def value(self) -> str:
+        return self._key
 
 
 class IdempotencyKeyMixin:
@@ -34,7 +50,7 @@ class IdempotencyKeyMixin:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields[FORM_FIELD] = KeyField()  # type: ignore[attr-defined]
+        self.fields[FORM_FIELD] = KeyField(required=False)  # type: ignore[attr-defined]
 
     def full_clean(self) -> None:
         super().full_clean()  # type: ignore[misc]

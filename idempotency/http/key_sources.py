@@ -1,6 +1,6 @@
-"""Where a request's key is: in the header, or where the operation's ``key`` finds it.
+"""Where a request's key may be, if it is not in the header: ready values of an operation's ``key``.
 
-The classes here are ready values of ``key``::
+For example::
 
     @idempotent("orders.place", key=FromForm())
     @idempotent("webhooks.shop", key=FromJSON("id"), account=Fixed("shop"))
@@ -16,43 +16,12 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from ..exceptions import KeyInvalidError, KeyMissingError
-from ..identity import keys
-from ..operation import Operation
-from . import bodies
-from .adapters import Adapter, adapter_for
+from ..exceptions import KeyInvalidError
+from .adapter import adapter_for
+from .payload import FORM, MULTIPART, form_values
 
 #: The name of the field and of the template tag that put a key into a form.
 FORM_FIELD = "idempotency_key"
-
-
-def key_of_request(operation: Operation, adapter: Adapter) -> str | None:
-    """The key of a request, or None if it has none.
-
-    :raises KeyInvalidError: the key is malformed, or the request has two different keys.
-    """
-    # The operation's own source comes first, because a crash report of it shows this frame's local variables.
-    own = None if operation.key is None else operation.key(adapter.request)
-    if own is not None:
-        own = keys.validate_key(own)
-    if keys.META_NAME not in adapter.http.META:
-        return own
-    sent = keys.parse_header(adapter.http.META[keys.META_NAME])
-    if own is not None and own != sent:
-        raise KeyInvalidError("The request has one key in the header and another one in the place of its own.")
-    return sent
-
-
-def missing_key(operation: Operation) -> KeyMissingError:
-    """The error for a request without a key, which says where the operation looks for one."""
-    if operation.key is None:
-        return KeyMissingError()
-    known = isinstance(operation.key, (FromHeader, FromForm, FromJSON, FromCookie))
-    place = str(operation.key) if known else "the place that it declares"
-    return KeyMissingError(
-        f"This operation needs a key: one unique value for each logical operation, in {place} or in the header "
-        f"Idempotency-Key."
-    )
 
 
 @dataclass(frozen=True)
@@ -88,7 +57,7 @@ class FromForm:
 
         :raises KeyInvalidError: the form has the field twice.
         """
-        values = bodies.form_values(_http(request), self.field)
+        values = form_values(_http(request), self.field)
         if len(values) > 1:
             raise KeyInvalidError("The form has more than one key.")
         return values[0] if values else None
@@ -108,7 +77,7 @@ class FromJSON:
 
     def __call__(self, request: Any) -> str | None:
         http = _http(request)
-        if http.content_type in {bodies.FORM, bodies.MULTIPART}:
+        if http.content_type in {FORM, MULTIPART}:
             return None  # reading the body of a form would keep it from being parsed, or is no longer possible
         try:
             found: Any = json.loads(http.body)

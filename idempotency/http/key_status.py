@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -15,9 +15,10 @@ from ..exceptions import IdempotencyError, KeyMissingError
 from ..identity import keys
 from ..identity.scope import scope_of
 from ..operation import Operation, registry
-from ..protocol.inquiry import KeyStatus, key_status
-from .adapters import Adapter
+from ..protocol.key_status import KeyStatus, key_status
+from .adapter import Adapter
 from .problems import report
+from .profiles import PROFILES
 
 
 class KeyStatusView(View):
@@ -66,8 +67,14 @@ def tell_status(operation: Operation, adapter: Adapter, make: Callable[[Mapping[
     """The response to a question about a key.
 
     :param make: makes the response from its JSON members.
+    :raises ImproperlyConfigured: the operation's profile has a scope for each path, and the question names none.
     """
-    meta = adapter.http.META
+    meta, adapter.profile = adapter.http.META, PROFILES[operation.profile]
+    if adapter.profile.is_scoped_by_path:
+        raise ImproperlyConfigured(
+            f"KeyStatusView can't tell the status of a key of operation {operation.name!r}: in the profile "
+            f"{operation.profile!r} one key on two paths is two requests."
+        )
     try:
         if keys.META_NAME not in meta:
             raise KeyMissingError
@@ -90,7 +97,6 @@ def _members(status: KeyStatus) -> dict[str, Any]:
     return {
         "status": status.status,
         "response_status": status.response_status,
-        "body_gone": status.body_gone,
         "created_at": _text(status.created_at),
         "completed_at": _text(status.completed_at),
         "expires_at": _text(status.expires_at),
@@ -98,4 +104,4 @@ def _members(status: KeyStatus) -> dict[str, Any]:
 
 
 def _text(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
+    return None if moment is None else moment.astimezone(UTC).isoformat().replace("+00:00", "Z")

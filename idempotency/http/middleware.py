@@ -1,26 +1,60 @@
-"""``IdempotencyErrorMiddleware``: turns errors of ``claim()`` that a view does not handle into responses."""
+"""``IdempotencyMiddleware``: what the package has to say of a response that a view or Django made."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.urls import get_resolver
 from django.utils.deprecation import MiddlewareMixin
 
 from ..exceptions import IdempotencyError
-from .attempts import is_crash
+from ..identity import keys
+from ..outcome import STATUS_HEADER
+from .adapter import handlers_of
+from .every_route import protect_every_route
+from .exchange import HEADERS, is_crash
 from .problems import response_for
+from .profiles import KEY_STATUSES
 
 
-class IdempotencyErrorMiddleware(MiddlewareMixin):
-    """Turn an ``IdempotencyError`` of a view into a response with its status, code and headers, instead of a 500.
+class IdempotencyMiddleware(MiddlewareMixin):
+    """Say in every response to a request with a key what has become of the key, and answer errors of ``claim()``.
 
-    It is for views that call ``claim()`` themselves: plain views, async views, and those of a framework that passes
-    exceptions on to Django. It does nothing for a view under ``@idempotent``, because an error of a ``claim()`` block
-    inside of it is no answer to the request's own key.
+    - With ``EVERY_ROUTE`` it protects the routes of the project before the first request.
+    - If a protected handler crashes, Django's 500 gets the headers that every other response has.
+    - If the route takes no key, the response has ``Idempotency-Status: ignored``. So a client learns that its key
+      protects nothing. A view that reads the header itself sets this header itself.
+    - An ``IdempotencyError`` of a view that calls ``claim()`` becomes a response with its status, code and headers,
+      instead of a 500. In a view under ``@idempotent`` it does not, because an error of a ``claim()`` block inside of
+      it is no answer to the request's own key.
     """
+
+    def process_request(self, request: HttpRequest) -> None:
+        protect_every_route(get_resolver(getattr(request, "urlconf", None)))
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> Any:
         if not isinstance(exception, IdempotencyError) or is_crash(request, exception):
             return None
-        return response_for(exception, request)
+        response = response_for(exception, request)
+        response[STATUS_HEADER] = KEY_STATUSES.get(exception.code, "not-recorded")
+        return response
+
+    def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        for name, value in (getattr(request, HEADERS, None) or _headers_without_exchange(request)).items():
+            response.setdefault(name, value)
+        return response
+
+
+def _headers_without_exchange(request: HttpRequest) -> dict[str, str]:
+    """The headers of a response to which no protected handler has come: it takes no key, or something above refused."""
+    if keys.META_NAME not in request.META or request.resolver_match is None:
+        return {}
+    method = request.method or ""
+    takes_key = any(
+        routed.operation_for(method) is not None
+        for routed in handlers_of(request.resolver_match.func)
+        if method in routed.methods or not routed.methods
+    )
+    return {STATUS_HEADER: "not-recorded" if takes_key else "ignored"}

@@ -1,4 +1,4 @@
-"""Turns errors into HTTP responses with RFC 9457 problem details."""
+"""Turns errors into HTTP responses, in the form of a profile: RFC 9457 problem details, unless another is chosen."""
 
 from __future__ import annotations
 
@@ -12,33 +12,28 @@ from django.http import HttpResponse
 from ..conf import settings
 from ..exceptions import InProgressError, OperationError, UnavailableError
 from ..identity import keys
+from .profiles import PROFILES, Profile
 
 if TYPE_CHECKING:
     from ..exceptions import IdempotencyError
 
 logger = logging.getLogger("idempotency")
 
-CONTENT_TYPE = "application/problem+json"
+
+def problem(error: IdempotencyError, profile: Profile) -> dict[str, Any]:
+    """The members of a problem's body."""
+    return profile.body(error, profile.answer_to(error), text_of(error))
 
 
-def problem(error: IdempotencyError) -> dict[str, Any]:
-    """The members of the problem: ``type`` and ``code`` (str), ``title``, ``status`` (int) and ``detail``.
-
-    ``detail`` is what a client may know. Under ``DEBUG`` it is the message for developers, as in the log.
-    """
-    return {
-        # The type is a URN, because a URL should lead to a page, and there is none (RFC 9457, section 3.1.1).
-        "type": f"urn:idempotency:problem:{error.code.removeprefix('idempotency_').replace('_', '-')}",
-        "title": error.title,
-        "status": error.status_code,
-        "detail": str(error) if django_settings.DEBUG else error.detail,
-        "code": error.code,
-    }
+def text_of(error: IdempotencyError) -> str:
+    """What a client may know of an error. Under ``DEBUG`` it is the message for developers, as in the log."""
+    return str(error) if django_settings.DEBUG else error.detail
 
 
-def problem_response(error: IdempotencyError) -> HttpResponse:
+def problem_response(error: IdempotencyError, profile: Profile) -> HttpResponse:
     """The problem as a Django response."""
-    response = HttpResponse(json.dumps(problem(error)), status=error.status_code, content_type=CONTENT_TYPE)
+    status = profile.answer_to(error).status
+    response = HttpResponse(json.dumps(problem(error, profile)), status=status, content_type=profile.content_type)
     if error.retry_after is not None:
         response["Retry-After"] = str(error.retry_after)
     return response
@@ -47,7 +42,7 @@ def problem_response(error: IdempotencyError) -> HttpResponse:
 def response_for(error: IdempotencyError, request: Any) -> Any:
     """The response to an error of ``claim()`` that a view did not handle, with the project's ``ERROR_RESPONSE``.
 
-    Call it in an exception handler of a framework. ``idempotency.http.middleware.IdempotencyErrorMiddleware`` calls it
+    Call it in an exception handler of a framework. ``idempotency.http.middleware.IdempotencyMiddleware`` calls it
     for every view::
 
         @api.exception_handler(IdempotencyError)  # django-ninja, for example
@@ -60,7 +55,7 @@ def response_for(error: IdempotencyError, request: Any) -> Any:
     """
     report(error)
     custom = settings.error_response
-    return problem_response(error) if custom is None else custom(request, error)
+    return problem_response(error, PROFILES[settings.profile]) if custom is None else custom(request, error)
 
 
 def accepted_response(error: InProgressError, location: str | None = None) -> HttpResponse:

@@ -1,1 +1,1 @@
-"""What makes two requests the same: the key, the scope, and the fingerprint of the payload. No models and no I/O."""
+"""What makes two requests the same: the key, the scope, and the fingerprint of the payload. Nothing here does I/O."""

@@ -5,7 +5,8 @@ that wrote it. This module imports neither DRF nor models.
 
 Two payloads have the same canonical text only if they are the same value:
 
-* A tag names the type: 1, 1.0, "1" and True differ, and so do None and an absent name.
+* A tag names the type: 1, "1" and True differ, and so do None and an absent name. All numbers have one type, so 1, 1.0
+  and ``Decimal("1.00")`` are one value.
 * A length comes before everything of variable length (the characters of a text, the items of a container), so that two
   values can't become equal by concatenation.
 * The names of an object are sorted, because their order does not count. The order of a list counts.
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from uuid import UUID
 
 from django.core.files.uploadedfile import UploadedFile
@@ -34,16 +35,29 @@ from django.utils.functional import cached_property
 
 from ..conf import settings
 from ..exceptions import PayloadInvalidError
-from .parsing import CSRF_FIELD, MAX_DEPTH, NOT_FINITE, TOO_DEEP, CanonicalJSON, decimal_text, sorted_pairs
+from .numbers import NOT_FINITE, decimal_text, whole
+from .parsing import CSRF_FIELD, MAX_DEPTH, TOO_DEEP, CanonicalJSON, sorted_pairs
 
-CURRENT_VERSION: Final = "v1"
+CURRENT_VERSION: Final = "v2"
 
 #: Makes these keys differ from those that Django and other packages derive from the same secret.
 _PURPOSE: Final = "idempotency.fingerprint"
 
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
-_Write = Callable[[str], None]
+
+class _Text(list[str]):
+    """A canonical text of ``v2`` while it is written, in parts."""
+
+    write = list.append
+    #: Whether numbers of different types may be equal.
+    numbers_by_value: ClassVar[bool] = True
+
+
+class _TextOfV1(_Text):
+    """A canonical text of ``v1``, in which an int, a float and a Decimal always differ."""
+
+    numbers_by_value = False
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -72,7 +86,7 @@ class Payload:
         :raises TypeError: the command contains an object whose type has no canonical form. That is the caller's
             mistake.
         """
-        return _keyed(CURRENT_VERSION, self._current_digest, settings.fingerprint_secrets[0])
+        return _keyed(CURRENT_VERSION, self._digest(CURRENT_VERSION), settings.fingerprint_secrets[0])
 
     def matches(self, request_hash: str) -> bool:
         """Whether a recorded fingerprint is the fingerprint of this payload.
@@ -85,16 +99,14 @@ class Payload:
         version, _, _ = request_hash.partition(":")
         if version not in _ALGORITHMS:
             return False
-        digest = self._current_digest if version == CURRENT_VERSION else self._digest(version)
+        digest = self._digest(version)
         return any(_keyed(version, digest, secret) == request_hash for secret in settings.fingerprint_secrets)
 
-    @cached_property
-    def _current_digest(self) -> bytes:
-        return self._digest(CURRENT_VERSION)
-
     def _digest(self, version: str) -> bytes:
+        canonical = _ALGORITHMS[version]()
         try:
-            canonical = _ALGORITHMS[version](self)
+            for part in (self.method, self.route, sorted_pairs(self.query), self.command):
+                _write_value(part, canonical, MAX_DEPTH)
         except RecursionError:
             # The depth is bounded, but the caller's stack may already be close to the interpreter's limit.
             raise PayloadInvalidError(TOO_DEEP) from None
@@ -102,7 +114,7 @@ class Payload:
             # Raise a new error, because the frames of this one hold the payload, and crash reports show frames.
             raise TypeError(*error.args) from None
         # A lone surrogate is legal in JSON (as an escape) and in Python, but not in UTF-8.
-        return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).digest()
+        return hashlib.sha256("".join(canonical).encode("utf-8", "surrogatepass")).digest()
 
 
 def is_known(request_hash: str) -> bool:
@@ -130,21 +142,11 @@ class DigestedUpload(UploadedFile):  # type: ignore[type-arg]
         self.sha256 = sha256
 
 
-def _canonical_v1(payload: Payload) -> str:
-    parts: list[str] = []
-    write = parts.append
-    _write_value(payload.method, write, MAX_DEPTH)
-    _write_value(payload.route, write, MAX_DEPTH)
-    _write_value(sorted_pairs(payload.query), write, MAX_DEPTH)
-    _write_value(payload.command, write, MAX_DEPTH)
-    return "".join(parts)
-
-
 # Never change a released algorithm, because records were made with it. Add a new one and make it CURRENT_VERSION.
-_ALGORITHMS: Mapping[str, Callable[[Payload], str]] = {"v1": _canonical_v1}
+_ALGORITHMS: Mapping[str, type[_Text]] = {"v1": _TextOfV1, "v2": _Text}
 
 
-def _write_value(value: object, write: _Write, depth: int) -> None:
+def _write_value(value: object, out: _Text, depth: int) -> None:
     """Write the canonical form of one value.
 
     :param depth: how many further levels of nesting the value may have.
@@ -153,50 +155,55 @@ def _write_value(value: object, write: _Write, depth: int) -> None:
     # other types.
     kind = type(value)
     if kind is str:
-        write(f"s{len(value)}:{value}")  # type: ignore[arg-type]
+        out.write(f"s{len(value)}:{value}")  # type: ignore[arg-type]
     elif kind is int:
         # Hexadecimal, because str() of a long integer takes quadratic time and raises above the digit limit.
-        write(f"i{value:x};")
+        out.write(f"i{value:x};")
     elif value is None:
-        write("n")
+        out.write("n")
     elif value is True:
-        write("t")
+        out.write("t")
     elif value is False:
-        write("f")
+        out.write("f")
     elif kind is dict:
-        _write_object(value, write, depth)  # type: ignore[arg-type]
+        _write_object(value, out, depth)  # type: ignore[arg-type]
     elif kind is list or kind is tuple:
-        _write_items("l", value, write, depth)  # type: ignore[arg-type]
+        _write_items("l", value, out, depth)  # type: ignore[arg-type]
     elif kind is float:
-        _write_float(value, write)  # type: ignore[arg-type]
+        _write_float(value, out)  # type: ignore[arg-type]
     elif isinstance(value, CanonicalJSON):
-        _write_text("J", value.text, write)
+        text = value.text if out.numbers_by_value else value.by_type()
+        out.write(f"J{len(text)}:{text}")
     else:
-        _write_other(value, write, depth)
+        _write_other(value, out, depth)
 
 
-def _write_float(value: float, write: _Write) -> None:
+def _write_float(value: float, out: _Text) -> None:
     if not math.isfinite(value):
         raise PayloadInvalidError(NOT_FINITE)
-    # repr() is the shortest text that reads back as the same float. It keeps the sign of zero, so 0.0 and -0.0 differ.
-    write(f"d{float.__repr__(value)};")
+    # repr() is the shortest text that reads back as the same float, and the number that JSON writes for it.
+    text = float.__repr__(value)
+    if out.numbers_by_value:
+        _write_number(Decimal(text), out)
+    else:
+        out.write(f"d{text};")
 
 
-def _write_items(tag: str, items: Sequence[object], write: _Write, depth: int) -> None:
+def _write_items(tag: str, items: Sequence[object], out: _Text, depth: int) -> None:
     if not depth:
         raise PayloadInvalidError(TOO_DEEP)
-    write(f"{tag}{len(items)}:")
+    out.write(f"{tag}{len(items)}:")
     for item in items:
-        _write_value(item, write, depth - 1)
+        _write_value(item, out, depth - 1)
 
 
-def _write_object(value: Mapping[str, object], write: _Write, depth: int) -> None:
+def _write_object(value: Mapping[str, object], out: _Text, depth: int) -> None:
     if not depth:
         raise PayloadInvalidError(TOO_DEEP)
-    write(f"o{len(value)}:")
+    out.write(f"o{len(value)}:")
     for name in _sorted_names(value):
-        write(f"{len(name)}:{name}")
-        _write_value(value[name], write, depth - 1)
+        out.write(f"{len(name)}:{name}")
+        _write_value(value[name], out, depth - 1)
 
 
 def _sorted_names(value: Mapping[str, object]) -> list[str]:
@@ -210,93 +217,101 @@ def _sorted_names(value: Mapping[str, object]) -> list[str]:
     return sorted(value)
 
 
-def _write_text(tag: str, text: str, write: _Write) -> None:
-    write(f"{tag}{len(text)}:{text}")
+def _write_text(tag: str, text: str, out: _Text) -> None:
+    out.write(f"{tag}{len(text)}:{text}")
 
 
-def _write_bytes(value: bytes | bytearray | memoryview, write: _Write, depth: int) -> None:
+def _write_bytes(value: bytes | bytearray | memoryview, out: _Text, depth: int) -> None:
     content = bytes(value)
-    write(f"b{len(content)}:{hashlib.sha256(content).hexdigest()}")
+    out.write(f"b{len(content)}:{hashlib.sha256(content).hexdigest()}")
 
 
-def _write_decimal(value: Decimal, write: _Write, depth: int) -> None:
+def _write_decimal(value: Decimal, out: _Text, depth: int) -> None:
     if not value.is_finite():
         raise PayloadInvalidError(NOT_FINITE)
-    write(f"D{decimal_text(value)};")
+    if out.numbers_by_value:
+        _write_number(value, out)
+    else:
+        out.write(f"D{decimal_text(value)};")
 
 
-def _write_datetime(value: dt.datetime, write: _Write, depth: int) -> None:
+def _write_number(exact: Decimal, out: _Text) -> None:
+    number = whole(exact)
+    out.write(f"D{decimal_text(exact)};" if number is None else f"i{number:x};")
+
+
+def _write_datetime(value: dt.datetime, out: _Text, depth: int) -> None:
     if value.utcoffset() is None:
         # When a clock is put back, it shows the same time twice. fold tells the two apart, and isoformat() omits it.
-        _write_text("w", f"{value.isoformat()}/{value.fold}", write)
+        _write_text("w", f"{value.isoformat()}/{value.fold}", out)
     else:
         # Write the instant and not the offset from UTC, because the user's time zone may change before the retry.
         since = value - _EPOCH
-        _write_text("W", f"{since.days}/{since.seconds}/{since.microseconds}", write)
+        _write_text("W", f"{since.days}/{since.seconds}/{since.microseconds}", out)
 
 
-def _write_date(value: dt.date, write: _Write, depth: int) -> None:
-    _write_text("y", value.isoformat(), write)
+def _write_date(value: dt.date, out: _Text, depth: int) -> None:
+    _write_text("y", value.isoformat(), out)
 
 
-def _write_time(value: dt.time, write: _Write, depth: int) -> None:
-    _write_text("h", f"{value.isoformat()}/{value.fold}", write)
+def _write_time(value: dt.time, out: _Text, depth: int) -> None:
+    _write_text("h", f"{value.isoformat()}/{value.fold}", out)
 
 
-def _write_timedelta(value: dt.timedelta, write: _Write, depth: int) -> None:
-    _write_text("p", f"{value.days}/{value.seconds}/{value.microseconds}", write)
+def _write_timedelta(value: dt.timedelta, out: _Text, depth: int) -> None:
+    _write_text("p", f"{value.days}/{value.seconds}/{value.microseconds}", out)
 
 
-def _write_uuid(value: UUID, write: _Write, depth: int) -> None:
-    write(f"u{value.hex}")
+def _write_uuid(value: UUID, out: _Text, depth: int) -> None:
+    out.write(f"u{value.hex}")
 
 
-def _write_enum(value: Enum, write: _Write, depth: int) -> None:
-    _write_text("e", type(value).__qualname__, write)
-    _write_value(value.value, write, depth)
+def _write_enum(value: Enum, out: _Text, depth: int) -> None:
+    _write_text("e", type(value).__qualname__, out)
+    _write_value(value.value, out, depth)
 
 
-def _write_set(value: Iterable[object], write: _Write, depth: int) -> None:
+def _write_set(value: Iterable[object], out: _Text, depth: int) -> None:
     if not depth:
         raise PayloadInvalidError(TOO_DEEP)
     written: list[str] = []
     for item in value:
-        parts: list[str] = []
-        _write_value(item, parts.append, depth - 1)
-        written.append("".join(parts))
+        inner = type(out)()
+        _write_value(item, inner, depth - 1)
+        written.append("".join(inner))
     # Sort the canonical texts, because a set has no order and its items may not be comparable with each other.
-    write(f"S{len(written)}:")
-    write("".join(sorted(written)))
+    out.write(f"S{len(written)}:")
+    out.write("".join(sorted(written)))
 
 
-def _write_dataclass(value: object, write: _Write, depth: int) -> None:
+def _write_dataclass(value: object, out: _Text, depth: int) -> None:
     if not depth:
         raise PayloadInvalidError(TOO_DEEP)
     # A field that is ignored when two instances are compared is ignored here, too.
     fields = [field.name for field in dataclasses.fields(value) if field.compare]  # type: ignore[arg-type]
-    _write_text("c", type(value).__qualname__, write)
-    write(f"{len(fields)}:")
+    _write_text("c", type(value).__qualname__, out)
+    out.write(f"{len(fields)}:")
     for name in sorted(fields):
-        write(f"{len(name)}:{name}")
-        _write_value(getattr(value, name), write, depth - 1)
+        out.write(f"{len(name)}:{name}")
+        _write_value(getattr(value, name), out, depth - 1)
 
 
-def _write_form(value: MultiValueDict[str, object], write: _Write, depth: int) -> None:
+def _write_form(value: MultiValueDict[str, object], out: _Text, depth: int) -> None:
     """Write a parsed form or query. The order of the values of one name counts. The CSRF token does not count."""
     if not depth:
         raise PayloadInvalidError(TOO_DEEP)
     names = [name for name in _sorted_names(value) if name != CSRF_FIELD]
-    write(f"q{len(names)}:")
+    out.write(f"q{len(names)}:")
     for name in names:
-        write(f"{len(name)}:{name}")
-        _write_items("l", value.getlist(name), write, depth - 1)
+        out.write(f"{len(name)}:{name}")
+        _write_items("l", value.getlist(name), out, depth - 1)
 
 
-def _write_upload(value: UploadedFile[Any], write: _Write, depth: int) -> None:
+def _write_upload(value: UploadedFile[Any], out: _Text, depth: int) -> None:
     """Write an uploaded file by its names and its content, but not by the boundary of the multipart form."""
-    write("U")
+    out.write("U")
     for part in (value.name, value.content_type, value.charset, _content_digest(value)):
-        _write_value(part, write, depth)
+        _write_value(part, out, depth)
 
 
 def _content_digest(value: UploadedFile[Any]) -> str:
@@ -320,7 +335,7 @@ def _content_digest(value: UploadedFile[Any]) -> str:
 
 # The order matters: an Enum may also be a str or an int, a datetime is a date, and a form is a dict. A subclass of one
 # of JSON's types is written like that type.
-_OTHER_TYPES: Sequence[tuple[type | tuple[type, ...], Callable[[Any, _Write, int], None]]] = (
+_OTHER_TYPES: Sequence[tuple[type | tuple[type, ...], Callable[[Any, _Text, int], None]]] = (
     (Enum, _write_enum),
     (Decimal, _write_decimal),
     (UUID, _write_uuid),
@@ -331,21 +346,21 @@ _OTHER_TYPES: Sequence[tuple[type | tuple[type, ...], Callable[[Any, _Write, int
     (UploadedFile, _write_upload),
     (MultiValueDict, _write_form),
     (Mapping, _write_object),
-    ((list, tuple), lambda value, write, depth: _write_items("l", value, write, depth)),
-    (str, lambda value, write, depth: _write_text("s", str.__str__(value), write)),
-    (int, lambda value, write, depth: write(f"i{int.__format__(value, 'x')};")),
-    (float, lambda value, write, depth: _write_float(value, write)),
+    ((list, tuple), lambda value, out, depth: _write_items("l", value, out, depth)),
+    (str, lambda value, out, depth: _write_text("s", str.__str__(value), out)),
+    (int, lambda value, out, depth: out.write(f"i{int.__format__(value, 'x')};")),
+    (float, lambda value, out, depth: _write_float(value, out)),
     ((bytes, bytearray, memoryview), _write_bytes),
     ((set, frozenset), _write_set),
 )
 
 
-def _write_other(value: object, write: _Write, depth: int) -> None:
+def _write_other(value: object, out: _Text, depth: int) -> None:
     for types, writer in _OTHER_TYPES:
         if isinstance(value, types):
-            return writer(value, write, depth)
+            return writer(value, out, depth)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _write_dataclass(value, write, depth)
+        return _write_dataclass(value, out, depth)
     kind = type(value)
     raise TypeError(
         f"An object of type {kind.__module__}.{kind.__qualname__} can't be fingerprinted. Give the operation a "

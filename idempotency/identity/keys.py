@@ -1,17 +1,23 @@
-"""The client's key: how it is read from the header and validated.
+"""The client's key: how it is made, read from the header and validated, and the time that it may carry.
 
-This module imports nothing of Django. Whatever value it is given, it returns a key or raises ``KeyInvalidError``, and
-never another error.
+This module imports nothing of Django, because clients use it, too. Whatever value it is given, it returns a key or
+raises ``KeyInvalidError``, and never another error.
 
 The header is ``Idempotency-Key`` of draft-ietf-httpapi-idempotency-key-header, whose value is a structured-field
 string (RFC 9651, section 3.3.3). Most clients send the key without quotes. Both forms are accepted, and ``"abc"`` and
 ``abc`` are the same key.
+
+UUIDs of version 7 (RFC 9562, section 5.7) and ULIDs carry the time at which they were made. A derived key carries no
+time, because it must be the same even after its record is lost.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
+import time
 from typing import Final
+from uuid import UUID
 
 from ..exceptions import KeyInvalidError
 
@@ -33,6 +39,30 @@ _ESCAPED = re.compile(r'\\(["\\])')
 _VISIBLE = re.compile(r"[!-~]+")
 
 _SHOWN = 8
+
+# Only the usual spellings. Without its hyphens a UUID would say its version by one digit of 32, and many random keys
+# would look like version 7.
+_UUID7: Final = re.compile(
+    r"([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII
+)
+_ULID: Final = re.compile(r"([0-7][0-9A-HJKMNP-TV-Z]{9})[0-9A-HJKMNP-TV-Z]{16}", re.IGNORECASE | re.ASCII)
+#: A derived key, a UUID of version 8, alone or in the key of a message.
+_DERIVED: Final = re.compile(
+    r"(?:[0-9a-f]{32}\.)?[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII
+)
+
+#: The digits of a ULID (Crockford's base 32).
+_DIGITS: Final = {digit: value for value, digit in enumerate("0123456789ABCDEFGHJKMNPQRSTVWXYZ")}
+
+
+def new_key() -> str:
+    """Make a key for one logical operation: a version 7 UUID of the current time in milliseconds and 74 random bits.
+
+    Save it before the first attempt, to be able to resume.
+    """
+    moment = time.time_ns() // 1_000_000
+    high, low = secrets.randbits(12), secrets.randbits(62)
+    return str(UUID(int=moment << 80 | 7 << 76 | high << 64 | 0b10 << 62 | low))
 
 
 def parse_header(value: str) -> str:
@@ -83,3 +113,20 @@ def shorten(key: str) -> str:
     """
     shown = key[: min(_SHOWN, len(key) // 2)]
     return f"{shown}… ({len(key)} characters)"
+
+
+def time_of(key: str) -> float | None:
+    """When a key was made, in seconds since 1970 by the clock of its maker. None if the key doesn't carry its time."""
+    if uuid := _UUID7.fullmatch(key):
+        return int(uuid[1] + uuid[2], 16) / 1000
+    if ulid := _ULID.fullmatch(key):
+        milliseconds = 0
+        for digit in ulid[1].upper():
+            milliseconds = milliseconds * 32 + _DIGITS[digit]
+        return milliseconds / 1000
+    return None
+
+
+def is_derived(key: str) -> bool:
+    """Whether a key has the form of a derived key, as ``Scope.derive_key`` and ``Scope.key_for`` make it."""
+    return _DERIVED.fullmatch(key) is not None

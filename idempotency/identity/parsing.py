@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from functools import partial
 from itertools import accumulate
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -19,6 +19,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import TooManyFieldsSent
 
 from ..exceptions import PayloadInvalidError
+from .numbers import NOT_FINITE, by_type, by_value, has_long_integers, integer_by_value
 
 # The number of levels to which a payload may nest. Payloads written by hand stay below 20. Each level takes one of the
 # interpreter's 1000 frames (by default), and a request has used about a hundred for middleware when it arrives here.
@@ -29,7 +30,6 @@ MAX_DEPTH: Final = 200
 MAX_CONTAINERS: Final = 100_000
 
 TOO_DEEP: Final = f"The payload is nested more than {MAX_DEPTH} levels deep."
-NOT_FINITE: Final = "The payload holds a number that is not finite."
 
 #: The field in which Django's forms send the CSRF token. Its value differs each time the form is shown.
 CSRF_FIELD: Final = "csrfmiddlewaretoken"
@@ -40,11 +40,16 @@ class CanonicalJSON:
     """A JSON text in its canonical form: names sorted, no white space, one spelling for each value.
 
     Python's parser would lose two kinds of value. They are written as lists that start with a token that JSON doesn't
-    have: ``[NaN,"…"]`` stands for a number that a float can't hold exactly, and ``[Infinity,[name,value],…]`` for an
-    object in which a name occurs twice.
+    have: ``[NaN,"…"]`` stands for a number that a float can't hold exactly or that has many digits before its point,
+    and ``[Infinity,[name,value],…]`` for an object in which a name occurs twice.
     """
 
     text: str
+    sent: str
+
+    def by_type(self) -> str:
+        """The canonical form in which 1 and 1.0 differ, as in fingerprints of ``v1``."""
+        return _ENCODER.encode(_DECODER_BY_TYPE.decode(self.sent))
 
 
 def parse_json(body: bytes) -> CanonicalJSON | bytes:
@@ -62,7 +67,9 @@ def parse_json(body: bytes) -> CanonicalJSON | bytes:
         return body
     text = body.decode("utf-8")
     try:
-        canonical = _ENCODER.encode(_DECODER.decode(text))
+        # A function for each integer would make the parser slow, and few texts hold one that needs it.
+        decoder = _DECODER_OF_LONG_INTEGERS if has_long_integers(text) else _DECODER
+        canonical = _ENCODER.encode(decoder.decode(text))
     except json.JSONDecodeError:
         raise
     except RecursionError:
@@ -72,7 +79,7 @@ def parse_json(body: bytes) -> CanonicalJSON | bytes:
         raise PayloadInvalidError("The payload holds an integer with too many digits.") from None
     if _depth(canonical) > MAX_DEPTH:
         raise PayloadInvalidError(TOO_DEEP)
-    return CanonicalJSON(canonical)
+    return CanonicalJSON(canonical, text)
 
 
 def _parse_pairs(pairs: list[tuple[str, object]]) -> object:
@@ -82,45 +89,14 @@ def _parse_pairs(pairs: list[tuple[str, object]]) -> object:
     return parsed if len(parsed) == len(pairs) else [math.inf, *pairs]
 
 
-#: Two different numbers of at most 15 significant digits have different floats.
-_EXACT_DIGITS: Final = 15
-#: Below this, floats have fewer significant digits.
-_SMALLEST: Final = 1e-290
-
-
-def _parse_float(text: str) -> object:
-    number = float(text)
-    if math.isinf(number):
-        raise PayloadInvalidError(NOT_FINITE)
-    if len(text) <= _EXACT_DIGITS and abs(number) > _SMALLEST:
-        return number
-    # As floats, 9007199254740992.5 and 9007199254740993.0 are equal. Another parser, such as Decimal, tells them apart.
-    try:
-        exact = Decimal(text)
-    except InvalidOperation:
-        raise PayloadInvalidError("The payload holds a number with too large an exponent.") from None
-    if exact == Decimal(float.__repr__(number)):
-        return number
-    return [math.nan, decimal_text(exact)]
-
-
-def decimal_text(value: Decimal) -> str:
-    """Write a finite number so that equal numbers, such as 1.0 and 1.00, have one text.
-
-    ``Decimal.normalize()`` is not used because it rounds.
-    """
-    sign, digits, exponent = value.as_tuple()
-    written = "".join(map(str, digits)).lstrip("0")
-    significant = written.rstrip("0")
-    scale = int(exponent) + len(written) - len(significant) if significant else 0
-    return f"{'-' if sign else ''}{significant}e{scale}"
-
-
 def _refuse_constant(name: str) -> object:
     raise PayloadInvalidError(NOT_FINITE)
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_parse_pairs, parse_float=_parse_float, parse_constant=_refuse_constant)
+_decoder = partial(json.JSONDecoder, object_pairs_hook=_parse_pairs, parse_constant=_refuse_constant)
+_DECODER = _decoder(parse_float=by_value)
+_DECODER_OF_LONG_INTEGERS = _decoder(parse_float=by_value, parse_int=integer_by_value)
+_DECODER_BY_TYPE = _decoder(parse_float=by_type)
 # No circular check, because the value was just parsed from a text and so can't contain itself.
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)
 

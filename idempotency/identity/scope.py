@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from urllib.parse import quote
 from uuid import UUID
 
 from ..exceptions import AccountRequiredError
-from .keys import shorten
+from .keys import MAX_LENGTH, shorten
 
 MAX_ACCOUNT_LENGTH = 255
 
@@ -90,6 +91,19 @@ class Scope:
             digest.update(len(encoded).to_bytes(8, "big"))  # so that concatenated parts can't collide
             digest.update(encoded)
         return digest.digest()
+
+
+def key_on_path(key: str, path: str) -> str:
+    """The key to record where one key on two paths is two requests: the client's key, a space, and the path.
+
+    No client's key has a space, so it equals no key that is recorded without a path.
+
+    :param key: a validated key.
+    :param path: the path of the request, decoded. It begins with a slash.
+    """
+    parts = key, quote(path, errors="surrogatepass")
+    both = " ".join(parts)
+    return both if len(both) <= MAX_LENGTH else " ".join(hashlib.sha256(part.encode()).hexdigest() for part in parts)
 
 
 def scope_of(operation: str, account_id: str | None, key: str) -> Scope:

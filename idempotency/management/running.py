@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, stopping on a signal, and the base class ``BatchCommand``."""
+"""The base of the commands: exit codes, stopping on a signal, progress, and the class ``BatchCommand``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import time
 from abc import ABC, abstractmethod
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import FrameType
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TextIO, TypeVar
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
 from django.db import DatabaseError, connections
 
-from ..upkeep.batches import BatchResult
-from .progress import REPORT_EVERY, progress
+from ..operate.batches import BatchResult
 
 _Result = TypeVar("_Result", bound=BatchResult)
 
@@ -32,6 +32,12 @@ EXIT_SIGNAL = 128  # plus the signal's number, as shells do
 SLICE = 0.2  # seconds
 
 MAX_PAUSE = 3600.0  # seconds
+
+#: Without a terminal, a line at this interval shows in the log that a long run is alive.
+REPORT_EVERY = 10.0  # seconds
+
+#: A function that is called with the number of rows done so far, and with a line that says so.
+Report = Callable[[int, str], None]
 
 
 def describe_exit_codes(meanings: Mapping[int, str], more: str = "") -> str:
@@ -52,24 +58,32 @@ class HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
 
 
 class Stop:
-    """Remembers the first SIGINT or SIGTERM instead of ending the process. A second one has its usual effect."""
+    """Within its block, remembers the first SIGINT or SIGTERM instead of ending the process, so that the command ends
+    between two batches. A second signal has its usual effect.
+    """
 
     def __init__(self) -> None:
         self.signum: int | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
-    def listen(self) -> None:
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            self._previous[signum] = signal.signal(signum, self._note)
+    def __enter__(self) -> Stop:  # noqa: PYI034 - Self needs Python 3.11
+        # Python handles signals in the main thread only. In another thread the process's own handlers remain in force.
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                self._previous[signum] = signal.signal(signum, self._note)
+        return self
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = signum
+    def __exit__(self, *error: object) -> None:
         self.restore()
 
     def restore(self) -> None:
         while self._previous:
             signum, handler = self._previous.popitem()
             signal.signal(signum, handler or signal.SIG_DFL)  # None if the handler was not installed from Python
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+        self.restore()
 
     def sleep(self, seconds: float) -> bool:
         """Sleep, but stop sleeping when a signal arrives.
@@ -83,16 +97,9 @@ class Stop:
         return self.signum is None
 
 
-@contextmanager
-def stop_between_batches() -> Iterator[Stop]:
-    stop = Stop()
-    # Python handles signals in the main thread only. In another thread the process's own handlers remain in force.
-    if threading.current_thread() is threading.main_thread():
-        stop.listen()
-    try:
-        yield stop
-    finally:
-        stop.restore()
+def counted(count: int, name: str) -> str:
+    """The number with its noun, such as "1 record" or "2,000 records"."""
+    return f"1 {name}" if count == 1 else f"{count:,} {name}s"
 
 
 def add_batch_size(parser: CommandParser, of_what: str, default: int, largest: int) -> None:
@@ -267,7 +274,7 @@ class BatchCommand(StoppableCommand, ABC, Generic[_Result]):
                 self.run_again_and_again(watch)
 
     def run_once(self) -> None:
-        with stop_between_batches() as stop:
+        with Stop() as stop:
             result = self.take(self.work(), stop)
         if self.verbosity:
             self.write(self.describe(result))
@@ -279,8 +286,8 @@ class BatchCommand(StoppableCommand, ABC, Generic[_Result]):
             sys.exit(self.exit_code)
 
     def run_again_and_again(self, pause: float) -> None:
-        known: set[Hashable] = set()
-        with stop_between_batches() as stop:
+        reported: set[Hashable] = set()
+        with Stop() as stop:
             while stop.signum is None:
                 try:
                     result = self.take(self.work(), stop)
@@ -291,17 +298,14 @@ class BatchCommand(StoppableCommand, ABC, Generic[_Result]):
                     if self.verbosity and (result.touched or self.verbosity > 1):
                         self.write(self.describe(result))
                     complaints = self.complaints(result)
-                    if complaints.keys() != known:  # write news only, so that they don't fill the log
+                    if complaints.keys() != reported:  # write news only, so that they don't fill the log
                         self._complain(complaints)
-                        known = set(complaints)
+                        reported = set(complaints)
                 stop.sleep(pause)
 
     def take(self, work: Work[_Result], stop: Stop) -> _Result:
         """Take batches until nothing more is due, ``--max-batches`` are taken, or a signal comes."""
-        reporting = progress(
-            work.label, work.count_due, self.write, self.options, every=REPORT_EVERY, leaves_bar=self.leaves_bar
-        )
-        with reporting as report:
+        with self._reporting(work) as report:
             total, taken = next(work.batches), 1
             report(total.touched, work.describe_so_far(total))
             while not total.exhausted and taken != self.max_batches and stop.sleep(self.pause):
@@ -309,6 +313,34 @@ class BatchCommand(StoppableCommand, ABC, Generic[_Result]):
                 report(total.touched, work.describe_so_far(total))
         return total
 
+    def _reporting(self, work: Work[_Result]) -> AbstractContextManager[Report]:
+        """Show the progress of the block: a bar on a terminal if rich is installed, plain lines otherwise."""
+        # The bar is written to standard error, so that standard output can be redirected to a file.
+        stream: TextIO = self.options.get("stderr") or sys.stderr
+        if self.verbosity and stream.isatty() and find_spec("rich"):
+            return _bar(stream, work.label, work.count_due(), self.leaves_bar)
+        last = time.monotonic()
+
+        def report(done: int, line: str) -> None:
+            nonlocal last
+            if self.verbosity > 1 or (self.verbosity and time.monotonic() - last >= REPORT_EVERY):
+                last = time.monotonic()
+                self.write(line)
+
+        return nullcontext(report)
+
     def _complain(self, complaints: Mapping[Hashable, str]) -> None:
         for complaint in complaints.values():
             self.stderr.write(complaint)
+
+
+@contextmanager
+def _bar(stream: TextIO, label: str, total: int, stays: bool) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=stream), transient=not stays) as bar:
+        task = bar.add_task("", total=total)
+        # During the run more rows may become due than were counted before it.
+        yield lambda done, line: bar.update(task, completed=done, total=max(total, done))

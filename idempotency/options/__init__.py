@@ -1,1 +1,1 @@
-"""The options of an operation. ``table`` declares them, and ``values`` defines the values that some of them take."""
+"""The options of an operation, the entries of ``IDEMPOTENCY``, and the values that some of them take."""

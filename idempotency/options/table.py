@@ -3,7 +3,7 @@
 ``RequestPolicy`` is that declaration. Its annotations are the types of the keyword arguments of ``Operation`` and
 ``@idempotent``. Those of ``claim()`` and ``@idempotent_task`` are in ``OperationPolicy``, the part of it that does not
 concern a request's key. The ``Option`` beside each type holds everything else. The constructor, the settings, the
-system checks and their hints are derived from it. A test compares it with the documentation's table, and with the
+system checks and their hints are derived from it. A test compares it with the documentation's list, and with the
 attributes and the docstring of ``Operation``.
 """
 
@@ -18,7 +18,7 @@ from django.utils.module_loading import import_string
 
 from ..lifecycle import Recovery
 from . import validators
-from .values import CONFLICT, REEXECUTE, Attach, InProgressAnswer, Reconcile
+from .values import CONFLICT, IETF, REEXECUTE, Attach, InProgressAnswer, Reconcile
 
 #: The headers that belong to the outcome. All other headers are made anew for each response. Vary is in the list
 #: because Cache-Control is: a cache that learns how long it may keep a response must also learn for which requests.
@@ -38,14 +38,6 @@ DEFAULT_RECORDED_HEADERS: Final = (
 )
 
 
-def resolve(value: Any) -> Any:
-    """Return ``value``, or the object that it names if it is a dotted path.
-
-    :raises ImportError: there is no such object.
-    """
-    return import_string(value) if isinstance(value, str) else value
-
-
 @dataclass(frozen=True, kw_only=True)
 class Option:
     """One option of an operation, or one entry of ``IDEMPOTENCY``."""
@@ -63,16 +55,19 @@ class Option:
     """The validator: returns what is wrong with a value, or None."""
 
     takes: str
-    """The type, as the documentation's table writes it."""
+    """The type, as the documentation's list writes it."""
 
     meaning: str
-    """The meaning, as the documentation's table writes it."""
+    """The meaning, as the documentation's list writes it."""
 
     check_id: str = ""
     """The id of the system check for the setting."""
 
     hint: str = ""
     """The advice of the system check."""
+
+    is_path: bool = True
+    """False if a text is a value itself, and not the dotted path of one."""
 
     is_secret: bool = False
     """True if a message must not show the value."""
@@ -103,12 +98,19 @@ class Option:
             else f"{subject} is {value!r}, which {problem}."
         )
 
+    def value_of(self, value: Any) -> Any:
+        """The value in force for the argument or the setting ``value``, which may be a dotted path.
+
+        :raises ImportError: the path names no object.
+        """
+        return import_string(value) if isinstance(value, str) and self.is_path else value
+
     def problem_of_path(self, value: Any) -> str | None:
         """If the value is a text: what is wrong with it as a dotted path to a callable. Otherwise None."""
-        if not isinstance(value, str):
+        if not isinstance(value, str) or not self.is_path:
             return None
         try:
-            return None if callable(resolve(value)) else "must name a callable"
+            return None if callable(self.value_of(value)) else "must name a callable"
         except ImportError as error:
             return f"can't be imported ({error})"
 
@@ -174,9 +176,9 @@ class OperationPolicy(TypedDict, total=False):
             default=False,
             problem_of=validators.flag,
             takes="bool",
-            meaning="True: a request that would begin under a key that doesn't carry its time is refused",
+            meaning="True: a request that would begin under a key without a time, other than a derived key, is refused",
             check_id="idempotency.E024",
-            hint="True accepts version 7 UUIDs and ULIDs only.",
+            hint="True accepts version 7 UUIDs, ULIDs and derived keys only.",
         ),
     ]
     heartbeat: Annotated[
@@ -261,12 +263,12 @@ class OperationPolicy(TypedDict, total=False):
         Option(
             setting="RECORDED_HEADERS",
             default=DEFAULT_RECORDED_HEADERS,
-            problem_of=validators.names,
+            problem_of=validators.recorded_headers,
             takes="names",
             meaning="headers kept with an outcome, besides Content-Type; `X-Shop-*` names all that begin so. "
             "Cookies and credentials never are",
             check_id="idempotency.E010",
-            hint='For example ("Location", "ETag", "X-Shop-*"). Credentials are never recorded, whatever is listed.',
+            hint='For example ("Location", "ETag", "X-Shop-*"). Cookies and credentials are never recorded.',
         ),
     ]
     max_body: Annotated[
@@ -341,61 +343,24 @@ class RequestPolicy(OperationPolicy, total=False):
             hint="A function of the request that returns the key as a str, or None if the request has none of its own.",
         ),
     ]
+    profile: Annotated[
+        str | None,
+        Option(
+            setting="PROFILE",
+            default=IETF,
+            problem_of=validators.profile,
+            is_path=False,
+            takes='`"ietf"`, `"stripe"` or `"acp"`',
+            meaning="the names and statuses on the wire: the IETF draft's, those of Stripe's API, or those of the "
+            "Agentic Commerce Protocol",
+            check_id="idempotency.E040",
+            hint="The reference page of the wire has a table of the profiles.",
+        ),
+    ]
 
 
 #: The options of an operation, by name.
 OPTIONS: Final[Mapping[str, Option]] = {
     name: replace(hint.__metadata__[0], name=name)
     for name, hint in get_type_hints(RequestPolicy, include_extras=True).items()
-}
-
-#: The entries of ``IDEMPOTENCY``, by name: the defaults of options, and the entries that apply to all operations.
-SETTINGS: Final[Mapping[str, Option]] = {
-    **{option.setting: option for option in OPTIONS.values() if option.setting is not None},
-    "MAX_RETRY_AFTER": Option(
-        name="max_retry_after",
-        setting="MAX_RETRY_AFTER",
-        default=timedelta(seconds=30),
-        problem_of=validators.positive_duration,
-        takes="timedelta",
-        meaning="the longest `Retry-After`",
-        check_id="idempotency.E013",
-        hint="For example timedelta(seconds=30).",
-        is_argument=False,
-    ),
-    "ERROR_RESPONSE": Option(
-        name="error_response",
-        setting="ERROR_RESPONSE",
-        problem_of=validators.callable_or_path,
-        takes="callable(request, error) → response, or its dotted path",
-        meaning="another envelope for errors",
-        check_id="idempotency.E012",
-        hint="A function of the request and the error that returns a response.",
-        is_argument=False,
-    ),
-    "FINGERPRINT_KEYS": Option(
-        name="fingerprint_keys",
-        setting="FINGERPRINT_KEYS",
-        problem_of=validators.secrets,
-        takes="list of str or bytes",
-        meaning="the secrets that fingerprints are keyed with: the first makes new ones, all are tried on old ones. "
-        "None: `SECRET_KEY` and `SECRET_KEY_FALLBACKS`",
-        check_id="idempotency.E019",
-        hint="For example [NEW_SECRET, OLD_SECRET]. Keep the old secret for as long as records made with it are kept.",
-        is_secret=True,
-        is_argument=False,
-    ),
-    "ENCRYPTION_KEYS": Option(
-        name="encryption_keys",
-        setting="ENCRYPTION_KEYS",
-        problem_of=validators.fernet_keys,
-        takes="list of str or bytes",
-        meaning="the keys that recorded bodies are encrypted with: the first encrypts new ones, all are tried on old "
-        "ones. None: they are not encrypted",
-        check_id="idempotency.E026",
-        hint="For example [NEW_KEY, OLD_KEY], each made by cryptography.fernet.Fernet.generate_key(). Keep an old key "
-        "for as long as records made with it are kept.",
-        is_secret=True,
-        is_argument=False,
-    ),
 }

@@ -6,13 +6,16 @@ is wrong.
 
 from __future__ import annotations
 
+import re
 from base64 import urlsafe_b64decode
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
 
-from .values import PARK, REEXECUTE, Attach, InProgress, Reconcile, Wait
+from django.db import connections
+
+from .values import ACP, IETF, NEVER_RECORDED_HEADERS, PARK, REEXECUTE, STRIPE, Attach, InProgress, Reconcile, Wait
 
 FERNET_KEY_BYTES = 32
 
@@ -40,6 +43,15 @@ def in_progress(value: object) -> str | None:
     return None if valid else "must be CONFLICT, ACCEPTED, Wait(seconds) or Attach(location)"
 
 
+def profile(value: object) -> str | None:
+    return None if value in (IETF, STRIPE, ACP) else f"must be {IETF!r}, {STRIPE!r} or {ACP!r}"
+
+
+def url(value: object) -> str | None:
+    valid = isinstance(value, str) and re.fullmatch(r"https?://[!-~]+", value) is not None and "#" not in value
+    return None if valid else "must be a URL without a fragment"
+
+
 def names(value: object) -> str | None:
     valid = (
         isinstance(value, Collection)
@@ -49,11 +61,27 @@ def names(value: object) -> str | None:
     return None if valid else "must be a collection of names"
 
 
+def aliases(value: object) -> str | None:
+    if not isinstance(value, Mapping) or not all(isinstance(alias, str) for pair in value.items() for alias in pair):
+        return "must be a dict of aliases"
+    unknown = {alias for pair in value.items() for alias in pair} - connections.settings.keys()
+    return f"names {min(unknown)!r}, which DATABASES does not have" if unknown else None
+
+
 def methods(value: Any) -> str | None:
     if problem := names(value):
         return problem
-    valid = len(value) > 0 and all(name == name.upper() for name in value)
-    return None if valid else "must name at least one HTTP method, in capitals"
+    if not value:
+        return "must name at least one HTTP method"
+    wrong = next((name for name in value if name != name.upper()), None)
+    return None if wrong is None else f"names {wrong!r}: write {wrong.upper()!r}, because methods are in capitals"
+
+
+def recorded_headers(value: Any) -> str | None:
+    if problem := names(value):
+        return problem
+    refused = next((name for name in value if name.lower() in NEVER_RECORDED_HEADERS), None)
+    return None if refused is None else f"names {refused!r}, which must not be replayed and is never recorded"
 
 
 def secrets(value: object) -> str | None:

@@ -1,4 +1,4 @@
-"""The values of the options ``recovery`` and ``in_progress``: what an abandoned claim means, what a duplicate gets."""
+"""The values of ``recovery``, ``in_progress`` and ``profile``, and those that ``headers`` never takes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..lifecycle import Recovery
 
+#: The names of the profiles. ``http.profiles`` has their tables.
+IETF = "ietf"
+STRIPE = "stripe"
+ACP = "acp"
+
 REEXECUTE = Recovery.REEXECUTE
 PARK = Recovery.PARK
 
 #: An ``Unknown`` parks a record that has had this many attempts, runs and reconciliations together. If the operation
 #: ran once, its reconciler is called seven times, within about four minutes because of the backoff.
 DEFAULT_MAX_ATTEMPTS = 8
+
+#: The names of these headers are refused, and a pattern doesn't cover them, because credentials must not be replayed.
+NEVER_RECORDED_HEADERS = frozenset({"set-cookie", "authorization", "proxy-authorization", "www-authenticate", "cookie"})
 
 #: A waiting request occupies a worker. Clients usually give up after 30 s, so a longer wait would be of no use.
 MAX_WAIT = timedelta(seconds=30)

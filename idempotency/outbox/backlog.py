@@ -1,24 +1,22 @@
-"""The backlog: count the messages that wait, requeue a dead one, purge the sent ones."""
+"""The upkeep of messages: count those that wait, requeue a dead one, purge the sent ones, erase those of an account."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
-from django.db import connections, router, transaction
-from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
+from django.db import transaction
+from django.db.models import DurationField, ExpressionWrapper, F, Max, Min, Q, QuerySet
 from django.db.models.functions import Now
 
-from .. import sql
 from ..conf import settings
-from ..models import MessageStatus, OutboxMessage
-from ..upkeep import audit
-from ..upkeep.batches import check_batch_size, in_batches
-from ..upkeep.resolutions import ResolutionRefusedError
-from ..upkeep.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult
-from .relay import IDLE_TIMEOUT, STATEMENT_TIMEOUT
+from ..operate import decision_log, erasure, purge
+from ..operate.purge import DEFAULT_BATCH_SIZE, PurgeResult, purge_oldest
+from ..operate.resolutions import ResolutionRefusedError
+from .models import MessageStatus, OutboxMessage, outbox_database
 
 #: Counting stops here, because counting millions takes long. A higher count would not tell the reader anything new.
 MAX_COUNTED: Final = 10_000
@@ -29,6 +27,18 @@ MAX_COUNTED: Final = 10_000
 MAX_QUEUED: Final = timedelta(days=1)
 
 
+#: The outbox has no index on accounts, because every message would have to pay for it. An erasure reads the whole
+#: outbox once, in windows of this many ids.
+WINDOW: Final = 10_000
+
+_STATES: Final = {
+    "pending": Q(status=MessageStatus.PENDING),
+    "dead": Q(status=MessageStatus.DEAD),
+    "sent": Q(status=MessageStatus.SENT),
+    "unknown_messages": ~Q(status__in=list(MessageStatus)),
+}
+
+
 @dataclass(frozen=True)
 class Backlog:
     """The messages that have not been sent."""
@@ -37,7 +47,7 @@ class Backlog:
     pending: int
     #: How long the oldest due message has been due; None if no message is due.
     oldest_due: timedelta | None
-    #: Messages that were tried too often and wait for somebody to requeue them. Counted up to ``MAX_COUNTED``.
+    #: Messages that were tried too often and wait to be requeued. Counted up to ``MAX_COUNTED``.
     dead: int
 
 
@@ -50,7 +60,7 @@ def backlog(*, using: str | None = None) -> Backlog:
     :param using: the database of the outbox; by default the one that messages are written to.
     :raises DatabaseError: the database refuses.
     """
-    messages = OutboxMessage.objects.using(using or router.db_for_write(OutboxMessage))
+    messages = OutboxMessage.objects.using(using or outbox_database())
     pending = messages.filter(status=MessageStatus.PENDING)
     # Read the first row in the order of the index. max() of the age would read all rows.
     longest = pending.filter(next_try_at__lte=Now()).order_by("next_try_at")
@@ -71,23 +81,23 @@ def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
     :param message: the message as the person saw it. The instance is not changed; read it again.
     :param by: who decides, for the audit: a user, or a name (str).
     :param reason: why, for the audit.
-    :raises ResolutionRefusedError: the message is not dead, or not any more.
+    :raises ResolutionRefusedError: the message is not dead, or has changed since.
     :raises TypeError: ``by`` does not say who decides.
     """
-    audit.require_name(by)
-    using = router.db_for_write(OutboxMessage)
+    decision_log.require_name(by)
+    using = outbox_database()
     with transaction.atomic(using=using):
-        # If two people decide at once, one wins, because the message is not dead after that. A relay that took the
-        # message and froze may still mark it as sent, which is true then, or may postpone it a little.
-        dead = OutboxMessage.objects.using(using).filter(pk=message.pk, status=MessageStatus.DEAD)
+        # If two people decide at once, one wins, because a requeued message has another time, also when it is dead
+        # again. A relay that took the message and froze may still mark it as sent, which is true then.
+        dead = OutboxMessage.objects.using(using).filter(
+            pk=message.pk, status=MessageStatus.DEAD, attempts=message.attempts, next_try_at=message.next_try_at
+        )
         if dead.update(status=MessageStatus.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None) != 1:
-            raise ResolutionRefusedError(f"Message {message.message_id} is not dead, or not any more.")
-        audit.enter(message, f"{message.topic} {message.message_id}", "requeued", by, reason)
-        transaction.on_commit(lambda: _note(message, by, reason), using=using, robust=True)
-
-
-def _note(message: OutboxMessage, by: Any, reason: str) -> None:
-    audit.note(f"Message {message.message_id} on {message.topic!r}", "requeued", by, reason)
+            raise ResolutionRefusedError(f"Message {message.message_id} is not dead, or has changed since you saw it.")
+        decision_log.enter(message, f"{message.topic} {message.message_id}", "requeued", by, reason)
+        subject = f"Message {message.message_id} on {message.topic!r}"
+        note = partial(decision_log.note, subject, "requeued", by, reason)
+        transaction.on_commit(note, using=using, robust=True)
 
 
 def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
@@ -96,45 +106,43 @@ def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
     return OutboxMessage.objects.using(using).filter(status=MessageStatus.SENT, sent_at__lte=past)
 
 
-def purge_sent_once(
-    *, batch_size: int = DEFAULT_BATCH_SIZE, after: datetime | None = None, using: str | None = None
-) -> PurgeResult:
+def purge_sent_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> PurgeResult:
     """Delete up to ``batch_size`` messages that were sent longer ago than ``TTL`` and a day, in one transaction.
 
     A sent message is still needed for that long. From it an attempt that runs again finds that it has already published
     the message, and a new request under an old key finds that the message's id is taken.
 
     :param batch_size: 1 to 10,000.
-    :param after: skip messages that were sent before this time; see ``purge_sent_batches``.
     :param using: the database of the outbox; by default the one that messages are written to.
     :raises ValueError: the batch size is not between 1 and 10,000.
+    :raises RuntimeError: there is an open transaction.
     :raises DatabaseError: the database refuses. Nothing of the batch is deleted then.
     """
-    check_batch_size(batch_size, MAX_BATCH_SIZE)
-    using = using or router.db_for_write(OutboxMessage)
-    connection = connections[using]
-    with transaction.atomic(using=using, durable=True):
-        sql.store(using).bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
-        due = sent_past_retention(using) if after is None else sent_past_retention(using).filter(sent_at__gte=after)
-        due = due.order_by("sent_at", "pk")
-        # Another purge deletes a locked row.
-        found = sql.store(using).lock_free(due.values_list("pk", "sent_at"), batch_size)
-        ids = [pk for pk, _ in found]
-        # A statement takes a bounded number of parameters. On SQLite that number is low.
-        step = max(1, connection.ops.bulk_batch_size([OutboxMessage._meta.pk], ids))
-        # A sent message never changes, so the DELETE does not repeat the conditions.
-        chunks = [ids[start : start + step] for start in range(0, len(ids), step)]
-        deleted = sum(OutboxMessage.objects.using(using).filter(pk__in=chunk).delete()[0] for chunk in chunks)
-    return PurgeResult(deleted, found[-1][1] if found else None, exhausted=len(found) < batch_size)
+    return next(purge_sent_batches(batch_size=batch_size, using=using))
 
 
 def purge_sent_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[PurgeResult]:
     """Purge batch after batch until nothing more is due. The caller may stop between any two.
 
-    Each batch starts where the one before it ended, so that it does not read again the index entries of messages that
-    are deleted and not vacuumed yet. Takes the arguments of ``purge_sent_once`` and raises the same errors.
+    Takes the arguments of ``purge_sent_once`` and raises the same errors.
     """
+    using = using or outbox_database()
+    due = sent_past_retention(using)
+    return purge_oldest(using, batch_size, lambda store, after: store.delete_rows(due, "sent_at", batch_size, after))
 
-    return in_batches(
-        lambda before: purge_sent_once(batch_size=batch_size, after=before.reached if before else None, using=using)
-    )
+
+def find_messages(account_id: str, using: str | None) -> erasure.TableRows:
+    """Find an account's messages, for an erasure. Reads the whole outbox once."""
+    messages = OutboxMessage.objects.using(using or outbox_database()).filter(account_id=account_id)
+    ends = messages.model.objects.using(messages.db).aggregate(first=Min("pk"), last=Max("pk"))
+    ids: list[int] = []
+    for start in range(ends["first"] or 0, (ends["last"] or -1) + 1, WINDOW):
+        ids += messages.filter(pk__gte=start, pk__lt=start + WINDOW).values_list("pk", flat=True)
+    return erasure.TableRows(messages, ids, _STATES)
+
+
+def register() -> None:
+    """Add messages to the purge and to the erasure of an account. Called again, it does nothing."""
+    if erasure.find_messages is None:
+        erasure.find_messages = find_messages
+        purge.other_purges.append(purge.OtherPurge("messages", "sent message", sent_past_retention, purge_sent_batches))

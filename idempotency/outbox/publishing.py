@@ -1,8 +1,8 @@
 """The outbox: a message is published if and only if the transaction that published it committed.
 
 ``publish`` writes the message in the caller's transaction. After that has committed, a relay (``relay.py``) hands the
-message to a broker, at least once and always with the same id. By the id a consumer can tell a second delivery from a
-second message.
+message to a broker, at least once and always with the same id. By the id a consumer distinguishes a second delivery
+from a second message.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass
-from datetime import datetime, timedelta, timezone
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 from uuid import UUID, uuid4
 from weakref import WeakKeyDictionary
 
-from django.db import connections, router, transaction
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 from django.utils.timezone import is_aware, make_naive
 
-from .. import sql
 from ..exceptions import MessageReusedError, NoTransactionError
-from ..models import IdempotencyRecord, OutboxMessage, RecordQuerySet
+from ..models import IdempotencyRecord, RecordQuerySet
 from ..protocol.claim import Claim
 from ..protocol.context import current_claim
 from ..protocol.ownership import on_behalf_of
-from .propagation import header_sources
+from ..store import is_transaction_open, store_for
+from .models import OutboxMessage, outbox_database
 
 CELERY = "idempotency.contrib.celery.send"
 
@@ -35,13 +35,12 @@ MAX_LENGTH = 255  # of a topic, an ordering key and a sender's path, in characte
 
 NOW = timedelta(0)
 
+#: Integrations add functions here. Each is called when a message is published, returns headers for it, and must not
+#: raise. Headers of the caller win over them.
+header_sources: Final[list[Callable[[], Mapping[str, str]]]] = []
+
 #: For each connection whose transaction published something: the senders to nudge after its COMMIT.
 _to_nudge: WeakKeyDictionary[BaseDatabaseWrapper, set[str]] = WeakKeyDictionary()
-
-
-def alias() -> str:
-    """The alias of the database that messages are written to, unless the caller names another one."""
-    return router.db_for_write(OutboxMessage)
 
 
 def publish(
@@ -58,12 +57,12 @@ def publish(
     """Publish a message if, and only if, the open transaction commits. Costs one statement on a first attempt.
 
     Under a claim the message's id is derived from the claim, so that an attempt that runs again publishes the same
-    message and not a second one. Messages of one topic are told apart by ``name``, or else by the order of the calls.
+    message and not a second one. Messages of one topic differ by ``name``, or else by the order of the calls.
 
     :param topic: what the message is about; for the Celery sender, the name of the task. 1 to 255 printable characters.
     :param payload: anything that JSON can hold. For the Celery sender, an object holds the keyword arguments of the
         task, and an array its positional arguments.
-    :param name: tells this message apart from the operation's other messages on the same topic, so that neither their
+    :param name: distinguishes this message from the operation's other messages on the same topic, so that neither their
         number nor their order matters. Ignored outside of a claim.
     :param headers: text that is sent with the message.
     :param ordering_key: messages of one key are sent in the order in which they were written, and each waits until the
@@ -81,7 +80,7 @@ def publish(
     :raises ImportError: there is no such sender.
     """
     claim = current_claim()
-    using = using or (alias() if claim is None else claim.using)
+    using = using or (outbox_database() if claim is None else claim.using)
     with nullcontext() if claim is None else on_behalf_of(claim.ownership):
         _require_transaction(using, topic)
     if delay is not None and delay < NOW:
@@ -90,7 +89,8 @@ def publish(
     message = OutboxMessage(
         topic=_text("topic", topic),
         payload=_json(payload, topic),
-        headers=_added_headers() | _checked_headers(headers or {}),
+        headers={name: text for source in header_sources for name, text in source().items()}
+        | _checked_headers(headers or {}),
         ordering_key=_text("ordering_key", ordering_key) if ordering_key else "",
         sender=sender,
     )
@@ -100,7 +100,7 @@ def publish(
     if claim is None:
         message.message_id = uuid4()
         message.idempotency_key = str(message.message_id)
-        sql.store(using).insert_message(message, delay or NOW)
+        store_for(using).insert_message(message, delay or NOW)
     else:
         # The topic's length says where the topic ends, so that a topic that ends like a count or a name is not taken
         # for a shorter topic with that count or name.
@@ -118,7 +118,7 @@ class _Place:
     """The place of one message among those that an operation publishes. ``call`` names it, the same in every attempt.
 
     The message's id is derived from the scope alone, so that it is the same even if a crash has lost the record. After
-    the retention the same key makes a new request. Its message needs an id of its own, because a consumer that
+    the retention the same key makes a new request. Its message needs another id, because a consumer that
     remembers the old id would not run. The outbox keeps the old message for longer than consumers remember it. If the
     old message has the id, the new id is also derived from the time at which the new request began.
     """
@@ -134,14 +134,14 @@ class _Place:
             # An earlier attempt of this request may have found the first id taken, and the old message may have been
             # purged since. So look for the second id first.
             began = self._began()
-            known = None if began is None else self._find(self._id_since(began))
-            if known is not None:
-                return _same(known, message)
+            published = None if began is None else self._find(self._id_since(began))
+            if published is not None:
+                return _same(published, message)
         if self._insert(message, first, delay):
             return message
-        known, began = self._find(first), self._began()
-        if known is not None and (began is None or known.created_at >= began):
-            return _same(known, message)
+        published, began = self._find(first), self._began()
+        if published is not None and (began is None or published.created_at >= began):
+            return _same(published, message)
         new = first if began is None else self._id_since(began)
         if self._insert(message, new, delay):
             return message
@@ -160,7 +160,7 @@ class _Place:
 
     def _id_since(self, began: datetime) -> UUID:
         # Every server must derive the same text. A naive time (USE_TZ = False) is the same on every server already.
-        moment = make_naive(began, timezone.utc) if is_aware(began) else began
+        moment = make_naive(began, UTC) if is_aware(began) else began
         return self.claim.derive_key(f"since {moment.isoformat()}: {self.call}")
 
     def _find(self, message_id: UUID) -> OutboxMessage | None:
@@ -170,21 +170,16 @@ class _Place:
         scope = self.claim.scope
         message.message_id, message.account_id = message_id, scope.account_id
         message.idempotency_key = scope.key_for(message_id)
-        return sql.store(self.using).insert_message(message, delay)
+        return store_for(self.using).insert_message(message, delay)
 
 
 def _require_transaction(using: str, topic: str) -> None:
-    if connections[using].in_atomic_block:
-        try:
-            with transaction.atomic(using=using, durable=True):
-                pass  # raises nothing if the only open transaction is the one that TestCase wraps a test in
-        except RuntimeError:
-            return
-    raise NoTransactionError(
-        f"A message on {topic!r} was published outside of a transaction of database {using!r}, so it could be sent "
-        f"although the writes that it reports were not committed. Publish it inside "
-        f"transaction.atomic(using={using!r}), together with the writes."
-    )
+    if not is_transaction_open(using):
+        raise NoTransactionError(
+            f"A message on {topic!r} was published outside of a transaction of database {using!r}, so it could be sent "
+            f"although the writes that it reports were not committed. Publish it inside "
+            f"transaction.atomic(using={using!r}), together with the writes."
+        )
 
 
 def _text(what: str, value: object) -> str:
@@ -202,16 +197,12 @@ def _json(payload: object, topic: str) -> str:
         raise TypeError(f"The payload of a message on {topic!r} must be JSON: {error}") from error
 
 
-def _added_headers() -> dict[str, str]:
-    return {name: value for source in header_sources for name, value in source().items()}
-
-
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"The names and values of a message's headers must be str, not {name!r}: {value!r}.")
+            raise TypeError(f"The names and values of a message's headers must be str. That of {name!r} is not.")
         if not name.isprintable() or not value.isprintable():
-            raise ValueError(f"The headers of a message must be printable, not {name!r}: {value!r}.")
+            raise ValueError(f"The headers of a message must be printable. That of {name!r} is not.")
     return dict(headers)
 
 
@@ -224,7 +215,7 @@ def _same(before: OutboxMessage, message: OutboxMessage) -> OutboxMessage:
         raise MessageReusedError(
             f"An earlier attempt published message {before.message_id} in this place with another payload or topic: it "
             f"was on {before.topic!r}, and this one is on {message.topic!r}. Each attempt must publish the same "
-            f"messages in the same order, or give each message a name= of its own."
+            f"messages in the same order, or give each message its own name=."
         )
     return before
 

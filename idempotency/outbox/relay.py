@@ -1,6 +1,6 @@
 """The relay: hand messages of the outbox to their brokers, one bounded batch at a time.
 
-A relay leases a batch in a transaction of its own, sends its messages outside of any transaction, and then marks them
+A relay leases a batch in a transaction, sends its messages outside of any transaction, and then marks them
 as sent. If it dies or freezes at any point, the lease runs out and another relay sends the remaining messages. Some of
 them are then sent twice, because a broker's confirmation and a database's COMMIT can't be made atomic. So a message may
 be sent more than once, but always with the same id.
@@ -13,25 +13,25 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
-from django.db import connections, router, transaction
-from django.db.models import BooleanField, Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.module_loading import import_string
 
-from .. import signals, sql
+from .. import signals
 from ..exceptions import BrokerUnavailableError
-from ..models import MessageStatus, OutboxMessage
+from ..operate.batches import BatchResult, check_batch_size, in_batches, in_transaction
+from ..outcome import reason_of
 from ..protocol.faults import fault_point
-from ..protocol.reasons import reason_of
-from ..upkeep.batches import BatchResult, check_batch_size, in_batches
-from .propagation import sending_contexts
+from ..store import Store
+from .models import MessageStatus, OutboxMessage, outbox_database
 
 logger = logging.getLogger("idempotency")
 
@@ -39,6 +39,10 @@ logger = logging.getLogger("idempotency")
 DEFAULT_BATCH_SIZE = 100
 #: Two statements have a parameter for each message of a batch, and SQLite may accept no more than 999 parameters.
 MAX_BATCH_SIZE = 500
+
+#: Integrations add functions here. Each is called when a message is handed to its sender, and returns the context in
+#: which the sender runs.
+sending_contexts: Final[list[Callable[[OutboxMessage], AbstractContextManager[object]]]] = []
 
 #: How long a relay that has taken a batch is presumed alive. It stops sending when half of this time has passed, so the
 #: sender may need the other half for its last message. Only a relay that froze sends messages that another has taken
@@ -57,13 +61,8 @@ UNAVAILABLE_BACKOFF = timedelta(seconds=5)
 #: batches whose relay disappeared is sent alone from then on.
 SUSPICIOUS = 2
 
-#: If a relay freezes while it takes a batch, the database ends the transaction after this time and frees the rows.
-IDLE_TIMEOUT = timedelta(seconds=5)
-#: The database cancels a statement that runs for longer, including its wait for locks.
+#: The database cancels a statement that runs for longer. None waits for a message's lock: locked messages are left out.
 STATEMENT_TIMEOUT = timedelta(seconds=30)
-
-#: If the database refuses a transaction because of another relay (REPEATABLE READ, InnoDB), it is tried this often.
-_MAX_ROUNDS = 5
 
 
 @dataclass
@@ -74,7 +73,7 @@ class RelayResult(BatchResult):
     sent: int = 0
     #: Their sender raised an error. They are tried again after a while.
     postponed: int = 0
-    #: Their sender failed too often, or their relay died too often. They wait for somebody to requeue them.
+    #: Their sender failed too often, or their relay died too often. They wait to be requeued.
     dead: int = 0
     #: Not tried, because a broker can't be reached, an earlier message of their order was not sent, or the time was up.
     put_back: int = 0
@@ -112,10 +111,13 @@ def relay_once(
     :raises DatabaseError: the database refuses. Messages that were sent and could not be marked are sent again.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
-    using = using or router.db_for_write(OutboxMessage)
+    using = using or outbox_database()
     until = time.monotonic() + LEASE.total_seconds() / 2  # counted from here, because the lease begins later
-    batch = _take(using, batch_size, skip)
-    fault_point("relay.claimed")
+    # If the process dies before the COMMIT, nothing was taken. If it dies after the COMMIT, the lease runs out. If it
+    # freezes before the COMMIT, the rows stay locked until the database ends the session. Other relays skip the rows
+    # meanwhile.
+    batch = in_transaction(using, lambda store: _take(store, batch_size, skip), statement_timeout=STATEMENT_TIMEOUT)
+    fault_point["relay.claimed"]()
     result = RelayResult(exhausted=batch.exhausted)
     for messages in (batch.messages, batch.suspects):
         if messages:
@@ -152,26 +154,15 @@ class _Batch:
     exhausted: bool
 
 
-def _take(using: str, limit: int, skip: Collection[str]) -> _Batch:
-    def transact() -> _Batch:
-        # If the process dies before the COMMIT, nothing was taken. If it dies after the COMMIT, the lease runs out. If
-        # it freezes before the COMMIT, the rows stay locked until the database ends the session after IDLE_TIMEOUT.
-        # Other relays skip the rows meanwhile.
-        with transaction.atomic(using=using, durable=True):
-            sql.store(using).bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT)
-            return _take_in_transaction(using, limit, skip)
-
-    return sql.retry_lost_races(_MAX_ROUNDS, using, transact)
-
-
-def _take_in_transaction(using: str, limit: int, skip: Collection[str]) -> _Batch:
+def _take(store: Store, limit: int, skip: Collection[str]) -> _Batch:
+    using = store.using
     ready = due(using).exclude(sender__in=list(skip)).order_by("next_try_at", "pk")
-    found = sql.store(using).lock_free(ready, limit)
-    suspicious = [message for message in found if _may_be_poison(message)]
+    due_now = store.select_unlocked(ready, limit)
+    suspicious = [message for message in due_now if _may_be_poison(message)]
     dead = [message for message in suspicious if message.attempts >= MAX_ATTEMPTS]
     suspects = [message for message in suspicious if message.attempts < MAX_ATTEMPTS][:1]
-    messages = [message for message in found if not _may_be_poison(message)]
-    messages += _followers(using, messages, limit - len(found), skip)
+    messages = [message for message in due_now if not _may_be_poison(message)]
+    messages += _followers(store, messages, limit - len(due_now), skip)
     _lease(using, messages + suspects)
     _mark_dead(using, dead)
     return _Batch(messages, suspects, dead, exhausted=len(messages) < limit and not suspicious)
@@ -198,30 +189,29 @@ def _mark_dead(using: str, poison: list[OutboxMessage]) -> None:
         message.error = error
 
 
-def _followers(using: str, heads: list[OutboxMessage], limit: int, skip: Collection[str]) -> list[OutboxMessage]:
-    """Find the messages that directly follow the ordered messages of ``heads``.
+def _followers(store: Store, heads: list[OutboxMessage], limit: int, skip: Collection[str]) -> list[OutboxMessage]:
+    """Find and lock the messages that directly follow the ordered messages of ``heads``.
 
-    No other relay can take them while the heads are not sent.
+    A message that is not ready, or that another transaction has locked, ends its order here: those behind it wait, too.
     """
     last = {message.ordering_key: message.pk for message in heads if message.ordering_key}
     if not last or limit < 1:
         return []
-    free = Q(lease_expires_at=None) | Q(lease_expires_at__lte=Now(), attempts__lt=SUSPICIOUS)
-    ready = free & Q(status=MessageStatus.PENDING, next_try_at__lte=Now())
-    unsent = OutboxMessage.objects.using(using).exclude(ordering_key="").exclude(status=MessageStatus.SENT)
+    messages = OutboxMessage.objects.using(store.using)
+    unsent = messages.exclude(ordering_key="").exclude(status=MessageStatus.SENT)
     behind = unsent.filter(ordering_key__in=last, pk__gt=min(last.values())).order_by("ordering_key", "pk")
-    if connections[using].features.has_select_for_update:
-        # Another relay may be taking one of these messages at this moment, if its head was committed after it. Wait for
-        # that row instead of skipping it, because the messages behind it have to wait for it, too.
-        behind = behind.select_for_update()
-    found: list[OutboxMessage] = []
-    for message in behind.annotate(ready=ExpressionWrapper(ready, BooleanField()))[: limit + len(last)]:
-        if message.pk > last.get(message.ordering_key, message.pk):
-            if message.ready and message.sender not in skip:
-                found.append(message)
+    places = list(behind.values_list("pk", "ordering_key")[: limit + len(last)])
+    free = Q(lease_expires_at=None) | Q(lease_expires_at__lte=Now(), attempts__lt=SUSPICIOUS)
+    ready = messages.filter(free, pk__in=[pk for pk, _ in places], status=MessageStatus.PENDING, next_try_at__lte=Now())
+    locked = {message.pk: message for message in store.select_unlocked(ready.exclude(sender__in=list(skip)))}
+    followers: list[OutboxMessage] = []
+    for pk, ordering_key in places:
+        if pk > last.get(ordering_key, pk):
+            if pk in locked:
+                followers.append(locked[pk])
             else:
-                del last[message.ordering_key]
-    return found[:limit]
+                del last[ordering_key]
+    return followers[:limit]
 
 
 @dataclass
@@ -246,20 +236,29 @@ def _send(messages: list[OutboxMessage], until: float, result: RelayResult) -> _
             try:
                 _hand_over(message)
             except BrokerUnavailableError as error:
-                logger.warning("Sender %s can't reach its broker", message.sender, exc_info=True)
+                logger.warning("Sender %s can't reach its broker: %s", message.sender, _trace_of(error))
                 result.unavailable[message.sender] = reason_of(error)
                 outcomes.put_back.append((message, reason_of(error)))
             # A sender is the project's code and may raise anything. The other messages must be sent all the same.
-            except Exception as error:
-                logger.exception("Message %s on %s was not sent", message.message_id, message.topic)
+            except Exception as error:  # noqa: BLE001
+                logger.error("Message %s on %s was not sent: %s", message.message_id, message.topic, _trace_of(error))
                 outcomes.failed.append((message, reason_of(error)))
             else:
-                fault_point("relay.published")
+                fault_point["relay.published"]()
                 outcomes.confirmed.append(message)
                 continue
         if message.ordering_key:
             held_up.add(message.ordering_key)
     return outcomes
+
+
+def _trace_of(error: Exception) -> str:
+    """The error's class and where it was raised, for the log.
+
+    Its text may quote the payload, and a reporter of crashes shows the local variables of frames. The text is kept as
+    the message's last error, for those who may see payloads.
+    """
+    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()
 
 
 def _hand_over(message: OutboxMessage) -> None:
@@ -278,7 +277,7 @@ def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:
         sent = confirmed.exclude(status=MessageStatus.SENT).update(
             status=MessageStatus.SENT, sent_at=Now(), lease_expires_at=None, error=""
         )
-        fault_point("relay.marked")
+        fault_point["relay.marked"]()
         result.sent += sent
         signals.relayed.send_robust(sender=OutboxMessage, count=sent)
     # The other updates are fenced by the attempt number, because another relay may have taken or sent the message.
@@ -310,7 +309,7 @@ def _alike(messages: list[tuple[OutboxMessage, str]]) -> dict[tuple[int, str], l
 
 def _announce_dead(message: OutboxMessage, result: RelayResult) -> None:
     result.dead += 1
-    logger.error("Message %s on %s is dead: %s", message.message_id, message.topic, message.error)
+    logger.error("Message %s on %s is dead; its last error says why", message.message_id, message.topic)
     signals.message_dead.send_robust(
         sender=OutboxMessage,
         account_id=message.account_id,

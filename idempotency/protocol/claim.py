@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import UUID
 
@@ -15,18 +16,18 @@ from .steps import StepLog, run_step
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class Claim:
     """The claim of one attempt. ``current_claim()`` returns it to the handler.
 
     The handler of an operation that declares ``rebuild`` may set ``reference``. It is recorded instead of the
-    response's body or, with ``body_ttl``, beside it.
+    response's body, or beside one that is kept for a shorter time than the record.
     """
 
-    def __init__(self, ownership: Ownership) -> None:
-        self.ownership = ownership
-        self.reference: str | None = None
-        self._steps = StepLog()
-        self._calls: dict[str, int] = {}
+    ownership: Ownership
+    reference: str | None = None
+    _steps: StepLog = field(default_factory=StepLog, init=False)
+    _calls: dict[str, int] = field(default_factory=dict, init=False)
 
     def __repr__(self) -> str:
         return f"<Claim of {self.operation.name!r}, attempt {self.attempt}>"

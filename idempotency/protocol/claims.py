@@ -12,31 +12,39 @@ can match only a claim of the same operation with the same payload. Either of th
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
+from django.db import DatabaseError, IntegrityError, InterfaceError, router, transaction
 from django.dispatch import Signal
 from django.utils.functional import cached_property
 
-from .. import signals, sql
-from ..conf import settings
-from ..exceptions import InProgressError, KeyReusedError, LeaseLostError, OutcomeUnknownError, RequestError
+from .. import signals
+from ..conf import CLOCK_SKEW, settings
+from ..exceptions import (
+    InProgressError,
+    KeyExpiredError,
+    KeyInvalidError,
+    KeyReusedError,
+    LeaseLostError,
+    OutcomeUnknownError,
+    RequestError,
+)
 from ..identity import fingerprint
 from ..identity.fingerprint import Payload
+from ..identity.keys import is_derived, time_of
 from ..identity.scope import Scope
 from ..lifecycle import Decision, Recovery, Status, decide
 from ..models import IdempotencyRecord
 from ..operation import Operation
 from ..outcome import Outcome
-from ..sql import Row, Store, newer_record
+from ..store import Fence, Row, Store, newer_record, own_transaction, store_for
 from . import steps
-from .changes import fenced_change
 from .faults import fault_point
-from .ownership import Ownership, on_behalf_of
-from .transactions import alias_of, own_transaction, store_errors, unavailable
+from .ownership import Ownership
+from .transactions import fenced_change, store_errors, unavailable
 
 #: A claim starts again if the record changed meanwhile: it was purged after the insert found it, another attempt took
 #: it over, or the database refused with a serialization failure (REPEATABLE READ) or a deadlock (InnoDB). Each round
@@ -46,37 +54,58 @@ MAX_ROUNDS = 8
 
 @dataclass(frozen=True)
 class ClaimRequest:
-    """What a caller wants to claim, and in which database."""
+    """What a caller wants to claim."""
 
     operation: Operation
     scope: Scope
     payload: Payload
-    using: str
     #: Raised in place of beginning a new operation; None if it may begin.
     refusal: RequestError | None = None
 
     @cached_property
     def store(self) -> Store:
-        return sql.store(self.using)
-
-    def own_transaction(self, *, one_statement: bool = True) -> AbstractContextManager[None]:
-        return own_transaction(self.using, f"Operation {self.operation.name!r}", one_statement=one_statement)
-
-    def owned(self, record_id: int, attempt: int, request_hash: str) -> Ownership:
-        return Ownership(self.operation, self.scope, record_id, attempt, request_hash, self.using)
+        """The store of the record's database. It belongs to this thread."""
+        return store_for(
+            router.db_for_write(IdempotencyRecord, operation=self.scope.operation, account_id=self.scope.account_id)
+        )
 
 
-def acquire(
-    operation: Operation,
-    scope: Scope,
-    payload: Payload,
-    *,
-    expect_record: bool = False,
-    refusal: RequestError | None = None,
-) -> Ownership | Outcome:
+def refusal_to_begin(operation: Operation, key: str) -> RequestError | None:
+    """The error for a request that would begin a new operation under this key, or None if it may.
+
+    Past the retention of a record, a late retry would run again. A key that carries its time can be refused then. It is
+    enough to refuse what would *begin* under it: an outcome that is still recorded is replayed, whatever the age of its
+    key, and a released or abandoned claim is the same operation.
+
+    Why nothing runs twice: a record is kept for ``ttl`` from its first request, and a key is made before that. So a
+    retry that finds no record any more has a key that is older than ``ttl``, if all clocks agree. They may differ by
+    ``CLOCK_SKEW``, so ``max_key_age`` plus that is at most ``ttl``, and a key from further in the future is refused,
+    too. The clock is this server's and not the database's, because to ask the database would be one more round trip.
+
+    A derived key has no time, so one that comes late can't be refused. ``timed_keys`` accepts it, because its sender is
+    another operation, whose every attempt sends this key. Nothing runs twice if this ``ttl`` is longer than the time
+    from the sender's first attempt to its last.
+    """
+    if operation.max_key_age is None and not operation.timed_keys:
+        return None
+    made = time_of(key)
+    if made is None:
+        if not operation.timed_keys or is_derived(key):
+            return None
+        return KeyInvalidError(
+            "This operation needs an Idempotency-Key that carries its time: a version 7 UUID or a ULID."
+        )
+    age = time.time() - made
+    if age < -CLOCK_SKEW.total_seconds():
+        return KeyInvalidError("The Idempotency-Key carries a time in the future. Set the client's clock.")
+    if operation.max_key_age is not None and age > operation.max_key_age.total_seconds():
+        return KeyExpiredError()
+    return None
+
+
+def acquire(request: ClaimRequest, *, expect_record: bool = False) -> Ownership | Outcome:
     """Own the scope, or learn its outcome.
 
-    :param refusal: raised if the scope has no record, or one whose retention is over. Otherwise it has no effect.
     :param expect_record: whether the scope is likely to have a record, so that it is read before a claim is tried.
     :returns: an ``Ownership`` if this caller must run the operation; if it is ``abandoned``, the caller must first ask
         the reconciler what became of the earlier attempt. The ``Outcome`` if the operation has run already.
@@ -87,7 +116,6 @@ def acquire(
     :raises OuterTransactionError: the caller has an open transaction, in which a claim could not be committed.
     :raises PayloadInvalidError: the payload has no canonical form.
     """
-    request = ClaimRequest(operation, scope, payload, alias_of(scope), refusal)
     for _ in range(MAX_ROUNDS):
         try:
             settled = _one_round(request, expect_record)
@@ -98,7 +126,7 @@ def acquire(
                 # Another transaction has locked the row. Its owner is committing, or froze before its COMMIT. In both
                 # cases this caller can't have the claim now.
                 raise InProgressError(retry_after=1) from error
-            raise unavailable(request.using, error) from error
+            raise unavailable(request.store.using, error) from error
         if settled is not None:
             return settled
     raise InProgressError(retry_after=1)
@@ -116,40 +144,24 @@ def _one_round(request: ClaimRequest, expect_record: bool) -> Ownership | Outcom
     if row is None:
         if request.refusal is not None:
             raise request.refusal
-        if (owned := _insert(request)) is not None:
-            return owned
-        row = request.store.read(request.scope)
+        inserted = _insert(request)
+        if isinstance(inserted, Ownership):
+            return inserted
+        row = inserted or request.store.read(request.scope)
     if row is None:
         return None  # the record was purged after the insert had found it
-    return _ANSWERS[_decide(request, row)](request, row)
-
-
-def _decide(request: ClaimRequest, row: Row) -> Decision:
-    return decide(
+    decision = decide(
         row.status,
-        lease_over=row.lease_over,
+        lease_over=row.lease_left <= 0,
         retention_over=row.retention_over,
-        same_payload=request.payload.matches(row.request_hash),
+        same_payload=request.payload.matches(row.fence.request_hash),
         recovery=request.operation.recovery,
     )
+    return _ANSWERS[decision](request, row)
 
 
-def recorded_outcome(operation: Operation, scope: Scope, payload: Payload) -> Outcome | None:
-    """The outcome that a retry with this payload would get, or None if it would get anything else. Nothing is claimed.
-
-    :raises UnavailableError: the record can't be read.
-    :raises PayloadInvalidError: the payload has no canonical form.
-    """
-    request = ClaimRequest(operation, scope, payload, alias_of(scope))
-    with store_errors(request.using):
-        row = request.store.read(scope)
-    if row is None or _decide(request, row) is not Decision.REPLAY:
-        return None
-    return _replay(request, row)
-
-
-def _insert(request: ClaimRequest) -> Ownership | None:
-    """Claim a scope that has no record.
+def _insert(request: ClaimRequest) -> Ownership | Row | None:
+    """Claim a scope that has no record. If it has one, return what the store has read of it.
 
     The claim is committed before anything runs, so that every other process sees it. The unique constraint lets one
     insert win. If the process dies before the COMMIT, nothing was claimed. If it dies after the COMMIT, the lease runs
@@ -159,26 +171,34 @@ def _insert(request: ClaimRequest) -> Ownership | None:
     The COMMIT need not wait for the disk if it is harmless to lose the claim. With transaction=True and REEXECUTE it
     is, because the effects' own COMMIT comes later in the same log: no effect can be durable without the claim.
     """
-    operation = request.operation
-    fault_point("claim.before")
+    operation, store, request_hash = request.operation, request.store, request.payload.request_hash
+    fault_point["claim.before"]()
     try:
-        with request.own_transaction():
-            record_id = request.store.insert_claim(
+        with own_transaction(store, operation, one_statement=True):
+            inserted = store.insert_claim(
                 request.scope,
-                request.payload.request_hash,
+                request_hash,
                 lease=operation.lease,
                 ttl=operation.ttl,
                 wait_for_disk=not (operation.transaction and operation.recovery is Recovery.REEXECUTE),
             )
-            fault_point("claim.sent")
+            fault_point["claim.sent"]()
     except IntegrityError as error:
-        if not request.store.is_duplicate(error):
+        if not store.is_duplicate(error):
             raise
         return None
-    if record_id is None:
-        return None
-    fault_point("claim.committed")
-    return _announced(request.owned(record_id, 1, request.payload.request_hash), signals.claimed)
+    if not isinstance(inserted, int):
+        return inserted
+    fault_point["claim.committed"]()
+    return _owned(operation, Fence(request.scope, inserted, 1, request_hash), store, signals.claimed)
+
+
+def _owned(operation: Operation, fence: Fence, store: Store, signal: Signal) -> Ownership:
+    """The ownership that was committed just now."""
+    # Only a TestCase has a transaction open here.
+    owned = Ownership(operation, fence, store, shares_connection=store.connection.in_atomic_block)
+    signals.send(signal, operation, fence.scope, fence.attempt, request_hash=fence.request_hash)
+    return owned
 
 
 # The following functions carry out the decisions. They return None if the record has changed meanwhile, so that another
@@ -186,65 +206,53 @@ def _insert(request: ClaimRequest) -> Ownership | None:
 
 
 def _replay(request: ClaimRequest, row: Row) -> Outcome | None:
-    fault_point("replay.read")
-    signals.send(signals.replayed, request.operation, request.scope, row.attempt)
+    fault_point["replay.read"]()
+    signals.send(signals.replayed, request.operation, request.scope, row.fence.attempt)
     return row.outcome
 
 
 def _take_over(request: ClaimRequest, row: Row) -> Ownership | None:
-    # The update names the attempt that was read. So if many callers saw the same abandoned claim, one wins, and if this
-    # process slept since the read, it matches no row. The update also checks the lease again, so a claim that was
-    # renewed since the read is left alone. Its COMMIT waits for the disk, because if a crash loses a take-over, the
-    # same attempt number could be given out twice.
-    with request.own_transaction():
-        won = request.store.take_over(request.scope, row, lease=request.operation.lease, ttl=request.operation.ttl)
-        fault_point("takeover.sent")
-    if not won:
-        return None
     was_released = row.status is Status.RECOVERABLE
-    return _announced(
-        request.owned(row.id, row.attempt + 1, row.request_hash),
-        signals.claimed if was_released else signals.taken_over,
-    )
+    signal = signals.claimed if was_released else signals.taken_over
+    return take_over(request.operation, row.fence, request.store, signal)
 
 
 def _reconcile(request: ClaimRequest, row: Row) -> Ownership | None:
-    owned = _take_over(request, row)
-    if owned is not None:
-        owned.abandoned = True
-    return owned
+    return take_over_abandoned(request.operation, row.fence, request.store)
 
 
 def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
     if request.refusal is not None:
         raise request.refusal
-    operation, request_hash = request.operation, request.payload.request_hash
-    with request.own_transaction(one_statement=False):
+    operation, store, request_hash = request.operation, request.store, request.payload.request_hash
+    with own_transaction(store, operation):
         # Delete the steps of the earlier request. If another attempt wins the claim, the deletion is rolled back.
-        steps.forget(request.using, request.scope, row.id)
-        won = request.store.start_over(request.scope, row, request_hash, lease=operation.lease, ttl=operation.ttl)
+        steps.forget(row.fence, store.using)
+        won = store.start_over(row.fence, request_hash, lease=operation.lease, ttl=operation.ttl)
         if not won:
-            transaction.set_rollback(True, using=request.using)
-    return _announced(request.owned(row.id, row.attempt + 1, request_hash), signals.claimed) if won else None
+            transaction.set_rollback(True, using=store.using)
+    next_attempt = replace(row.fence, attempt=row.fence.attempt + 1, request_hash=request_hash)
+    return _owned(operation, next_attempt, store, signals.claimed) if won else None
 
 
 def _park(request: ClaimRequest, row: Row) -> None:
-    with request.own_transaction():
-        won = request.store.park_abandoned(request.scope, row)
+    with own_transaction(request.store, request.operation, one_statement=True):
+        won = request.store.park_abandoned(row.fence)
     if won:
-        signals.send(signals.parked, request.operation, request.scope, row.attempt)
+        signals.send(signals.parked, request.operation, request.scope, row.fence.attempt)
     # Now the record is parked, by this caller or another one, or its owner has settled it. The next round reads which.
 
 
 def _refuse_in_progress(request: ClaimRequest, row: Row) -> None:
-    raise InProgressError(retry_after=retry_after(row, request.operation))
+    raise InProgressError(retry_after=retry_after(row.lease_left, request.operation))
 
 
 def _refuse_reused(request: ClaimRequest, row: Row) -> None:
-    if not fingerprint.is_known(row.request_hash):
+    request_hash = row.fence.request_hash
+    if not fingerprint.is_known(request_hash):
         # Nobody can tell whether the payload is the same. "Use a new key" would make the client pay twice.
-        raise newer_record(f"a fingerprint of version {row.request_hash.partition(':')[0]!r}")
-    signals.send(signals.key_reused, request.operation, request.scope, row.attempt)
+        raise newer_record(f"a fingerprint of version {request_hash.partition(':')[0]!r}")
+    signals.send(signals.key_reused, request.operation, request.scope, row.fence.attempt)
     raise KeyReusedError
 
 
@@ -264,26 +272,48 @@ _ANSWERS: dict[Decision, Callable[[ClaimRequest, Row], Ownership | Outcome | Non
 }
 
 
-def _announced(owned: Ownership, signal: Signal) -> Ownership:
-    owned.shares_connection = connections[owned.using].in_atomic_block  # only a TestCase has one open here
-    signals.send(signal, owned.operation, owned.scope, owned.attempt)
+def take_over(operation: Operation, observed: Fence, store: Store, signal: Signal) -> Ownership | None:
+    """Own a record that is released or abandoned.
+
+    The update names the attempt that was observed. So if many callers saw the same abandoned claim, one wins, and if
+    this process slept since, it matches no row. The update also checks the lease again, so a claim that was renewed
+    meanwhile is left alone. Its COMMIT waits for the disk, because if a crash loses a take-over, the same attempt
+    number could be given out twice.
+
+    :returns: None if another process was faster, or if the owner is alive and has renewed its lease.
+    """
+    with own_transaction(store, operation, one_statement=True):
+        won = store.take_over(observed, lease=operation.lease, ttl=operation.ttl)
+        fault_point["takeover.sent"]()
+    return _owned(operation, replace(observed, attempt=observed.attempt + 1), store, signal) if won else None
+
+
+def take_over_abandoned(operation: Operation, observed: Fence, store: Store) -> Ownership | None:
+    """Own an abandoned record whose reconciler must be asked before anything runs.
+
+    :returns: as for ``take_over``.
+    """
+    owned = take_over(operation, observed, store, signals.taken_over)
+    if owned is not None:
+        owned.abandoned = True
     return owned
 
 
-def complete(owned: Ownership, outcome: Outcome) -> None:
+def complete(owned: Ownership, outcome: Outcome, *, commit: bool = False) -> None:
     """Record the outcome if the attempt still owns the record. This is the last statement of the business transaction.
 
     If the process dies before the COMMIT, neither the business writes nor the outcome exist. If it dies after the
     COMMIT, both exist. If it slept before this statement until another attempt took over, no row matches, and the
     caller's transaction must roll back.
 
+    :param commit: whether the store may send COMMIT along.
     :raises LeaseLostError: another attempt owns the record.
+    :raises CommitError: COMMIT has failed, or it is not known how it ended. Only if it may be sent along.
     """
-    operation = owned.operation
-    if not sql.store(owned.using).complete(owned.fence, outcome, ttl=operation.ttl, body_ttl=operation.body_ttl):
+    fault_point["complete.before"]()
+    if not owned.store.complete(owned.fence, outcome, ttl=owned.operation.ttl, commit=commit):
         owned.lost = True
         raise owned.lost_error()
-    fault_point("complete.sent")
 
 
 def record(owned: Ownership, outcome: Outcome) -> None:
@@ -292,14 +322,14 @@ def record(owned: Ownership, outcome: Outcome) -> None:
     :raises LeaseLostError: another attempt owns the record.
     :raises UnavailableError: the outcome could not be recorded, or it is not known whether it was.
     """
-    with on_behalf_of(owned), store_errors(owned.using):
+    with store_errors(owned.using):
         try:
             fenced_change(owned, lambda: complete(owned, outcome))
         except LeaseLostError:
             # The COMMIT of an earlier try may have succeeded although its answer was lost. Then the record has this
             # attempt's outcome, and all is well.
-            row = sql.store(owned.using).read(owned.scope)
-            if row is None or (row.attempt, row.outcome) != (owned.attempt, outcome):
+            row = store_for(owned.using).read(owned.scope)
+            if row is None or (row.fence, row.outcome) != (owned.fence, outcome):
                 raise
 
 
@@ -309,11 +339,11 @@ def release(owned: Ownership, error: str | None = None) -> bool:
     :param error: why the run failed, for people. None keeps what is known of an earlier one.
     :returns: False if another attempt owns the record. Then nothing is released.
     """
-    fault_point("release.before")
+    fault_point["release.before"]()
 
     def change() -> bool:
-        released = sql.store(owned.using).release(owned.fence, error)
-        fault_point("release.sent")
+        released = store_for(owned.using).release(owned.fence, error)
+        fault_point["release.sent"]()
         return released
 
     return fenced_change(owned, change)
@@ -325,7 +355,7 @@ def park(owned: Ownership, error: str | None = None) -> bool:
     :param error: as for ``release``.
     :returns: False if another attempt owns the record.
     """
-    return fenced_change(owned, lambda: sql.store(owned.using).park(owned.fence, error))
+    return fenced_change(owned, lambda: store_for(owned.using).park(owned.fence, error))
 
 
 def postpone(owned: Ownership, duration: timedelta) -> bool:
@@ -334,46 +364,29 @@ def postpone(owned: Ownership, duration: timedelta) -> bool:
     :returns: False if another attempt owns the record.
     """
     return fenced_change(
-        owned, lambda: sql.store(owned.using).set_lease(owned.fence, duration, ttl=owned.operation.ttl)
+        owned, lambda: store_for(owned.using).set_lease(owned.fence, duration, ttl=owned.operation.ttl)
     )
 
 
-def read_winner(owned: Ownership, payload: Payload) -> Outcome:
+def read_winner(request: ClaimRequest) -> Outcome:
     """The outcome of the attempt that won. The caller of an attempt that lost its lease gets it.
 
     :raises InProgressError: the winner has no outcome yet.
     :raises UnavailableError: the record can't be read.
     """
-    with store_errors(owned.using):
-        row = sql.store(owned.using).read(owned.scope)
-    if row is not None and row.outcome is not None and payload.matches(row.request_hash):
+    with store_errors(request.store.using):
+        row = request.store.read(request.scope)
+    if row is not None and row.outcome is not None and request.payload.matches(row.fence.request_hash):
         return row.outcome
     raise InProgressError(retry_after=1)
 
 
-def retry_after(row: Row, operation: Operation) -> int:
+def retry_after(lease_left: float, operation: Operation) -> int:
     """When to retry, in whole seconds: after as long as the attempt has been running, bounded by the lease and
     ``MAX_RETRY_AFTER``.
 
     So the duplicate of a short request comes back after a second, and the duplicates of a long request come less often.
     """
-    running_for = operation.lease.total_seconds() - row.lease_left
-    bound = min(row.lease_left, settings.max_retry_after.total_seconds())
+    running_for = operation.lease.total_seconds() - lease_left
+    bound = min(lease_left, settings.max_retry_after.total_seconds())
     return max(1, math.ceil(min(running_for, bound)))
-
-
-def take_over_abandoned(operation: Operation, record: IdempotencyRecord, using: str) -> Ownership | None:
-    """Own a record that a sweep found abandoned.
-
-    :returns: None if another process was faster, or if the owner is alive and has renewed its lease.
-    """
-    row = Row(
-        id=record.pk,
-        attempt=record.attempt,
-        status=Status(record.status),
-        request_hash=record.request_hash,
-        lease_left=0.0,
-        retention_over=False,
-        outcome=None,
-    )
-    return _reconcile(ClaimRequest(operation, record.scope, Payload(None), using), row)

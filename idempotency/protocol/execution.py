@@ -5,40 +5,36 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NoReturn, Protocol
 
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import DatabaseError, InterfaceError, transaction
 from django.dispatch import Signal
 
-from .. import signals, sql
+from .. import signals
 from ..exceptions import (
     IdempotencyError,
     InProgressError,
     LeaseLostError,
-    RequestError,
     TransactionBrokenError,
     UnavailableError,
 )
-from ..identity.fingerprint import Payload
-from ..identity.scope import Scope
 from ..lifecycle import Recovery
-from ..operation import Operation
 from ..options.values import Wait
-from ..outcome import Outcome
+from ..outcome import Outcome, recorded_reason
+from ..store import CommitError
 from . import claims
 from .claim import Claim
+from .claims import ClaimRequest
 from .context import claim_in_context, current_claim
 from .faults import fault_point
-from .ownership import Ownership, on_behalf_of
-from .reasons import recorded_reason
+from .ownership import Ownership
 from .recovery import reconcile
 from .renewal import heartbeat
 from .transactions import unavailable
 
-__all__ = ["Attempt", "Running", "acquire_or_wait", "current_claim", "release_or_park", "run", "running"]
+__all__ = ["Running", "acquire_or_wait", "current_claim", "release_or_park", "running"]
 
 logger = logging.getLogger("idempotency")
 
@@ -47,20 +43,17 @@ FIRST_POLL = 0.02
 SLOWEST_POLL = 0.25
 
 
-def acquire_or_wait(
-    operation: Operation, scope: Scope, payload: Payload, refusal: RequestError | None = None
-) -> Ownership | Outcome:
+def acquire_or_wait(request: ClaimRequest) -> Ownership | Outcome:
     """Own the scope or learn the outcome, after the waiting and the recovery that the operation declares.
-
-    :param refusal: raised in place of beginning a new operation.
 
     Raises the errors of ``claims.acquire``.
     """
+    operation = request.operation
     deadline = time.monotonic() + (operation.in_progress.seconds if isinstance(operation.in_progress, Wait) else 0)
     pause, has_waited = FIRST_POLL, False
     while True:
         try:
-            held = claims.acquire(operation, scope, payload, expect_record=has_waited, refusal=refusal)
+            held = claims.acquire(request, expect_record=has_waited)
             if isinstance(held, Ownership) and held.abandoned:
                 outcome = reconcile(held)
                 return held if outcome is None else outcome
@@ -68,34 +61,11 @@ def acquire_or_wait(
         except InProgressError:
             left = deadline - time.monotonic()
             if left <= 0:
-                signals.send(signals.conflicted, operation, scope, 0)
+                signals.send(signals.conflicted, operation, request.scope, 0)
                 raise
             # No transaction and no lock is held meanwhile, and to look again is one read.
             time.sleep(min(pause, left))  # no report of the end of another's attempt works with every database
             pause, has_waited = min(pause * 2, SLOWEST_POLL), True
-
-
-class Attempt(Protocol):
-    """One attempt to run an operation: what an HTTP request runs under a claim."""
-
-    def call(self) -> Outcome | None:
-        """Run the operation.
-
-        :returns: the outcome to record, or None if nothing of this run is kept.
-        """
-
-    def outcome_of_error(self, error: Exception) -> Outcome | None:
-        """Turn an exception of ``call`` into an outcome. Called after the run's writes are rolled back.
-
-        :returns: the outcome to record, or None if nothing of this run is kept.
-        :raises Exception: ``error`` itself, if it is a crash.
-        """
-
-
-def run(claim: Claim, attempt: Attempt) -> None:
-    """Run an attempt and record its outcome. Raises the errors of ``running``."""
-    with running(claim, attempt.outcome_of_error) as slot:
-        slot.outcome = attempt.call()
 
 
 @dataclass
@@ -104,6 +74,18 @@ class Running:
 
     claim: Claim
     outcome: Outcome | None = None
+    #: Whether the outcome is known to be committed.
+    is_committed: bool = False
+    #: An error of the operation's code that is none of this attempt, such as that of another claim inside the block.
+    foreign_error: Exception | None = None
+
+    def note_commit(self) -> None:
+        self.is_committed = True
+
+    def note_error(self, error: Exception) -> None:
+        """Note an error that the operation's code has raised."""
+        if not isinstance(error, IdempotencyError) or error.raised_by is not self.claim.ownership:
+            self.foreign_error = error
 
 
 def _crash(error: Exception) -> Outcome | None:
@@ -111,7 +93,7 @@ def _crash(error: Exception) -> Outcome | None:
 
 
 @contextmanager
-def running(claim: Claim, outcome_of_error: Callable[[Exception], Outcome | None] = _crash) -> Iterator[Running]:
+def running(run: Running, outcome_of_error: Callable[[Exception], Outcome | None] = _crash) -> Iterator[Running]:
     """Run the block as the claim's attempt, and record the outcome that it sets.
 
     With ``transaction=True`` the block runs in one transaction of the record's database, and the completing update is
@@ -125,22 +107,27 @@ def running(claim: Claim, outcome_of_error: Callable[[Exception], Outcome | None
     :raises UnavailableError: the outcome could not be recorded, or COMMIT failed without saying how it ended.
     :raises TransactionBrokenError: the block continued after a database error, or ended its transaction itself.
     """
-    owned = claim.ownership
+    owned = run.claim.ownership
     in_its_way = _in_transaction if owned.operation.transaction else _in_autocommit
-    token = claim_in_context.set(claim)
+    token = claim_in_context.set(run.claim)
     try:
-        with heartbeat(owned), in_its_way(claim, outcome_of_error) as slot:
-            fault_point("handler.before")
-            yield slot
-    except IdempotencyError as error:
-        if isinstance(error, LeaseLostError) and error.raised_by is owned:
+        beat = nullcontext() if owned.operation.heartbeat is None else heartbeat(owned, owned.operation.heartbeat)
+        with beat, in_its_way(run, outcome_of_error):
+            fault_point["handler.before"]()
+            try:
+                yield run
+            except Exception as error:
+                run.note_error(error)
+                raise
+    except LeaseLostError as error:
+        if error is not run.foreign_error:
             signals.send(signals.lease_lost, owned.operation, owned.scope, owned.attempt)
         raise
     finally:
         claim_in_context.reset(token)
-    if slot.outcome is not None:
-        fault_point("complete.committed")
-        signals.send(signals.completed, owned.operation, owned.scope, owned.attempt)
+        if run.is_committed:  # also if an on_commit callback has failed
+            fault_point["complete.committed"]()
+            signals.send(signals.completed, owned.operation, owned.fence.scope, owned.fence.attempt)
 
 
 class Phase(Enum):
@@ -149,119 +136,95 @@ class Phase(Enum):
     OPENING = auto()  # the operation has not begun
     RUNNING = auto()  # the operation runs
     COMPLETING = auto()  # the operation has ended, and its outcome is being recorded
-    COMMITTING = auto()  # the outcome is recorded, and COMMIT is sent
-
-
-class End(Enum):
-    """What it means that an attempt's transaction ended with an error."""
-
-    NOT_STARTED = auto()  # the database failed before the operation ran
-    ROLLED_BACK = auto()  # nothing was committed
-    REFUSED = auto()  # COMMIT was refused because of another transaction; another try may succeed
-    UNKNOWN = auto()  # COMMIT was sent, and its answer never came
-    COMMITTED = auto()  # everything was committed, and something failed afterwards
-    ESCAPED = auto()  # the operation ended the transaction itself, so some of its writes may be committed
-
-
-def _end_of(error: Exception, phase: Phase, ended_itself: bool, using: str) -> End:
-    """Decide what an error in a phase means for what was written."""
-    store = sql.store(using)
-    of_database = isinstance(error, (DatabaseError, InterfaceError))
-    if ended_itself:
-        return End.ESCAPED
-    if phase is Phase.COMMITTING:
-        if not of_database:
-            return End.COMMITTED  # an on_commit callback failed
-        if not store.commit_was_refused(error):
-            return End.UNKNOWN
-        # An on_commit callback may have raised this error, too. Then everything is committed, and a later change of the
-        # claim matches no row, because the record is completed.
-        return End.REFUSED if store.lost_a_race(error) else End.ROLLED_BACK
-    if phase is Phase.OPENING and of_database:
-        return End.NOT_STARTED
-    return End.ROLLED_BACK
+    COMMITTING = auto()  # COMMIT is sent, after the completing update or with it
 
 
 @contextmanager
-def _in_transaction(claim: Claim, outcome_of_error: Callable[[Exception], Outcome | None]) -> Iterator[Running]:
-    owned = claim.ownership
-    using, store = owned.using, sql.store(owned.using)
-    slot, phase, undone = Running(claim), Phase.OPENING, False
-    ended_itself, reason = False, None
+def _in_transaction(run: Running, outcome_of_error: Callable[[Exception], Outcome | None]) -> Iterator[None]:
+    owned = run.claim.ownership
+    store, using = owned.store, owned.store.using
+    phase, ended_itself, undone, reason = Phase.OPENING, False, False, None
     try:
         with transaction.atomic(using=using, durable=True):
+            if not owned.shares_connection:  # a TestCase runs no callbacks, and its tests may look at them
+                transaction.on_commit(run.note_commit, using=using)  # before all callbacks of the operation
             if owned.operation.idle_timeout is not None:
                 store.bound_transaction(idle=owned.operation.idle_timeout)
             phase = Phase.RUNNING
             with store.watch_transaction() as watch:
                 try:
-                    yield slot
+                    yield
                     watch.look()
                 finally:
                     ended_itself = watch.ended
             if ended_itself:
                 raise _ended_itself(owned)  # so that an open transaction rolls back
             phase = Phase.COMPLETING
-            if slot.outcome is None:
+            if run.outcome is None:
                 transaction.set_rollback(True, using=using)
-            elif connections[using].needs_rollback and slot.outcome.status >= 400:
+            elif store.connection.needs_rollback and run.outcome.status >= 400:
                 undone = True  # the handler answers with a failure after set_rollback(True) or a database error
             else:
-                _complete(owned, slot.outcome)
+                _complete(owned, run.outcome)
                 phase = Phase.COMMITTING
-    except Exception as error:  # noqa: BLE001 - each error is either recorded or raised again
+    except Exception as error:
+        if isinstance(error, CommitError):
+            phase, error = Phase.COMMITTING, error.error
         # A BaseException, such as SystemExit, is not caught and nothing is released, because a dying process may not be
         # able to. The lease runs out.
-        end = _end_of(error, phase, ended_itself, using)
-        if end is not End.ROLLED_BACK:
-            _raise_for_end(end, error, owned)
-        slot.outcome = _outcome_of_error(error, owned, outcome_of_error)
-        undone, reason = slot.outcome is not None, recorded_reason(error)
-    if slot.outcome is None:
+        if run.is_committed:
+            run.foreign_error = error
+            raise  # an on_commit callback failed, and the retry replays what is committed
+        _raise_unless_rolled_back(error, phase, ended_itself, owned)
+        run.outcome = _outcome_of_error(error, run, outcome_of_error)
+        undone, reason = run.outcome is not None, None if owned.declined else recorded_reason(error)
+    if run.outcome is None:
         release_or_park(owned, reason)
-    elif undone:
-        claims.record(owned, slot.outcome)
+        return
+    if undone:
+        claims.record(owned, run.outcome)
+    run.is_committed = True
 
 
-def _raise_for_end(end: End, error: Exception, owned: Ownership) -> NoReturn:
+def _raise_unless_rolled_back(error: Exception, phase: Phase, ended_itself: bool, owned: Ownership) -> None:
     """Raise the error for a transaction that did not simply roll back. Release or park the claim if that is safe."""
-    if end is End.COMMITTED:
-        raise error  # the retry replays what is committed
-    with on_behalf_of(owned):
-        if end is End.UNKNOWN:
-            # The COMMIT may have succeeded, so a release could let the operation run twice. The retry reads the record.
-            logger.error("COMMIT of operation %r did not say how it ended", owned.operation.name, exc_info=error)
-            raise UnavailableError(
-                "The database did not confirm the commit. Retry with the same Idempotency-Key to learn the outcome.",
-                retry_after=1,
-            ) from error
-        if end is End.ESCAPED:
-            # It is not known what the operation has committed, so it must not run again automatically.
-            _park(owned, recorded_reason(error))
-            raise _ended_itself(owned) from error
+    store, of_database = owned.store, isinstance(error, (DatabaseError, InterfaceError))
+    if ended_itself:
+        # It is not known what the operation has committed, so it must not run again automatically.
+        _park(owned, recorded_reason(error))
+        raise _ended_itself(owned) from error
+    if phase is Phase.COMMITTING and not store.commit_was_refused(error):
+        # The COMMIT may have succeeded, so a release could let the operation run twice. The retry reads the record.
+        logger.error("COMMIT of operation %r did not say how it ended", owned.operation.name, exc_info=error)
+        raise UnavailableError(
+            "The database did not confirm the commit. Retry with the same Idempotency-Key to learn the outcome.",
+            retry_after=1,
+        ) from error
+    # Nothing ran yet, or nothing is wrong with the operation itself: another try may succeed.
+    if (phase is Phase.OPENING and of_database) or (phase is Phase.COMMITTING and store.lost_a_race(error)):
         release_or_park(owned, recorded_reason(error))
         raise unavailable(owned.using, error) from error
 
 
 @contextmanager
-def _in_autocommit(claim: Claim, outcome_of_error: Callable[[Exception], Outcome | None]) -> Iterator[Running]:
-    owned = claim.ownership
-    slot, reason = Running(claim), None
+def _in_autocommit(run: Running, outcome_of_error: Callable[[Exception], Outcome | None]) -> Iterator[None]:
+    owned, reason = run.claim.ownership, None
     try:
-        yield slot
+        yield
     except Exception as error:  # noqa: BLE001 - each error is either recorded or raised again
-        slot.outcome = _outcome_of_error(error, owned, outcome_of_error)
-        reason = recorded_reason(error)
-    if slot.outcome is None:
+        run.outcome = _outcome_of_error(error, run, outcome_of_error)
+        reason = None if owned.declined else recorded_reason(error)
+    if run.outcome is None:
         release_or_park(owned, reason)
-    else:
-        # If the process dies before this COMMIT, or the COMMIT fails, there may be an effect without an outcome. The
-        # claim is not released. When the lease is over, recovery does what the operation declares.
-        claims.record(owned, slot.outcome)
+        return
+    # If the process dies before this COMMIT, or the COMMIT fails, there may be an effect without an outcome. The
+    # claim is not released. When the lease is over, recovery does what the operation declares.
+    claims.record(owned, run.outcome)
+    run.is_committed = True
 
 
 def _outcome_of_error(
-    error: Exception, owned: Ownership, outcome_of_error: Callable[[Exception], Outcome | None]
+    error: Exception, run: Running, outcome_of_error: Callable[[Exception], Outcome | None]
 ) -> Outcome | None:
     """Turn an exception of the operation into an outcome. If it is a crash, release or park the claim and raise it
     again.
@@ -269,27 +232,28 @@ def _outcome_of_error(
     An error of this attempt itself (its lease was lost, or the database failed) is never an outcome. An error of
     another claim, such as a ``claim()`` block in the handler, counts as an exception of the handler.
     """
-    if isinstance(error, IdempotencyError) and error.raised_by is owned:
+    owned = run.claim.ownership
+    if isinstance(error, IdempotencyError) and error is not run.foreign_error:
         release_or_park(owned, recorded_reason(error))
         raise error
     try:
         return outcome_of_error(error)
-    except Exception:  # the project's handler may raise anything; the error is raised again
+    except Exception as unhandled:  # the project's handler may raise anything; the error is raised again
+        run.note_error(unhandled)
         release_or_park(owned, recorded_reason(error))
         raise
 
 
 def _complete(owned: Ownership, outcome: Outcome) -> None:
     """Complete within the attempt's own transaction."""
-    with on_behalf_of(owned):
-        if connections[owned.using].needs_rollback:
-            raise _broken(owned)
-        try:
-            claims.complete(owned, outcome)
-        except (DatabaseError, InterfaceError) as error:
-            if sql.store(owned.using).was_broken_before(error):
-                raise _broken(owned) from error
-            raise unavailable(owned.using, error) from error
+    if owned.store.connection.needs_rollback:
+        raise _broken(owned)
+    try:
+        claims.complete(owned, outcome, commit=True)
+    except (DatabaseError, InterfaceError) as error:
+        if owned.store.was_broken_before(error):
+            raise _broken(owned) from error
+        raise unavailable(owned.using, error) from error
 
 
 def _broken(owned: Ownership) -> TransactionBrokenError:
@@ -323,7 +287,8 @@ def release_or_park(owned: Ownership, reason: str | None = None) -> None:
     # After a lost lease this is harmless, because both changes are fenced and match no row.
     undone = operation.transaction and not owned.has_effects_elsewhere
     if undone or operation.recovery is Recovery.REEXECUTE:
-        _end(owned, claims.release, reason, signals.released)
+        declined = owned.declined and reason is None  # without a reason, the answer is what ended the attempt
+        _end(owned, claims.release, reason, signals.unrecorded if declined else signals.released)
     elif operation.recovery is Recovery.PARK:
         _park(owned, reason)
 

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..exceptions import IdempotencyError, LeaseLostError
 from ..identity.scope import Scope
 from ..operation import Operation
-from ..sql import Fence
+from ..store import Fence, Store
 
 
 @dataclass
 class Ownership:
     """One attempt's ownership of a record. The functions of the protocol use it; a handler sees it as a ``Claim``.
 
-    ``attempt`` is the fencing number. Every statement with which the attempt changes its record names it, and matches
-    no row once another attempt has taken over.
+    Every statement with which the attempt changes its record names its fence, and matches no row once another attempt
+    has taken over.
     """
 
     operation: Operation
-    scope: Scope
-    record_id: int
-    attempt: int
-    request_hash: str = field(repr=False)
-    using: str
+    fence: Fence
+    #: Over the connection of the thread that claimed. Another thread has a store of its own: ``store_for(using)``.
+    store: Store
     #: True if the earlier attempt disappeared and the reconciler must be asked before anything runs.
     abandoned: bool = False
     #: True if another attempt is known to own the record.
@@ -33,12 +31,22 @@ class Ownership:
     shares_connection: bool = False
     #: True if the operation may have committed writes that a rollback of the record's transaction doesn't undo.
     has_effects_elsewhere: bool = False
+    #: True if the operation answered with a status below 500 that it declares as no outcome. That is no failure.
+    declined: bool = False
     #: With a heartbeat: the time until which the lease is known to be valid, by ``time.monotonic()``.
     held_until: float | None = None
 
     @property
-    def fence(self) -> Fence:
-        return Fence(self.scope, self.record_id, self.attempt, self.request_hash)
+    def using(self) -> str:
+        return self.store.using
+
+    @property
+    def scope(self) -> Scope:
+        return self.fence.scope
+
+    @property
+    def attempt(self) -> int:
+        return self.fence.attempt
 
     @property
     def is_lost(self) -> bool:

@@ -42,9 +42,9 @@ def reconcile(owned: Ownership) -> Outcome | None:
     """
     # If the process dies here, or before the answer is recorded, the lease runs out and the next attempt asks again. If
     # it sleeps here until another attempt has taken over, what it records matches no row.
-    fault_point("reconcile.before")
+    fault_point["reconcile.before"]()
     finding = _ask(owned)
-    fault_point("reconcile.found")
+    fault_point["reconcile.found"]()
     if isinstance(finding, NotExecuted):
         # The answer was true when it was found. If the reconciler took longer than its lease, another attempt may have
         # asked since and run the operation. So prove ownership again. The operation then also has a whole lease.
@@ -79,7 +79,7 @@ def _record(owned: Ownership, outcome: Outcome) -> None:
 
 def _ask(owned: Ownership) -> Completed | NotExecuted | Unknown:
     operation = owned.operation
-    found = IdempotencyRecord.objects.using(owned.using).filter(account_id=owned.scope.account_id, pk=owned.record_id)
+    found = IdempotencyRecord.objects.using(owned.using).filter(account_id=owned.scope.account_id, pk=owned.fence.id)
     try:
         finding: object = operation.reconcile.find_out(found.get())
     except Exception:  # the project's code may raise anything, and then the outcome is still unknown
@@ -87,9 +87,9 @@ def _ask(owned: Ownership) -> Completed | NotExecuted | Unknown:
         return Unknown()
     if not isinstance(finding, (Completed, NotExecuted, Unknown)):
         logger.error(
-            "The reconciler of operation %r must return Completed(response), NotExecuted() or Unknown(), not %r",
+            "The reconciler of operation %r must return Completed(response), NotExecuted() or Unknown(), not %s",
             operation.name,
-            finding,
+            type(finding).__name__,
         )
         return Unknown()
     return finding

@@ -5,8 +5,10 @@ hung handler keeps its claim until the cap only. If a renewal finds that the lea
 succeeded for a whole lease, the claim is marked as lost. The handler then gets an error from its next ``renew``,
 ``ensure_owned``, ``step`` or ``derive_key``, or when its outcome is recorded.
 
-One thread of the process renews for all handlers, over a connection of its own that comes from no pool. If it used the
-pool, a pool that is as small as the number of handlers would have no connection for it, and every lease would run out.
+One thread of the process for each database renews for all its handlers, so a database that hangs delays no renewal in
+another one. The thread has its own connection, from no pool of Django's. If it used the pool, a pool that is as small
+as the number of handlers would have no connection for it, and every lease would run out. The same holds for a pool
+outside of the process. So the setting ``RENEWAL_DATABASES`` may name another way to the same database.
 """
 
 from __future__ import annotations
@@ -22,15 +24,17 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from django.db import connections
 
-from .. import sql
+from ..conf import settings
 from ..exceptions import UnavailableError
-from .changes import fenced_change
+from ..store import own_transaction, store_for
+from ..store.own_connection import open_own_connection
 from .faults import fault_point
 from .ownership import Ownership, on_behalf_of
-from .transactions import own_transaction, store_errors
+from .transactions import fenced_change, store_errors
 
 logger = logging.getLogger("idempotency")
 
@@ -52,49 +56,43 @@ def renew(owned: Ownership) -> bool:
     :returns: False if another attempt owns the record.
     :raises UnavailableError: the database can't be reached. It is not known whether the lease is still valid.
     """
-    store = sql.store(owned.using)
+    store = store_for(owned.using)
     with on_behalf_of(owned), store_errors(owned.using):
         if owned.shares_connection or not store.connection.in_atomic_block:
             return fenced_change(owned, lambda: _set_lease(owned))
         if store.has_one_writer:
             row = store.read(owned.scope)
-            return row is not None and (row.id, row.attempt) == (owned.record_id, owned.attempt)
-        return renewer.renew(owned)
+            return row is not None and row.fence == owned.fence
+        return renewer_of(owned.using).renew(owned)
 
 
-def heartbeat(owned: Ownership) -> AbstractContextManager[None]:
-    """Renew the lease during the block, if the operation declares a heartbeat."""
-    cap = owned.operation.heartbeat
-    if cap is None or owned.shares_connection:
-        return nullcontext()
-    needless = owned.operation.transaction and sql.store(owned.using).has_one_writer
+def heartbeat(owned: Ownership, cap: timedelta) -> AbstractContextManager[None]:
+    """Renew the lease during the block, for ``cap`` in total."""
+    # In a TestCase no other connection sees the record. In a transaction of the only writer, nobody can take over.
+    needless = owned.shares_connection or (owned.operation.transaction and owned.store.has_one_writer)
     return nullcontext() if needless else _beating(owned, cap.total_seconds())
 
 
 @contextmanager
 def _beating(owned: Ownership, cap: float) -> Iterator[None]:
-    beat = renewer.add(owned, cap)
+    beat = renewer_of(owned.using).add(owned, cap)
     try:
         yield
     finally:
-        # Don't wait for a renewal that is under way. It is fenced, so it matches no row once the attempt has ended.
-        renewer.stop(beat)
+        # Don't wait for a renewal that is under way. It is fenced, so it matches no row once the attempt has ended. In
+        # a forked child this is another renewer, because a lock of the parent's may never be released there.
+        renewer_of(owned.using).stop(beat)
         owned.held_until = None
 
 
 def _set_lease(owned: Ownership) -> bool:
-    return sql.store(owned.using).set_lease(owned.fence, owned.operation.lease, ttl=owned.operation.ttl)
+    return store_for(owned.using).set_lease(owned.fence, owned.operation.lease, ttl=owned.operation.ttl)
 
 
 def _set_lease_over_own_connection(owned: Ownership) -> bool:
     """Renew the lease in the renewer's thread, over a connection that only this thread uses."""
-    connection = connections[owned.using]
-    if connection.settings_dict.get("OPTIONS", {}).get("pool"):
-        connection = connection.copy()
-        del connection.settings_dict["OPTIONS"]["pool"]
-        connections[owned.using] = connection
-    connection.close_if_unusable_or_obsolete()  # as Django does at the beginning of a request
-    with own_transaction(owned.using, f"Operation {owned.operation.name!r}", one_statement=True):
+    connections[owned.using].close_if_unusable_or_obsolete()  # as Django does at the beginning of a request
+    with own_transaction(store_for(owned.using), owned.operation, one_statement=True):
         return _set_lease(owned)
 
 
@@ -120,13 +118,13 @@ class _Task:
 
 
 class Renewer:
-    """The thread that renews leases. It starts when there is something to renew, and ends when nothing is left."""
+    """The thread that renews leases in one database.
 
-    def __init__(self) -> None:
-        self.reset()
+    It starts when there is something to renew, and ends when nothing is left.
+    """
 
-    def reset(self) -> None:
-        """Forget everything. A forked child does this, because the thread belongs to its parent."""
+    def __init__(self, using: str) -> None:
+        self._using = using
         self._changed = threading.Condition()
         self._tasks: list[_Task] = []
         self._numbers = itertools.count()
@@ -181,7 +179,7 @@ class Renewer:
         if not beat.goes_on():
             return None
         lease = owned.operation.lease.total_seconds()
-        fault_point("heartbeat.before")
+        fault_point["heartbeat.before"]()
         try:
             with store_errors(owned.using):
                 renewed = _set_lease_over_own_connection(owned)
@@ -203,7 +201,7 @@ class Renewer:
             heapq.heappush(self._tasks, _Task(due, next(self._numbers), work, beat))
             self._changed.notify()
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="idempotency-renewer", daemon=True)
+                thread = threading.Thread(target=self._run, name=f"idempotency-renewer-{self._using}", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:
@@ -214,6 +212,7 @@ class Renewer:
 
     def _run(self) -> None:
         try:
+            open_own_connection(self._using, settings.renewal_databases.get(self._using, self._using))
             while (task := self._next()) is not None:
                 due = task.work()
                 if due is not None:
@@ -239,5 +238,11 @@ class Renewer:
             return None
 
 
-renewer = Renewer()
-os.register_at_fork(after_in_child=renewer.reset)
+_renewers: dict[str, Renewer] = {}
+# The threads belong to the parent.
+os.register_at_fork(after_in_child=_renewers.clear)
+
+
+def renewer_of(using: str) -> Renewer:
+    """The renewer of a database. Two threads that ask for a new one at once get the same."""
+    return _renewers.setdefault(using, Renewer(using))

@@ -12,15 +12,13 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import QuerySet
 
-from .. import sql
 from ..exceptions import OutcomeUnreadableError
-from ..identity.scope import Scope
 from ..models import IdempotencyStep
 from ..outcome import UNREADABLE, decode_body, encode_body
-from .changes import fenced_change
+from ..store import Fence, store_for
 from .faults import fault_point
 from .ownership import Ownership, on_behalf_of
-from .transactions import store_errors
+from .transactions import fenced_change, store_errors
 
 T = TypeVar("T")
 
@@ -48,7 +46,7 @@ def run_step(owned: Ownership, log: StepLog, name: str, call: Callable[[], T]) -
         log.ended.add(name)
         stored: T = _read(known, owned, name)
         return stored
-    fault_point("step.started")
+    fault_point["step.started"]()
     outer, log.running = log.running, f"{log.running}/{name}" if log.running else name
     try:
         result = call()
@@ -59,7 +57,7 @@ def run_step(owned: Ownership, log: StepLog, name: str, call: Callable[[], T]) -
     # stored. The attempt stops, and the next one makes the same call with the same derived key.
     _keep(owned, name, text)
     log.ended.add(name)
-    fault_point("step.stored")
+    fault_point["step.stored"]()
     replayed: T = json.loads(text)  # so that the first attempt gets the same value as a later one
     return replayed
 
@@ -107,7 +105,7 @@ def _keep(owned: Ownership, name: str, text: str) -> None:
         # The COMMIT of an earlier try may have succeeded although its answer was lost.
         if next(tries) == 0 or not kept.exists():
             IdempotencyStep.objects.using(owned.using).create(
-                account_id=owned.scope.account_id, record_id=owned.record_id, name=name, result=encoded
+                account_id=owned.scope.account_id, record_id=owned.fence.id, name=name, result=encoded
             )
 
     # The fence locks the record's row until the COMMIT, so a step is never stored under a record that was taken over.
@@ -117,7 +115,7 @@ def _keep(owned: Ownership, name: str, text: str) -> None:
 
 def _kept(owned: Ownership, name: str) -> QuerySet[IdempotencyStep]:
     return IdempotencyStep.objects.using(owned.using).filter(
-        account_id=owned.scope.account_id, record_id=owned.record_id, name=name
+        account_id=owned.scope.account_id, record_id=owned.fence.id, name=name
     )
 
 
@@ -135,7 +133,7 @@ def _change_owned(owned: Ownership, name: str, change: Callable[[], T]) -> T:
 def prove_ownership(owned: Ownership) -> None:
     """:raises LeaseLostError: another attempt owns the record."""
     lease, ttl = owned.operation.lease, owned.operation.ttl
-    if not sql.store(owned.using).set_lease(owned.fence, lease, ttl=ttl):
+    if not store_for(owned.using).set_lease(owned.fence, lease, ttl=ttl):
         owned.lost = True
         owned.ensure()
 
@@ -184,6 +182,6 @@ def _read(result: str, owned: Ownership, name: str) -> Any:
         ) from error
 
 
-def forget(using: str, scope: Scope, record_id: int) -> None:
+def forget(fence: Fence, using: str) -> None:
     """Delete the steps of a record that starts over."""
-    IdempotencyStep.objects.using(using).filter(account_id=scope.account_id, record_id=record_id).delete()
+    IdempotencyStep.objects.using(using).filter(account_id=fence.scope.account_id, record_id=fence.id).delete()

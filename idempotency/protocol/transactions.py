@@ -1,17 +1,18 @@
-"""The package's own transactions. They are short, and each is committed before anything else happens."""
+"""A fenced change in a transaction of its own, and the answer to a caller if the record's database fails."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
-from django.db import DatabaseError, InterfaceError, connections, router, transaction
+from django.db import DatabaseError, InterfaceError
 
-from .. import sql
-from ..exceptions import OuterTransactionError, UnavailableError
-from ..identity.scope import Scope
-from ..models import IdempotencyRecord
+from ..exceptions import UnavailableError
+from ..store import own_transaction, store_for
+from .ownership import Ownership
 
 logger = logging.getLogger("idempotency")
 
@@ -19,55 +20,45 @@ logger = logging.getLogger("idempotency")
 _reported: set[str] = set()
 MAX_REPORTED = 100
 
+#: How often an attempt with an outside effect tries to write. The pause doubles, so all pauses take about 1.5 seconds,
+#: in which a restarting server may come back. On PostgreSQL each try waits a second for a lock, so all tries together
+#: outlast a frozen peer, whose session the server ends after 5 seconds.
+MAX_TRIES = 5
+FIRST_PAUSE = 0.1
 
-def alias(**hints: str) -> str:
-    """The database that records are written to and read from. A replica may lag behind, so it is never used.
+T = TypeVar("T")
 
-    :param hints: what a router may decide by: ``operation`` and ``account_id``, where they are known.
+
+def fenced_change(owned: Ownership, change: Callable[[], T], *, step: str = "") -> T:
+    """Make a fenced change in a transaction of its own.
+
+    If an operation has an effect outside of the database, its outcome must not be lost because the connection died
+    during the call to the outside, or because the server refused the change for the sake of another transaction. So it
+    makes the same change again, over a new connection if need be. The fence lets it happen only once.
+
+    :param change: makes the change. It may be called again after a COMMIT that succeeded and whose answer was lost.
+    :param step: the name of the step that the change belongs to. Without a step, the change is one statement.
+    :returns: what ``change`` returns.
     """
-    return router.db_for_write(IdempotencyRecord, **hints)
-
-
-def alias_of(scope: Scope) -> str:
-    """The database of the record of ``scope``."""
-    return alias(operation=scope.operation, account_id=scope.account_id)
-
-
-@contextmanager
-def own_transaction(using: str, what: str, *, one_statement: bool = False) -> Iterator[None]:
-    """Run the block in a transaction that is committed when the block ends.
-
-    If the process dies before the COMMIT, nothing of the block has happened. If it dies after the COMMIT, all of it
-    has.
-
-    :param what: the subject of an error message, such as "Operation 'charges.create'".
-    :param one_statement: whether the block sends one statement only. The database may then commit it by itself.
-    :raises OuterTransactionError: the transaction could not be committed by itself, because another one is open or
-        autocommit is off.
-    """
-    connection = connections[using]
-    if not connection.in_atomic_block and not connection.get_autocommit():
-        raise OuterTransactionError(
-            f"{what} was called with autocommit off on database {using!r}, so its claim could not be committed for "
-            f"others to see. Remove AUTOCOMMIT from the database's settings, and undo every set_autocommit(False)."
-        )
-    opened = False
-    try:
-        # durable=True raises in an open transaction, except in the one that TestCase wraps a test in.
-        with transaction.atomic(using=using, durable=True):
-            opened = True
-            if one_statement:
-                sql.store(using).commit_at_once()
-            yield
-    except RuntimeError as error:
-        if opened:
-            raise
-        raise OuterTransactionError(
-            f"{what} was called inside an open transaction of database {using!r}, in which its claim could not be "
-            f"committed for others to see. Call it outside of atomic(). A protected view is exempt from "
-            f"ATOMIC_REQUESTS automatically; if another decorator or an overridden as_view() hides that, mark the "
-            f"outermost view with django.db.transaction.non_atomic_requests."
-        ) from error
+    what = f"Step {step!r} of operation {owned.operation.name!r}" if step else owned.operation
+    tries = 1 if owned.operation.transaction or owned.shares_connection else MAX_TRIES
+    store = store_for(owned.using)
+    connection = store.connection
+    for number in range(1, tries + 1):
+        session = connection.connection
+        try:
+            with own_transaction(store, what, one_statement=not step):
+                return change()
+        except (DatabaseError, InterfaceError) as error:
+            if number == tries:
+                raise
+            if not store.is_busy(error):
+                # Django may have noticed the broken connection itself and connected again.
+                if session is not None and session is connection.connection and connection.is_usable():
+                    raise
+                connection.close()
+            time.sleep(FIRST_PAUSE * 2 ** (number - 1))  # nothing reports that a server is back, or a rival gone
+    raise AssertionError  # pragma: no cover - the last try returns or raises
 
 
 @contextmanager
@@ -85,7 +76,7 @@ def unavailable(using: str, error: Exception) -> UnavailableError:
     A permanent error, such as a missing column after half a deploy, is logged once and has no ``Retry-After``, because
     every retry would meet it again.
     """
-    if not sql.store(using).is_permanent(error):
+    if not store_for(using).is_permanent(error):
         return UnavailableError(retry_after=1)
     kind = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     if kind not in _reported and len(_reported) < MAX_REPORTED:

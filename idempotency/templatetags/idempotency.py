@@ -7,7 +7,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from ..http.key_sources import FORM_FIELD
-from ..identity.timed import new_key
+from ..identity.keys import new_key
 
 register = template.Library()
 
@@ -18,4 +18,4 @@ def idempotency_key(field: str = FORM_FIELD) -> SafeString:
 
     :param field: the field's name.
     """
-    return format_html('<input type="hidden" name="{}" value="{}">', field, new_key())
+    return format_html('<input type="hidden" name="{}" value="{}" autocomplete="off">', field, new_key())

@@ -1,18 +1,26 @@
 """For the tests of a project: does a protected view keep its promises, and what does a client get in each state?
 
 ``assert_idempotent`` sends a request in every way in which a request is repeated. ``in_progress``, ``abandoned``,
-``expired``, ``completed`` and ``body_gone`` bring a record into a state. ``IdempotentClient`` is Django's test client
-with keys. ``idempotency.contrib.rest_framework.testing`` has Django REST framework's, ``idempotency.contrib.pytest``
-has fixtures.
+``expired`` and ``completed`` bring a record into a state. ``IdempotentClient`` is Django's test client with keys.
+``idempotency.contrib.rest_framework.testing`` has Django REST framework's, ``idempotency.contrib.pytest`` has fixtures.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from django.test import Client
+
+from ..http.protection import SAFE_METHODS
+from ..identity import keys
 from .assertion import ChecksNotRunWarning, assert_idempotent
-from .clients import IdempotentClient, IdempotentClientMixin
-from .records import abandoned, body_gone, completed, expired, in_progress
-from .report import Report
-from .trial import Request
+from .records import abandoned, completed, expired, in_progress
+from .trial import Report, Request
+
+if TYPE_CHECKING:
+    _Base = Client
+else:
+    _Base = object
 
 __all__ = [
     "ChecksNotRunWarning",
@@ -22,8 +30,26 @@ __all__ = [
     "Request",
     "abandoned",
     "assert_idempotent",
-    "body_gone",
     "completed",
     "expired",
     "in_progress",
 ]
+
+
+class IdempotentClientMixin(_Base):
+    """Adds a new ``Idempotency-Key`` to each mutating request that has none, before a test client sends it.
+
+    Put it before Django's ``Client`` or Django REST framework's ``APIClient`` among the bases of a class. A protected
+    view echoes the key in its response, so a retry is sent with
+    ``headers={"Idempotency-Key": first["Idempotency-Key"]}``.
+    """
+
+    def request(self, **request: Any) -> Any:
+        sent = {**self.defaults, **request}
+        if sent.get("REQUEST_METHOD", "GET") not in SAFE_METHODS and keys.META_NAME not in sent:
+            request[keys.META_NAME] = keys.new_key()
+        return super().request(**request)
+
+
+class IdempotentClient(IdempotentClientMixin, Client):
+    """Django's test client with keys. A ``TestCase`` uses it if its ``client_class`` is this class."""

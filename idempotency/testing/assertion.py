@@ -11,8 +11,7 @@ from django.db.models import Manager, QuerySet
 from django.test import Client
 
 from .checks import CHECKS, new_key
-from .report import Broken, NotRun, Report
-from .trial import Request, Trial
+from .trial import Broken, NotRun, Report, Request, Trial
 
 
 class ChecksNotRunWarning(UserWarning):
@@ -41,7 +40,7 @@ def assert_idempotent(
             revoke=lambda: alice.user_permissions.clear(),
         )
 
-    The checks, each with keys of its own: ``new_key``, ``retry``, ``concurrent``, ``other_payload``, ``other_account``,
+    The checks, each with new keys: ``new_key``, ``retry``, ``concurrent``, ``other_payload``, ``other_account``,
     ``crash``, ``lost_response``, ``expiry``, ``revoked``. A check that can't be run is never counted as passed: it is
     in the report with the reason, and in a ``ChecksNotRunWarning`` unless it is left out.
 
@@ -57,16 +56,17 @@ def assert_idempotent(
     :param leave_out: the names of checks that are not run.
     :param threads: how many requests ``concurrent`` sends at once.
     :returns: what was found, if no promise broke.
-    :raises AssertionError: a promise broke. The message says which ones, and how to mend each. Or the request failed or
-        had no effect, so that nothing could be checked.
+    :raises AssertionError: a promise broke. The message says which ones, and how to correct each. Or the request failed
+        or had no effect, so that nothing could be checked.
     :raises TypeError: a client is no ``django.test.Client``.
     :raises ValueError: there is no check of a name in ``leave_out``.
     """
     __tracebackhide__ = True  # pytest then shows the test's line and not this function
     _refuse_other_clients(client, other_client)
     _refuse_unknown(leave_out)
-    make_request = _same_each_time(request) if isinstance(request, Request) else request
-    count = effects if callable(effects) else _count_rows(effects)
+    make_request = request if callable(request) else lambda: request
+    # all(), because a queryset that was read counts what it has read
+    count = effects if callable(effects) else effects.all().count
     trial = Trial(client, make_request, count, other_client, other_payload, revoke, threads)
     report = Report(str(trial.begin()), left_out=[name for name in CHECKS if name in leave_out])
     unusable = _find(new_key, trial)
@@ -121,11 +121,3 @@ def _refuse_unknown(names: Collection[str]) -> None:
             near = get_close_matches(name, CHECKS, n=1)
             advice = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(CHECKS)}."
             raise ValueError(f"There is no check {name!r}. {advice}")
-
-
-def _same_each_time(request: Request) -> Callable[[], Request]:
-    return lambda: request
-
-
-def _count_rows(rows: QuerySet[Any] | Manager[Any]) -> Callable[[], int]:
-    return lambda: rows.all().count()  # all(), because a queryset that was read counts what it has read

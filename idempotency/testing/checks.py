@@ -7,14 +7,13 @@ from typing import Final
 
 from django.db import connections
 
-from ..identity import timed
+from ..identity import keys
 from ..lifecycle import Recovery
-from ..protocol.transactions import alias
+from ..store import records_database
 from .records import abandoned, expired
-from .report import Broken, NotRun
-from .trial import PROTECT, Answer, Trial, changed, refused
+from .trial import PROTECT, Answer, Broken, NotRun, Trial, changed, refused
 
-#: Problems that tell about a record.
+#: Problems that reveal a record.
 ABOUT_A_RECORD = {"idempotency_key_reused", "idempotency_in_progress", "idempotency_outcome_unknown"}
 
 #: Answers to a duplicate whose outcome isn't there yet: running, accepted, throttled, not available.
@@ -24,7 +23,7 @@ COME_BACK = {202, 409, 429, 503}
 def new_key(trial: Trial) -> None:
     """The same request under another key is another operation. The other checks need that, too."""
     request, before = trial.make_request(), trial.effects()
-    answer = trial.send(request, timed.new_key())
+    answer = trial.send(request, keys.new_key())
     if answer.is_replay or (answer.succeeded and trial.effects() == before):
         raise Broken(
             f"the same request under a new key was answered {answer} and had no effect.",
@@ -45,7 +44,7 @@ def retry(trial: Trial) -> None:
 
 def concurrent(trial: Trial) -> None:
     """The same request from several threads at once."""
-    connection = connections[alias()]
+    connection = connections[records_database()]
     if connection.in_atomic_block:
         raise NotRun(
             "the test runs in a transaction that other threads can't see. Use TransactionTestCase, or "
@@ -57,7 +56,7 @@ def concurrent(trial: Trial) -> None:
             "threads can't share an SQLite database in memory. Set DATABASES['default']['TEST'] = "
             "{'NAME': 'test.sqlite3'}."
         )
-    request, key, before = trial.make_request(), timed.new_key(), trial.effects()
+    request, key, before = trial.make_request(), keys.new_key(), trial.effects()
     answers = trial.at_once(request, key)
     done = [answer for answer in answers if answer.succeeded and answer.status != 202]
     last = trial.send(request, key)
@@ -70,7 +69,7 @@ def concurrent(trial: Trial) -> None:
         if not answer.succeeded and answer.status not in COME_BACK:
             raise Broken(
                 f"a simultaneous request was answered {answer}.",
-                "A duplicate gets the outcome, or is told to come back. Look at what the view does before @idempotent.",
+                "A duplicate gets the outcome, or is asked to come back. Look for code before @idempotent.",
             )
     for answer in done:
         trial.expect_replay(last, answer, "a simultaneous request")
@@ -110,8 +109,8 @@ def other_account(trial: Trial) -> None:
 
 def crash(trial: Trial) -> None:
     """The process dies after the handler has run, and before its outcome is committed."""
-    request, key, before = trial.make_request(), timed.new_key(), trial.effects()
-    answer = trial.send_and_crash(request, key, "complete.sent" if trial.keeps_transaction else "render.after")
+    request, key, before = trial.make_request(), keys.new_key(), trial.effects()
+    answer = trial.send_and_crash(request, key, "complete.before" if trial.keeps_transaction else "render.after")
     if answer is not None:
         raise _not_recorded(answer)
     abandoned(key)
@@ -121,21 +120,22 @@ def crash(trial: Trial) -> None:
 
 def _not_recorded(answer: Answer) -> Broken:
     return Broken(
-        f"the request was answered {answer}, but no outcome was recorded. After a crash nobody could tell whether it "
-        f"had run.",
+        f"the request was answered {answer}, but no outcome was recorded. After a crash it would not be known "
+        f"whether it had run.",
         PROTECT,
     )
 
 
 def _expect_recovered(trial: Trial, answer: Answer, before: int) -> None:
-    count, recovery = trial.effects() - before, _recovery_of(trial)
+    count = trial.effects() - before
+    recovery = Recovery.REEXECUTE if trial.operation is None else trial.operation.recovery
     what = f"the process died before the outcome was committed, and the retry was answered {answer}"
     if count > trial.once:
-        raise Broken(f"{what}. There are {trial.times(before)}.", _mend_of_twice(trial, recovery))
+        raise Broken(f"{what}. There are {trial.times(before)}.", _advice_on_twice(trial, recovery))
     if answer.succeeded and count != trial.once:
         raise Broken(f"{what}, but there are {trial.times(before)}.", PROTECT)
-    waits_for_somebody = answer.problem in ABOUT_A_RECORD and recovery is not Recovery.REEXECUTE
-    if not answer.succeeded and not waits_for_somebody:
+    waits_for_decision = answer.problem in ABOUT_A_RECORD and recovery is not Recovery.REEXECUTE
+    if not answer.succeeded and not waits_for_decision:
         raise Broken(
             f"{what}.",
             "The handler must be able to run again after its writes were rolled back. Look for state that outlives the "
@@ -143,7 +143,7 @@ def _expect_recovered(trial: Trial, answer: Answer, before: int) -> None:
         )
 
 
-def _mend_of_twice(trial: Trial, recovery: Recovery) -> str:
+def _advice_on_twice(trial: Trial, recovery: Recovery) -> str:
     if trial.keeps_transaction:
         return (
             "The effect is not in the record's transaction. Let the handler write to the database of the records, or "
@@ -156,13 +156,9 @@ def _mend_of_twice(trial: Trial, recovery: Recovery) -> str:
     )
 
 
-def _recovery_of(trial: Trial) -> Recovery:
-    return Recovery.REEXECUTE if trial.operation is None else trial.operation.recovery
-
-
 def lost_response(trial: Trial) -> None:
     """The process dies after the outcome is committed, and before anything is sent or a callback is run."""
-    request, key, before = trial.make_request(), timed.new_key(), trial.effects()
+    request, key, before = trial.make_request(), keys.new_key(), trial.effects()
     answer = trial.send_and_crash(request, key, "complete.committed")
     retries = [trial.send(request, key) for _ in range(2)]
     if answer is None and retries[0].succeeded and trial.effects() - before < trial.once:

@@ -14,34 +14,31 @@ from django.db.models import DateTimeField, ExpressionWrapper, Value
 from django.db.models.functions import Now
 from django.http import HttpResponse
 
-from .. import sql
 from ..identity.keys import shorten
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..operation import Operation, registry
 from ..outcome import outcome_of
-from ..protocol.transactions import alias, own_transaction
-from ..sql import Fence
-from ..upkeep.bodies import purge_body_batches
+from ..store import Fence, own_transaction, records_database, store_for
 
 #: So much in the past is certainly over, even on a database whose clock has whole seconds only.
 A_WHILE = timedelta(seconds=2)
 
 
 def in_progress(record: IdempotencyRecord | str) -> IdempotencyRecord:
-    """Let another attempt own the record: a claim whose lease is running. A retry is told to wait.
+    """Let another attempt own the record: a claim whose lease is running. A retry is asked to wait.
 
     :param record: a record, or the key of one.
     :returns: the record as it is now.
     :raises LookupError: there is no such record, or several records have the key, or no operation of its name is
         declared in this process.
     """
-    found = _find(record)
-    operation = _operation_of(found)
-    if found.status != Status.IN_PROGRESS:
-        _end_retention(found)  # because only a record past its retention can be claimed in any state
-        _start_over(found, operation)
-    return _set_lease(found, operation, operation.lease)
+    current = _find(record)
+    operation = _operation_of(current)
+    if current.status != Status.IN_PROGRESS:
+        _end_retention(current)  # because only a record past its retention can be claimed in any state
+        _start_over(current, operation)
+    return _set_lease(current, operation, operation.lease)
 
 
 def abandoned(record: IdempotencyRecord | str) -> IdempotencyRecord:
@@ -49,8 +46,8 @@ def abandoned(record: IdempotencyRecord | str) -> IdempotencyRecord:
 
     Parameter, result and errors are those of ``in_progress``.
     """
-    found = in_progress(record)
-    return _set_lease(found, _operation_of(found), -A_WHILE)
+    current = in_progress(record)
+    return _set_lease(current, _operation_of(current), -A_WHILE)
 
 
 def completed(record: IdempotencyRecord | str, response: HttpResponse) -> IdempotencyRecord:
@@ -61,29 +58,11 @@ def completed(record: IdempotencyRecord | str, response: HttpResponse) -> Idempo
     :param response: the recorded response, with rendered content.
     :raises UnrecordableResponseError: the operation can't record the response.
     """
-    found = in_progress(record)
-    operation = _operation_of(found)
+    current = in_progress(record)
+    operation = _operation_of(current)
     with _own_transaction():
-        sql.store(alias()).complete(
-            _fence(found), outcome_of(response, operation), ttl=operation.ttl, body_ttl=operation.body_ttl
-        )
-    return _find(found)
-
-
-def body_gone(record: IdempotencyRecord | str) -> IdempotencyRecord:
-    """Let a purge have deleted the recorded response of a completed record, as it does after ``body_ttl``.
-
-    :param record: a record, or the key of one.
-    :returns: the record as it is now.
-    :raises LookupError: there is no such record, or several records have the key.
-    :raises ValueError: the record is not completed, so it has no response.
-    """
-    found = _find(record)
-    if not _row(found).completed().update(body_expires_at=_a_while_ago()):
-        raise ValueError(f"The record is {found.status.replace('_', ' ')}, so it has no recorded response.")
-    for _ in purge_body_batches(using=alias()):
-        pass
-    return _find(found)
+        store_for(records_database()).complete(_fence(current), outcome_of(response, operation), ttl=operation.ttl)
+    return _find(current)
 
 
 def expired(record: IdempotencyRecord | str) -> IdempotencyRecord:
@@ -93,25 +72,27 @@ def expired(record: IdempotencyRecord | str) -> IdempotencyRecord:
     :returns: the record as it is now.
     :raises LookupError: there is no such record, or several records have the key.
     """
-    found = _find(record)
-    _end_retention(found)
-    return _find(found)
+    current = _find(record)
+    _end_retention(current)
+    return _find(current)
 
 
 def _find(record: IdempotencyRecord | str) -> IdempotencyRecord:
     if isinstance(record, IdempotencyRecord):
         return _row(record).get()
-    found = list(IdempotencyRecord.objects.using(alias()).filter(idempotency_key=record)[:2])
-    if len(found) != 1:
+    records = list(IdempotencyRecord.objects.using(records_database()).filter(idempotency_key=record)[:2])
+    if len(records) != 1:
         raise LookupError(
-            f"{'Several records have' if found else 'No record has'} the key {shorten(record)}. "
-            f"{'Pass one of the records' if found else 'Send the request to a protected view first'}."
+            f"{'Several records have' if records else 'No record has'} the key {shorten(record)}. "
+            f"{'Pass one of the records' if records else 'Send the request to a protected view first'}."
         )
-    return found[0]
+    return records[0]
 
 
 def _row(record: IdempotencyRecord) -> RecordQuerySet:
-    return RecordQuerySet(IdempotencyRecord, using=alias()).filter(pk=record.pk, account_id=record.account_id)
+    return RecordQuerySet(IdempotencyRecord, using=records_database()).filter(
+        pk=record.pk, account_id=record.account_id
+    )
 
 
 def _operation_of(record: IdempotencyRecord) -> Operation:
@@ -131,17 +112,17 @@ def _a_while_ago() -> ExpressionWrapper[Any]:
 
 
 def _start_over(record: IdempotencyRecord, operation: Operation) -> None:
-    store = sql.store(alias())
+    store = store_for(records_database())
     row = store.read(record.scope)
     assert row is not None  # it was found a moment ago, and a test has no purge beside it
     with _own_transaction():
-        store.start_over(record.scope, row, row.request_hash, lease=operation.lease, ttl=operation.ttl)
+        store.start_over(row.fence, row.fence.request_hash, lease=operation.lease, ttl=operation.ttl)
 
 
 def _set_lease(record: IdempotencyRecord, operation: Operation, duration: timedelta) -> IdempotencyRecord:
     now = _find(record)
     with _own_transaction():
-        sql.store(alias()).set_lease(_fence(now), duration, ttl=operation.ttl)
+        store_for(records_database()).set_lease(_fence(now), duration, ttl=operation.ttl)
     return _find(now)
 
 
@@ -150,4 +131,4 @@ def _fence(record: IdempotencyRecord) -> Fence:
 
 
 def _own_transaction() -> AbstractContextManager[None]:
-    return own_transaction(alias(), "A helper of idempotency.testing")
+    return own_transaction(store_for(records_database()), "A helper of idempotency.testing")

@@ -1,4 +1,6 @@
-"""``Trial``: sends one request under new keys and old ones, and counts its effects. The checks are in ``checks``."""
+"""One call of ``assert_idempotent``: ``Trial`` sends a request under new keys and old ones and counts its effects, and
+``Report`` says what the checks found. The checks themselves are in ``checks``.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,72 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import Client
 
-from ..identity import keys, timed
+from ..http.profiles import REPLAYED_HEADERS
+from ..identity import keys
 from ..models import IdempotencyRecord
 from ..operation import Operation, registry
-from ..outcome import REPLAYED_HEADER
 from ..protocol import faults
-from ..protocol.transactions import alias
-from .report import Broken, NotRun
+from ..store import records_database
 
 #: How long the threads of a check wait for each other, in seconds. It is long, because a test machine may be busy.
-PATIENCE = 60
+THREADS_WAIT = 60
 
 PROTECT = (
     "Protect the view: @idempotent(…) closest to the function or method, or IdempotentMixin with "
     "idempotent_operations. If it is protected, look at methods= and recordable=: do they fit this request and answer?"
 )
+
+
+class Broken(Exception):  # noqa: N818 - a finding, not an error
+    """A check's finding: a promise is broken.
+
+    :param what: what happened.
+    :param advice: how to correct it.
+    """
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.advice = advice
+
+
+class NotRun(Exception):  # noqa: N818 - a finding, not an error
+    """A check's finding: it could not be run, so nothing is known."""
+
+
+@dataclass
+class Report:
+    """What ``assert_idempotent`` found out about one request. ``str()`` of it is for people."""
+
+    request: str
+    """The method and the path."""
+
+    kept: list[str] = field(default_factory=list)
+    """The names of the checks that found nothing wrong."""
+
+    broken: dict[str, Broken] = field(default_factory=dict)
+    """For each promise that broke, by the name of its check: ``what`` happened and the ``advice`` how to correct it."""
+
+    not_run: dict[str, str] = field(default_factory=dict)
+    """For each check that could not be run, by its name: why."""
+
+    left_out: list[str] = field(default_factory=list)
+    """The names of the checks that the caller left out."""
+
+    def __str__(self) -> str:
+        count = len(self.broken)
+        lines = [f"{self.request} is not safe to retry: {count} of its promises broke." if count else self.request]
+        advised: dict[str, str] = {}
+        for name, finding in self.broken.items():
+            earlier = advised.setdefault(finding.advice, name)
+            advice = finding.advice if earlier == name else f"As for {earlier}."
+            lines += ["", f"{name}: {finding.what}", f"    {advice}"]
+        for title, names in (("Kept", self.kept), ("Left out", self.left_out)):
+            if names:
+                lines += ["", f"{title}: {', '.join(names)}"]
+        if self.not_run:
+            lines += ["", "Not run:", *(f"  {name}: {reason}" for name, reason in self.not_run.items())]
+        return "\n".join(lines)
 
 
 class Request:
@@ -105,7 +158,7 @@ class Answer:
             response.headers.get("Content-Type", ""),
             response.headers.get("Location", ""),
             response.getvalue(),
-            REPLAYED_HEADER in response.headers,
+            any(name in response.headers for name in REPLAYED_HEADERS),
         )
 
     def __str__(self) -> str:
@@ -162,7 +215,7 @@ class Trial:
         :raises AssertionError: the request fails or has no effect, so nothing can be learned from its repetition.
             If it fails and has an effect, its retry has the effect again.
         """
-        request, key, before = self.make_request(), timed.new_key(), self.effects()
+        request, key, before = self.make_request(), keys.new_key(), self.effects()
         # With the client as it is, so that it raises what the view raises.
         answer = request.send(_copy(self.client), key)
         self.once = self.effects() - before
@@ -178,8 +231,8 @@ class Trial:
                 f"that succeeds, and count its effects where they happen. In a TestCase, callbacks of on_commit() "
                 f"don't run."
             )
-        found = self.find_record(key)
-        self.operation = None if found is None else registry.get(found.operation)
+        record = self.find_record(key)
+        self.operation = None if record is None else registry.get(record.operation)
         return request
 
     def first(self) -> Sent:
@@ -187,7 +240,7 @@ class Trial:
 
         :raises NotRun: it is refused or has no effect although its key is new.
         """
-        request, key, before = self.make_request(), timed.new_key(), self.effects()
+        request, key, before = self.make_request(), keys.new_key(), self.effects()
         answer = self.send(request, key)
         if not answer.succeeded or self.effects() - before != self.once:
             raise refused(answer)
@@ -208,7 +261,7 @@ class Trial:
         :returns: None if it died, or the answer if it did not reach the fault point.
         """
         with (
-            patch.dict(faults.armed, {place: _crash}),
+            patch.dict(faults.fault_point, {place: _crash}),
             patch.object(BaseDatabaseWrapper, "run_and_clear_commit_hooks", _crash_before_callbacks),
             suppress(SimulatedCrashError),
         ):
@@ -216,32 +269,32 @@ class Trial:
         return None
 
     def at_once(self, request: Request, key: str) -> list[Answer]:
-        """Send the request from several threads, each with connections of its own."""
+        """Send the request from several threads, each with its own connections."""
         start = threading.Barrier(self.threads)
 
         def send() -> Answer:
             try:
-                start.wait(PATIENCE)
+                start.wait(THREADS_WAIT)
                 return self.send(request, key)
             finally:
                 connections.close_all()
 
         with ThreadPoolExecutor(self.threads) as pool:
-            return [sending.result(PATIENCE) for sending in [pool.submit(send) for _ in range(self.threads)]]
+            return [sending.result(THREADS_WAIT) for sending in [pool.submit(send) for _ in range(self.threads)]]
 
     def times(self, effects_before: int) -> str:
         """How often the operation has taken effect since, for a sentence."""
         return f"{self.effects() - effects_before} effects instead of {self.once}"
 
-    def expect_once(self, effects_before: int, what: str, mend: str) -> None:
+    def expect_once(self, effects_before: int, what: str, advice: str) -> None:
         """:raises Broken: there is not exactly one effect since."""
         if self.effects() - effects_before != self.once:
-            raise Broken(f"{what} ({self.times(effects_before)}).", mend)
+            raise Broken(f"{what} ({self.times(effects_before)}).", advice)
 
     def expect_replay(self, first: Answer, answer: Answer, what: str) -> None:
         """:raises Broken: ``answer`` is not that of the first request."""
         if self.operation is not None and self.operation.rebuild is not None:
-            is_same = answer.succeeded  # the answer is made anew, so it may tell what has become of a job meanwhile
+            is_same = answer.succeeded  # the answer is made again, and may name a later state of a job
         elif self.operation is not None and self.operation.redact is not None:
             is_same = replace(answer, body=first.body) == first  # the replay has the redacted body
         else:
@@ -249,11 +302,11 @@ class Trial:
         if not is_same:
             raise Broken(
                 f"{what} was answered {answer} instead of {first}, the recorded answer.",
-                f"Let every decorator that changes the answer be above @idempotent. {PROTECT}",
+                f"Put every decorator that changes the answer below @idempotent. {PROTECT}",
             )
 
     def find_record(self, key: str) -> IdempotencyRecord | None:
-        return IdempotencyRecord.objects.using(alias()).filter(idempotency_key=key).first()
+        return IdempotencyRecord.objects.using(records_database()).filter(idempotency_key=key).first()
 
     @property
     def keeps_transaction(self) -> bool:
@@ -273,7 +326,7 @@ _run_callbacks = BaseDatabaseWrapper.run_and_clear_commit_hooks
 
 
 def _crash_before_callbacks(connection: BaseDatabaseWrapper) -> None:
-    """Die between a COMMIT and the callbacks of ``on_commit()``, which nobody will run then."""
+    """Die between a COMMIT and the callbacks of ``on_commit()``, which no process will run then."""
     if connection.run_on_commit:
         connection.run_on_commit = []
         _crash()

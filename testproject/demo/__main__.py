@@ -1,11 +1,11 @@
-"""``python -m testproject.demo``: one run against the database of ``DATABASE_URL``; the exit code is the verdict.
+"""``python -m testproject.demo PLAN``: one run against the database of ``DATABASE_URL``; the exit code is the verdict.
 
 ``manage.py demo`` starts it, once there is a database, as a process of its own: settings are read once, at the start.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
 import signal
 import sys
@@ -21,13 +21,8 @@ from rich.console import Console
 from testproject.harness.processes import ProcessError
 from testproject.harness.redis import Redis, RedisMissingError, running_redis
 from testproject.harness.strikes import Marks
-from testproject.provider import running_providers
-from testproject.provider.client import ProviderFailedError
 
-from .plan import Plan, add_arguments, plan_from
-
-#: What the API allows its provider: shorter than a call is valid, with the lease of two seconds.
-PROVIDER_TIMEOUT = 0.5  # seconds
+from .plan import Plan
 
 #: What would lead the demo's messages to another broker than its own.
 ANOTHER_BROKERS = (
@@ -40,9 +35,7 @@ interrupted = threading.Event()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m testproject.demo", description=__doc__)
-    add_arguments(parser)
-    plan = plan_from(vars(parser.parse_args()))
+    plan = Plan(**json.loads(sys.argv[1]))
     signal.signal(signal.SIGTERM, interrupt)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
     for name in ANOTHER_BROKERS:
@@ -51,7 +44,7 @@ def main() -> int:
     try:
         with ExitStack() as stack:
             return run(plan, console, stack)
-    except (ProcessError, ProviderFailedError) as error:
+    except ProcessError as error:
         console.print(f"FAILED. {error}", markup=False)
         return 1
     except KeyboardInterrupt:
@@ -65,42 +58,60 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def should_end() -> bool:
+    """Whether the demo has been interrupted, or its owner killed and the database with it."""
+    return interrupted.is_set() or os.getppid() != PARENT
+
+
 def run(plan: Plan, console: Console, stack: ExitStack) -> int:
-    """Bring everything up, let the acts play, and judge them."""
+    """Bring everything up, let the storms rage, and judge them."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="demo-")))
     redis: Redis | None = None
-    missing = ""
+    console.print(
+        f"[bold]Sending {plan.operations:,} charges over a bad network to a server that is being killed.[/]\n"
+        "Clients cut their connection or send duplicates at the same instant, and retry under one Idempotency-Key "
+        "until they know the outcome, while worker processes die by SIGKILL. The same storm meets an endpoint without "
+        "protection. Effects are counted in the database."
+    )
     try:
         redis = stack.enter_context(running_redis())
+        console.print(
+            f"Then {plan.orders:,} orders, whose messages go through the outbox, a relay, a real Redis and a Celery "
+            "worker, all of them killed on the way. Beside it, the handler sends plain tasks."
+        )
     except RedisMissingError as error:
-        missing = str(error)
-    providers = stack.enter_context(running_providers(directory))
+        console.print(f"The storm of messages is left out. {error}", markup=False)
     marks = Marks(directory / "marks")
     marks.directory.mkdir()
-    # Read by the settings, here and in the processes. Like a production server, but a killed worker's claim is
-    # respected for seconds. With the default lease of a minute the demo would mostly wait.
+    # Read by the settings, here and in the processes. Like a production server, but with a short lease. With the
+    # default of a minute the demo would mostly wait.
     os.environ.update(
         DEBUG="false",
         ALLOWED_HOSTS="127.0.0.1",
         IDEMPOTENCY_LEASE_SECONDS=str(plan.lease),
-        PROVIDER_URL=providers[False].url,
-        DEDUPLICATING_PROVIDER_URL=providers[True].url,
-        PROVIDER_TIMEOUT=str(PROVIDER_TIMEOUT),
         DEMO_MARKS=str(marks.directory),
-        DEMO_KILL_EVERY=str(plan.kill_every),
         DEMO_WORKERS=str(plan.workers),
         **({} if redis is None else {"BROKER_URL": redis.url}),
     )
     django.setup()
-    from .report import Report
     from .show import Show
 
-    return Show(plan, Report(console, plan), marks, providers, redis).run(directory, missing, should_end)
-
-
-def should_end() -> bool:
-    """Whether the demo has been interrupted, or its owner killed and the database with it."""
-    return interrupted.is_set() or os.getppid() != PARENT
+    show = Show(plan, console, marks, directory, should_end)
+    show.play("charges")
+    if redis is not None and not show.problems:
+        show.play("orders", redis)
+    if show.problems:
+        console.print("\n[bold red]FAILED.[/]")
+        for line in [*(f"  - {problem}" for problem in show.problems), *show.examples]:
+            console.print(line, markup=False)
+        return 1
+    console.print(
+        f"\n[bold green]PASSED.[/] {marks.count('died.*')} killed workers lost or doubled nothing that was protected, "
+        "and every client was told the one outcome."
+    )
+    for line in show.summary:
+        console.print(f"  {line}")
+    return 0
 
 
 if __name__ == "__main__":

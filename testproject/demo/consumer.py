@@ -1,6 +1,6 @@
 """``python -m testproject.demo.consumer worker`` or ``relay``: a Celery worker, or ``manage.py relay_outbox --watch``.
 
-Each is what a deployment runs, and strikes itself as the demo has planned (``acts``). The sample project knows nothing
+Each is what a deployment runs, and strikes itself as the demo has planned (``hop``). The sample project knows nothing
 of it.
 """
 
@@ -36,11 +36,10 @@ class Child:
     def __init__(self, strikes: Strikes) -> None:
         self.strikes = strikes
 
-    def started(self, task_id: str, task: Any, kwargs: dict[str, Any], **more: Any) -> None:
-        self.strikes.label = ""
-        if "label" in kwargs:
-            self.strikes.label = f"{task.name.rpartition('.')[2].removesuffix('_unprotected')}.{kwargs['label']}"
-            self.strikes.marks.note("deliveries", f"{self.strikes.label}:{task_id}")
+    def started(self, kwargs: dict[str, Any], **more: Any) -> None:
+        self.strikes.label = kwargs.get("label", "")
+        if self.strikes.label:
+            self.strikes.marks.note("deliveries", self.strikes.label)
         self.strikes.here("started")
 
     def ended(self, state: str, **more: Any) -> None:
@@ -68,17 +67,16 @@ def main() -> None:
     relay.LEASE, relay.UNAVAILABLE_BACKOFF = RELAY_LEASE, BROKER_BACKOFF
     if role == "relay":
         # The worst place: the broker has confirmed a message, and nothing is marked.
-        faults.armed["relay.published"] = strikes.each("relay.published")
+        faults.fault_point["relay.published"] = strikes.each("relay.published")
         call_command("relay_outbox", watch=WATCH)
         return
     child = Child(strikes)
     task_prerun.connect(child.started, weak=False)
     task_postrun.connect(child.ended, weak=False)
     signals.replayed.connect(child.replayed, weak=False)
-    # The effect is there, or is written; its record says so; nothing of that is committed.
-    faults.armed["complete.sent"] = lambda: strikes.here("at_work")
-    # As Celery does by default. The other control's message is acknowledged when it is done with.
-    tasks.pay_fee_unprotected.acks_late = False
+    # The effect and its record are written, and not committed.
+    faults.fault_point["complete.sent"] = lambda: strikes.here("at_work")
+    tasks.send_receipt_unprotected.acks_late = False  # as Celery does by default
     app.conf.worker_lost_wait = LOST_WAIT
     app.conf.broker_transport_options = redelivering(VISIBILITY_TIMEOUT, look_every=LOOK_EVERY)
     options = ["--concurrency", str(CONCURRENCY), "--without-gossip", "--without-mingle", "--without-heartbeat"]

@@ -1,8 +1,7 @@
-"""What the storm will do, decided before it starts: the options, and the charges with the trouble each will meet.
+"""What a storm will do, decided before it starts: the options, and the charges with the trouble that each will meet.
 
-Everything random here and in the clients comes from the seed, but for the waits between a client's attempts, so that
-the protected and the unprotected endpoint meet the same storm. What the scheduler, the network stack and the killed
-workers make of it differs from run to run.
+Everything random comes from the seed, except for the waits between a client's attempts. So both endpoints meet the same
+storm. What the scheduler, the network and the killed workers make of it differs from run to run.
 """
 
 from __future__ import annotations
@@ -10,92 +9,87 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from enum import Enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from itertools import cycle, islice
 from typing import Any
 
 ACCOUNTS = ("alice", "bob")
-MOST = 100_000
 MAX_BURST = 6
-
 CHANCE_OF_LATE_DUPLICATE = 0.3
 CHANCE_OF_CHANGED_PAYLOAD = 0.1
-CHANCE_OF_SHARED_KEY = 0.1
+#: One in so many orders is declined, after its message was published.
+DECLINED_EVERY = 6
 
 
-class Trouble(str, Enum):
-    """What happens to the first request of a charge. Whatever it is, the client then retries until it knows."""
+class Trouble(StrEnum):
+    """What happens to the first request of a charge. The client then retries until it knows the outcome."""
 
     CALM = "calm"  # the answer arrives
-    TIMEOUT = "timeout"  # the client stops waiting while the server still works
-    CUT = "cut"  # the client's connection is reset after the request was sent
-    BURST = "burst"  # several requests at the same instant, some of them cut or timed out
-    STALL = "stall"  # two requests, and the worker that got the claim stands still until another has taken it over
+    CUT = "cut"  # the client stops waiting and closes the connection while the server still works
+    BURST = "burst"  # several requests at the same instant, some of them cut
     KILL_AT_WORK = "kill_at_work"  # the worker is killed after it wrote the charge, before it answered
-    KILL_AT_REPLY = "kill_at_reply"  # the worker is killed when all is done but the answer is not sent
+    KILL_AT_REPLY = "kill_at_reply"  # the worker is killed when everything is committed but the answer is not sent
 
 
-def within(low: float, high: float, kind: type) -> Callable[[str], Any]:
-    """An argparse type: a number from ``low`` to ``high``, both included."""
+#: What happens to the requests, over and over. Killings are few because each takes a worker's other requests with it.
+TROUBLES = (
+    *(Trouble.KILL_AT_WORK, Trouble.KILL_AT_REPLY),
+    *(Trouble.CALM, Trouble.CUT, Trouble.CALM, Trouble.BURST) * 8,
+)
 
-    def parse(text: str) -> Any:
-        value = kind(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not between {low} and {high}")
-        return value
 
-    parse.__name__ = kind.__name__  # argparse says "invalid int value" by it
+def at_least(low: int) -> Callable[[str], int]:
+    """An argparse type."""
+
+    def parse(text: str) -> int:
+        if int(text) < low:
+            raise argparse.ArgumentTypeError(f"{text} is not at least {low}")
+        return int(text)
+
     return parse
-
-
-def option(default: float, low: float, high: float, words: str) -> Any:
-    help_text = f"{words}; at least {low} (default: %(default)s)"
-    return field(default=default, metadata={"type": within(low, high, type(default)), "help": help_text})
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The options of one run. Durations are seconds.
+    """The options of one run. Durations are in seconds.
 
-    Each kind of trouble comes up at least twice in the fewest operations that are allowed, so that no check can pass
-    for want of a case.
+    Each kind of trouble comes up in the fewest operations that are allowed, so that no check can pass for want of a
+    case.
     """
 
-    operations: int = option(500, 20, MOST, "logical charges for each of the two endpoints")
-    payouts: int = option(24, 24, MOST, "logical payouts for each of the three declarations and the control")
-    orders: int = option(30, 24, MOST, "logical orders for the outbox and for the control, of two messages each")
-    workers: int = option(4, 1, 64, "gunicorn worker processes")
-    concurrency: int = option(48, 1, 256, "charges under way at the same time, most of them waiting")
-    kill_every: float = option(2.0, 0.1, 3600, "seconds between two random kills, besides those in mid-charge")
-    lease: int = option(2, 1, 60, "seconds until a killed worker's claim may be taken over")
-    time_limit: float = option(300.0, 1, 86400, "seconds after which an act that is not over has failed")
-    seed: int = option(1, -(2**31), 2**31, "draws another storm")
+    operations: int = 500
+    orders: int = 40
+    seed: int = 1
+    time_limit: int = 300
+    workers: int = 4
+    concurrency: int = 48
+    kill_every: float = 2.0  # on average, during the charges
+    lease: int = 2  # until a killed worker's claim may be taken over
     patience: float = 120.0  # of a client: on a loaded machine it may meet many killed workers in a row
 
 
-OPTIONS = {f"--{one.name.replace('_', '-')}": one for one in fields(Plan) if one.metadata}
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of a run, for the command and for the process it starts."""
-    for name, one in OPTIONS.items():
-        parser.add_argument(name, default=one.default, **one.metadata)
+    for name, low, words in (
+        ("operations", 20, "logical charges for each of the two endpoints"),
+        ("orders", 24, "logical orders for each of the two endpoints, with a message each"),
+        ("seed", 0, "draws another storm"),
+        ("time-limit", 1, "seconds after which a storm that is not over has failed"),
+    ):
+        default = getattr(Plan, name.replace("-", "_"))
+        help_text = f"{words}; at least {low} (default: %(default)s)"
+        parser.add_argument(f"--{name}", type=at_least(low), default=default, help=help_text)
 
 
 def plan_from(options: Mapping[str, Any]) -> Plan:
-    """The plan that parsed options describe; others among them are left alone."""
-    return Plan(**{one.name: options[one.name] for one in OPTIONS.values()})
-
-
-def arguments_of(plan: Plan) -> Sequence[str]:
-    """The command line that ``add_arguments`` turns into this plan again."""
-    return [word for name, one in OPTIONS.items() for word in (name, str(getattr(plan, one.name)))]
+    """The plan that parsed options describe. Other options are ignored."""
+    return Plan(**{one.name: options[one.name] for one in fields(Plan) if one.name in options})
 
 
 @dataclass(frozen=True)
 class Charge:
-    """One logical charge, payout or order, to be sent once, however many requests that takes."""
+    """One logical charge or order, to be sent once, however many requests that takes."""
 
     number: int
     account: str
@@ -106,56 +100,38 @@ class Charge:
     burst: int  # requests sent at the same instant
     late_duplicate: bool  # sent once more when the outcome is known
     changed_payload: bool  # then the same key is used with another amount, which must be refused
-    more: Mapping[str, str] = field(default_factory=dict)  # what the request says besides
+    source: str = "card"
 
     @property
     def declined(self) -> bool:
         """Whether it must be refused and leave nothing behind."""
-        return self.more.get("source") == "declined"
-
-    @property
-    def name(self) -> str:
-        """Names its effect, which must be the account's own."""
-        return f"{self.account}/{self.label}"
+        return self.source == "declined"
 
     def payload(self, *, changed: bool = False) -> bytes:
         """The request's body; ``changed`` asks for another amount."""
         amount = self.amount + 1 if changed else self.amount
-        return json.dumps({"amount": amount, "label": self.label, **self.more}).encode()
+        return json.dumps({"amount": amount, "currency": "usd", "label": self.label, "source": self.source}).encode()
 
 
-def account_in(label: str) -> str:
-    """The account of the charge that bears the label."""
-    return label.split("-")[-2]
-
-
-def charges_with(
-    kinds: Sequence[tuple[Trouble, Mapping[str, str]]], chance: random.Random, run: str, *, may_change: bool = True
-) -> list[Charge]:
-    """A charge for each kind of trouble and what its request says besides; everything else about it is drawn.
-
-    :param run: makes keys and labels its own, so that a database can be used again.
-    :param may_change: whether some keys are used with another payload.
-    """
-    charges: list[Charge] = []
-    for number, (trouble, more) in enumerate(kinds):
-        account, key = chance.choice(ACCOUNTS), f"{run}-{number}"
-        if charges and (number == 1 or chance.random() < CHANCE_OF_SHARED_KEY):
-            account, key = ACCOUNTS[1 - ACCOUNTS.index(charges[-1].account)], charges[-1].key
-            if any((charge.account, charge.key) == (account, key) for charge in charges[-2:]):
-                key = f"{run}-{number}"  # both accounts have used that key already
-        charges.append(
-            Charge(
-                number=number,
-                account=account,
-                key=key,
-                label=f"{run}-{account}-{number}",
-                amount=chance.randint(100, 100_000),
-                trouble=trouble,
-                burst={Trouble.BURST: chance.randint(2, MAX_BURST), Trouble.STALL: 2}.get(trouble, 1),
-                late_duplicate=number % 10 == 0 or chance.random() < CHANCE_OF_LATE_DUPLICATE,
-                changed_payload=(number % 15 == 0 or chance.random() < CHANCE_OF_CHANGED_PAYLOAD) and may_change,
-                more=more,
-            )
+def draw(plan: Plan, run: str, *, orders: bool = False) -> list[Charge]:
+    """The charges of one endpoint, or its orders. They are the same for each ``run``, except for keys and labels."""
+    count = plan.orders if orders else plan.operations
+    chance = random.Random(f"{plan.seed}:{orders}")
+    troubles = list(islice(cycle(TROUBLES), count))
+    chance.shuffle(troubles)
+    return [
+        Charge(
+            number=number,
+            account=chance.choice(ACCOUNTS),
+            key=f"{run}-{number}",
+            label=f"{run}-{number}",
+            amount=chance.randint(100, 100_000),
+            trouble=trouble,
+            burst=chance.randint(2, MAX_BURST) if trouble is Trouble.BURST else 1,
+            late_duplicate=number % 10 == 0 or chance.random() < CHANCE_OF_LATE_DUPLICATE,
+            # The unprotected endpoint of orders would rightly take a changed payload for another order.
+            changed_payload=(number % 15 == 0 or chance.random() < CHANCE_OF_CHANGED_PAYLOAD) and not orders,
+            source="declined" if orders and number % DECLINED_EVERY == DECLINED_EVERY - 1 else "card",
         )
-    return charges
+        for number, trouble in enumerate(troubles)
+    ]

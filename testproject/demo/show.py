@@ -1,192 +1,188 @@
-"""The three acts, one after the other on one server, and what is found of each when it is over."""
+"""The storms, one after the other, each on a server of its own, and what is found of each when it is over."""
 
 from __future__ import annotations
 
 import secrets
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+import httpx
 from django.core.management import call_command
-from django.db import connection
+from rich.console import Console
+from rich.table import Table
 
+from idempotency.models import IdempotencyRecord
 from testproject.harness.processes import Daemon, answers
 from testproject.harness.redis import Redis
 from testproject.harness.strikes import Marks
 from testproject.management.commands.create_demo_users import create_demo_users
-from testproject.provider import Provider
-from testproject.provider.client import counts as provider_counts
+from testproject.models import Charge, Receipt, UnprotectedCharge, UnprotectedReceipt
 
-from .acts import ACTS, CHARGES, ORDERS, PAYOUTS, Act, Side
-from .books import Books, database_name
-from .client import Endpoint, Tally
-from .hop import Hop, running_hop
-from .life import stormy
-from .plan import Plan
-from .report import Report
+from .client import Endpoint
+from .hop import STRIKES, UNPROTECTED_STRIKES, Hop, running_hop, strikes_of
+from .plan import Plan, draw
 from .storm import Storm
-from .verdict import Findings, complaints, judge, judge_messages
+from .verdict import CHARGES, ORDERS, complaints, judge
 
-LOOK_EVERY = 0.1  # seconds
-PATIENCE_WITH_PROVIDER = 15.0
 HEALTH = b"GET /health/ HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-
-#: Fewer payouts and orders than charges at once, and no worker dies but for one of them. Otherwise a killed worker
-#: would take most of them with it before they called the provider, and there would be little to find there.
+#: Fewer orders than charges are under way at once, and a worker dies only for one of them. Otherwise a killed worker
+#: would take most of them with it before they published anything.
 CALMER = 3
+LOOK_EVERY = 0.1  # seconds
+LINE_EVERY = 3.0  # seconds between two lines where nothing can move
 
 
-@dataclass
-class Played:
-    """An act that is over. ``kills`` are those of the server's workers."""
-
-    storm: Storm
-    seconds: float
-    kills: int
-    hop: Hop | None
-
-
-@dataclass
 class Show:
-    plan: Plan
-    report: Report
-    marks: Marks
-    #: The one that deduplicates (True), and the one that never does.
-    providers: Mapping[bool, Provider]
-    redis: Redis | None
+    """The storms, one after the other, and what was found of each."""
 
-    def __post_init__(self) -> None:
-        self.books = Books(f"demo-{secrets.token_hex(4)}", self.providers)
-        self.tally = Tally(self.marks)
-        #: Why it ended before its time.
-        self.crashed: list[str] = []
-
-    def run(self, directory: Path, without_hop: str, should_end: Callable[[], bool]) -> int:
-        """Play all acts, judge them, and return the exit code.
-
-        :param without_hop: why there is no broker.
-        :param should_end: looked at a few times a second.
-        """
-        self.report.introduce(without_hop)
+    def __init__(
+        self, plan: Plan, console: Console, marks: Marks, directory: Path, should_end: Callable[[], bool]
+    ) -> None:
+        """:param should_end: looked at a few times a second."""
+        self.plan, self.console, self.marks, self.directory = plan, console, marks, directory
+        self.should_end = should_end
         call_command("migrate", verbosity=0, interactive=False)
-        tokens = create_demo_users()
-        played: dict[Act, Played] = {}
-        with serving(self.plan, directory) as (server, port):
-            self.report.started(database_name(), port)
-            for act in ACTS:
-                if not self.crashed and (act is not ORDERS or self.redis is not None):
-                    endpoints = [Endpoint(side, port, tokens) for side in act.sides]
-                    played[act] = self._play(act, server, endpoints, should_end)
-            deduplicated = provider_counts(self.providers[True].url, timeout=PATIENCE_WITH_PROVIDER)["deduplicated"]
-        for over in played.values():
-            over.storm.join()
-        # The server has ended, so nothing is under way any more and what is counted stays.
-        findings = {act: self._judge(act, over, deduplicated) for act, over in played.items()}
-        self.report.no_hop(without_hop)
-        if problems := [*self.crashed, *(words for act, found in findings.items() for words in complaints(act, found))]:
-            self.report.failed(problems, findings)
-            return 1
-        self.report.passed(findings, self.marks.count("died.*"))
-        return 0
+        self.tokens = create_demo_users()
+        self.run = f"demo-{secrets.token_hex(4)}"  # a database can be used again
+        self.problems: list[str] = []
+        self.examples: list[str] = []
+        self.summary: list[str] = []
 
-    def _play(self, act: Act, server: Daemon, endpoints: list[Endpoint], should_end: Callable[[], bool]) -> Played:
-        """Let the storm of an act rage to its end, and what it has set off behind the server to its own."""
-        plan, hop = self.plan, None
-        if act is not CHARGES:
-            plan = replace(plan, concurrency=max(1, plan.concurrency // CALMER))
-        drawn = {endpoint.side: act.draw(plan, endpoint.side, self.books.run) for endpoint in endpoints}
-        storm = Storm(plan, list(zip(endpoints, drawn.values(), strict=True)), self.tally)
-        started, before = time.monotonic(), self.marks.count("died.*")
-
-        def kills() -> int:
-            return self.marks.count("died.*") - before
-
+    def play(self, noun: str, redis: Redis | None = None) -> None:
+        """Let a storm rage to its end, and judge it. With ``redis`` it is of orders, and their messages must arrive."""
+        plan = self.plan if redis is None else replace(self.plan, concurrency=-(-self.plan.concurrency // CALMER))
+        started, before, stop = time.monotonic(), self.marks.count("died.*"), threading.Event()
+        hop: Hop | None = None
         with ExitStack() as stack:
-            if act is CHARGES:
-                stack.enter_context(stormy(self.marks))
-            if act is ORDERS and self.redis is not None:
-                hop = stack.enter_context(running_hop(self.redis, self.marks, plan, self.books, drawn))
-            stack.enter_context(storm.running())
-            update = stack.enter_context(
-                self.report.progress(
-                    act, self.books, self.tally, lambda: kills() + (0 if hop is None else sum(hop.kills().values()))
+            server, port = stack.enter_context(self._serving(plan.kill_every if redis is None else 0.0))
+            self.console.print(f"[dim]{plan.workers} gunicorn workers serve 127.0.0.1:{port}, seed {plan.seed}.[/dim]")
+            # No kept connections: see ``server``. Bursts add threads of their own.
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+            wire = stack.enter_context(httpx.HTTPTransport(limits=limits))
+            courses = [
+                (
+                    Endpoint(name, f"http://127.0.0.1:{port}/{path}{noun}/", self.tokens, plan, stop, wire),
+                    draw(plan, self._begins(noun, name), orders=redis is not None),
                 )
-            )
+                for name, path in (("protected", ""), ("unprotected", "unprotected/"))
+            ]
+            if redis is not None:
+                strikes = strikes_of(courses[0][1], STRIKES) + strikes_of(courses[1][1], UNPROTECTED_STRIKES)
+                hop = stack.enter_context(running_hop(redis, self.marks, strikes, self._begins(noun, "protected")))
+            storm = Storm(plan, courses)
+            stack.enter_context(storm.running(stop))
+            self._wait(storm, hop, server, [endpoint for endpoint, _ in courses], noun, started)
+        # The server has ended, so nothing is under way any more and what is counted stays.
+        if not self.problems:
+            figures = {"kills": self.marks.count("died.*") - before}
+            if hop is not None:
+                figures |= {"resent": hop.resent, **hop.kills()}
+            self._judge(noun, storm, {endpoint.name: endpoint.seen for endpoint, _ in courses}, figures, started)
+
+    def _begins(self, noun: str, name: str) -> str:
+        """The beginning of the keys and labels at an endpoint, and of no others."""
+        return f"{self.run}.{noun}.{name}-"
+
+    def _wait(
+        self, storm: Storm, hop: Hop | None, server: Daemon, endpoints: list[Endpoint], noun: str, started: float
+    ) -> None:
+        said = started
+        with self.console.status(noun) as status:
             while not storm.wait(LOOK_EVERY) or (hop is not None and not hop.is_over()):
-                update()
-                if should_end():
+                if self.should_end():
                     raise KeyboardInterrupt
-                self.crashed = [] if hop is None else hop.what_stopped()
+                seen = [
+                    f"{one.name}: {one.seen['done']:,} settled, {one.seen['requests']:,} requests" for one in endpoints
+                ]
+                line = f"{time.monotonic() - started:4.0f} s  {noun}  {'; '.join(seen)}"
+                status.update(line)
+                if not self.console.is_terminal and time.monotonic() - said >= LINE_EVERY:
+                    said = time.monotonic()
+                    self.console.print(line, soft_wrap=True)
+                self.problems = [] if hop is None else hop.what_stopped()
                 if not server.alive:
-                    self.crashed.append("The server ended by itself.")
-                if time.monotonic() - started > plan.time_limit:
-                    self.crashed.append(f"The storm was not over after {plan.time_limit:.0f} s.")
-                if self.crashed:
-                    self.crashed.append(f"The server's log ends with:\n{server.log_tail()}")
-                    break
-        return Played(storm, time.monotonic() - started, kills(), hop)
+                    self.problems.append("The server ended by itself.")
+                if time.monotonic() - started > self.plan.time_limit:
+                    self.problems.append(f"The storm was not over after {self.plan.time_limit} s.")
+                if self.problems:
+                    self.problems.append(f"The server's log ends with:\n{server.log_tail()}")
+                    return
 
-    def _judge(self, act: Act, played: Played, deduplicated: int) -> dict[str, Findings]:
-        """What was found on all sides, now shown in a table."""
-        found: dict[str, Findings] = {}
-        for side in act.sides:
-            histories, effects = played.storm.histories[side.name], self.books.effects(act, side)
-            findings = judge(act, side, histories, effects)
-            if played.hop is not None:
-                findings = judge_messages(findings, histories, self.books.messages(side))
-                findings.figures.update(self._hops(side, played.hop))
-            findings.figures.update(self.tally.of(side.name))
-            findings.figures.update(
-                rows=self.books.own_rows(side),
-                reconciled=len(self.marks.notes("reconciled")),
-                deduplicated=deduplicated,
-                kills=played.kills,
-                take_overs=self.books.take_overs(side),
-                one_writer=int(connection.vendor == "sqlite"),
+    def _judge(
+        self, noun: str, storm: Storm, seen: dict[str, Counter[str]], figures: dict[str, int], started: float
+    ) -> None:
+        rows = CHARGES if noun == "charges" else ORDERS
+        found = {}
+        for name, histories in storm.histories.items():
+            begins = self._begins(noun, name)
+            charges, receipts = effects_in_the_database(begins, protected=name == "protected")
+            found[name] = judge(histories, charges, None if noun == "charges" else receipts)
+            found[name].figures.update(seen[name])
+            found[name].figures.update(
+                figures,
+                take_overs=take_overs(begins),
+                deliveries=sum(note.startswith(begins) for note in self.marks.notes("deliveries")),
+                replays=sum(note.startswith(begins) for note in self.marks.notes("replays")),
             )
-            found[side.name] = findings
-        self.report.table(act, found, played.seconds)
-        if act is PAYOUTS:
-            side = next(side for side in act.sides if side.may_park)
-            self.report.parked(found[side.name].parked, self.books.effects(act, side))
-        return found
+            of = found[name].figures
+            what = "charges" if noun == "charges" else "messages"
+            self.summary.append(
+                f"{name}: {of['expected']:,} {what}, {of['effects']:,} effects, {of['doubled']:,} doubled, "
+                f"{of['lost']:,} lost, {of['wrong']:,} wrong answers."
+            )
+        table = Table(title=f"{time.monotonic() - started:.0f} seconds of {noun}", title_justify="left")
+        for heading in ("", *found):
+            table.add_column(heading, justify="right" if heading else "left")
+        for row in rows:
+            table.add_row(row.label, *(f"{one.figures[row.figure]:,}" for one in found.values()))
+        self.console.print()
+        self.console.print(table)
+        self.problems += complaints(noun, rows, **found)
+        self.examples += [f"    {example}" for example in found["protected"].examples]
 
-    def _hops(self, side: Side, hop: Hop) -> dict[str, int]:
-        """What was seen behind the server."""
-        of_side = f".{self.books.run}.{side.name}-"
-        deliveries = [note for note in self.marks.notes("deliveries") if of_side in note]
-        sent = {note.rpartition(":")[2] for note in deliveries}
-        return {
-            "messages": len(sent) if side.control else self.books.published().count(),
-            "deliveries": len(deliveries),
-            "replays": sum(of_side in note for note in self.marks.notes("replays")),
-            "resent": hop.resent,
-            "ended": hop.ended,
-            **hop.kills(),
-        }
+    @contextmanager
+    def _serving(self, kill_every: float) -> Iterator[tuple[Daemon, int]]:
+        """Run the sample project, with the demo's faults, on a free port of 127.0.0.1, and yield that.
+
+        :raises ProcessError: it did not start.
+        """
+        with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+            port: int = listener.getsockname()[1]
+            command = [sys.executable, "-m", "gunicorn", "--config", "python:testproject.demo.server"]
+            command += ["--workers", str(self.plan.workers), "--bind", f"fd://{listener.fileno()}"]
+            server = Daemon(
+                "server",
+                [*command, "testproject.demo.server:application"],
+                self.directory,
+                environment={"DEMO_KILL_EVERY": str(kill_every)},
+                is_ready=lambda: answers(("127.0.0.1", port), HEALTH, b"HTTP/1.1 "),
+                pass_fds=[listener.fileno()],
+            )
+            with server:
+                listener.close()  # only gunicorn holds it from here: if it dies, clients are refused
+                yield server, port
 
 
-@contextmanager
-def serving(plan: Plan, directory: Path) -> Iterator[tuple[Daemon, int]]:
-    """Run the sample project, with the demo's faults, on a free port of 127.0.0.1, and yield that.
+def effects_in_the_database(begins: str, *, protected: bool) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """The ids of the charges, and the number of receipts, by their labels. Unplanned ones are included."""
+    charges: dict[str, list[int]] = {}
+    receipts: dict[str, int] = {}
+    of_charges, of_receipts = (Charge, Receipt) if protected else (UnprotectedCharge, UnprotectedReceipt)
+    for label, pk in of_charges._default_manager.filter(label__startswith=begins).values_list("label", "pk"):
+        charges.setdefault(label, []).append(pk)
+    for label in of_receipts._default_manager.filter(label__startswith=begins).values_list("label", flat=True):
+        receipts[label] = receipts.get(label, 0) + 1
+    return charges, receipts
 
-    :raises ProcessError: it did not start.
-    """
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
-        port: int = listener.getsockname()[1]
-        command = [sys.executable, "-m", "gunicorn", "--config", "python:testproject.demo.server"]
-        command += ["--workers", str(plan.workers), "--bind", f"fd://{listener.fileno()}"]
-        server = Daemon(
-            "server",
-            [*command, "testproject.demo.server:application"],
-            directory,
-            is_ready=lambda: answers(("127.0.0.1", port), HEALTH, b"HTTP/1.1 "),
-            pass_fds=[listener.fileno()],
-        )
-        with server:
-            listener.close()  # only gunicorn holds it from here: if it dies, clients are refused
-            yield server, port
+
+def take_overs(begins: str) -> int:
+    """How often a claim changed hands, because its worker had died."""
+    records = IdempotencyRecord.objects.filter(idempotency_key__startswith=begins)
+    return sum(attempt - 1 for attempt in records.values_list("attempt", flat=True))

@@ -1,33 +1,89 @@
 """The judgement, without I/O: what the clients were told against what is found where effects happen.
 
-An answer proves nothing but itself. All that is counted of one side of an act comes together in its ``Findings``, and
-the act's rows say what each figure must be.
+A row of the table is declared once, with what its figure must be at the protected endpoint and at its twin. A trouble
+that never came fails the run, too, because the run would have shown nothing.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from testproject.harness.effects import judge_effects
+from testproject.harness.effects import Effects, judge_effects
 
-from .acts import MESSAGES, Act, Side
 from .client import Answer
 from .plan import Charge
 
 LISTED = 3  # examples of each kind
 
 
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: what the figure must be at the protected endpoint, and at the unprotected one."""
+
+    label: str
+    figure: str
+    must: str = ""
+    unprotected: str = ""
+
+
+HOLDS: dict[str, Callable[[int, int], bool]] = {
+    "": lambda value, expected: True,
+    "0": lambda value, expected: value == 0,
+    "more than 0": lambda value, expected: value > 0,
+    "one for each": lambda value, expected: value == expected,
+}
+JUDGED = (
+    Row("expected effects", "expected"),
+    Row("effects, counted in the database", "effects", "one for each"),
+    Row("more than one effect", "doubled", "0", "more than 0"),
+    Row("acknowledged but lost", "lost", "0"),
+    Row("wrong answers", "wrong", "0"),
+    Row("outcome never learned", "unsettled", "0"),
+    Row("HTTP requests sent", "requests"),
+    Row("cut off by the client", "cut", "more than 0"),
+    Row("broken off by the server's death", "broken"),
+    Row("replays of the recorded outcome", "replay", "more than 0"),
+    Row("conflicts, 409: another attempt in progress", "conflict"),
+    Row("server errors, 5xx", "error"),
+)
+CHARGES = (
+    *JUDGED,
+    Row("changed payloads rejected, 422", "key_reused", "more than 0"),
+    Row("claims taken over from dead workers", "take_overs", "more than 0"),
+    Row("SIGKILL: the server's workers, of both sides", "kills", "more than 0"),
+)
+ORDERS = (
+    *JUDGED,
+    Row("effects of declined orders", "ghosts", "0", "more than 0"),
+    Row("deliveries to a worker", "deliveries"),
+    Row("duplicates answered from the record", "replays", "more than 0"),
+    Row("lost by the broker, and sent again", "resent"),
+    Row("SIGKILL: the server's workers, of both sides", "kills", "more than 0"),
+    Row("SIGKILL: relays, between confirm and mark", "relays", "more than 0"),
+    Row("SIGKILL: worker children, of both sides", "children", "more than 0"),
+    Row("SIGKILL: whole workers, of both sides", "workers", "more than 0"),
+    Row("SIGKILL: brokers, of both sides", "brokers", "more than 0"),
+)
+
+
 @dataclass
 class History:
-    """All that the clients of one charge were told in the end, on one side."""
+    """All that the clients of one charge were told in the end, at one endpoint."""
 
     charge: Charge
     answers: list[Answer] = field(default_factory=list)  # to the charge's own payload
     answers_to_changed: list[Answer] = field(default_factory=list)  # to another payload under its key
     gave_up: int = 0  # clients that never got a final answer
+
+    def keep(self, answer: Answer | None, *, changed: bool = False) -> None:
+        """Remember what a client was told in the end, or that it never learned it."""
+        if answer is None:
+            self.gave_up += 1
+        else:
+            (self.answers_to_changed if changed else self.answers).append(answer)
 
     @property
     def acknowledged(self) -> bool:
@@ -36,103 +92,83 @@ class History:
 
 @dataclass
 class Findings:
-    """What was found on one side: figures by their names, and the first few of whatever is wrong."""
+    """What was found at one endpoint: figures by their names, and the first few of what is wrong."""
 
     figures: Counter[str]
-    parked: list[str] = field(default_factory=list)  # labels of those whose clients were told "unknown"
     examples: list[str] = field(default_factory=list)
 
 
-def judge(act: Act, side: Side, histories: Sequence[History], effects: Mapping[str, Sequence[int]]) -> Findings:
+def judge(
+    histories: Sequence[History], charges: Mapping[str, Sequence[int]], receipts: Mapping[str, int] | None = None
+) -> Findings:
     """Compare every client's answers with each other and with the effects of their charge.
 
-    :param effects: the ids of what each charge left behind, by its name.
+    :param charges: the ids of what each charge left behind, by its label.
+    :param receipts: how often the message of each order took effect. They are then the effects that count, and what is
+        wrong with the orders' own charges counts as wrong answers.
     """
-    accepted = [history.charge.name for history in histories if not history.charge.declined]
-    acknowledged = [history.charge.name for history in histories if history.acknowledged]
-    found = judge_effects({name: len(ids) for name, ids in effects.items()}, accepted, acknowledged)
     wrong = [
-        f"wrong: {history.charge.name} ({history.charge.trouble.value}) {problem}"
+        f"wrong: {history.charge.label} ({history.charge.trouble.value}) {problem}"
         for history in histories
-        for problem in wrong_answers(act, side, history, effects.get(history.charge.name, ()))
+        for problem in wrong_answers(history, charges.get(history.charge.label, ()))
     ]
-    unsettled = [f"never learned: {history.charge.name}" for history in histories if history.gave_up]
-    parked = [history.charge.label for history in histories if history.answers and is_parked(history.answers[0])]
+    found = effects_of(histories, {label: len(ids) for label, ids in charges.items()})
+    if receipts is not None:
+        wrong += [f"wrong charge, {example}" for example in found.examples]
+        found = effects_of(histories, receipts)
+    unsettled = [f"never learned: {history.charge.label}" for history in histories if history.gave_up]
     figures = Counter(
-        operations=len(histories),
-        accepted=len(accepted),
-        declined=len(histories) - len(accepted),
-        expected=len(accepted),
+        expected=found.expected,
         effects=found.count,
         doubled=len(found.doubled),
         lost=len(found.lost),
         ghosts=len(found.ghosts),
         wrong=len(wrong),
         unsettled=len(unsettled),
-        parked=len(parked),
     )
-    return Findings(figures, parked, [*found.examples, *wrong[:LISTED], *unsettled[:LISTED]])
+    return Findings(figures, [*found.examples, *wrong[:LISTED], *unsettled[:LISTED]])
 
 
-def judge_messages(answers: Findings, histories: Sequence[History], effects: Mapping[str, int]) -> Findings:
-    """What came of the messages of orders. What the orders themselves left behind counts with the answers.
-
-    :param answers: what was found of the orders' answers and charges.
-    :param effects: how often each message took effect, by its name.
-    """
+def effects_of(histories: Sequence[History], found: Mapping[str, int]) -> Effects:
     accepted = [history for history in histories if not history.charge.declined]
-
-    def of(some: Iterable[History]) -> list[str]:
-        return [f"{message}.{history.charge.label}" for history in some for message in MESSAGES]
-
-    found = judge_effects(effects, of(accepted), of(history for history in accepted if history.acknowledged))
-    figures = Counter(answers.figures)
-    figures["wrong"] += sum(figures[kind] for kind in ("doubled", "lost", "ghosts"))
-    figures["expected"] = found.expected
-    figures["effects"] = found.count - sum(effects[name] for name in found.ghosts)
-    figures["ghosts"] = sum(effects[name] for name in found.ghosts)
-    figures["doubled"], figures["lost"] = len(found.doubled), len(found.lost)
-    return Findings(figures, answers.parked, [*found.examples, *answers.examples])
+    acknowledged = [history.charge.label for history in accepted if history.acknowledged]
+    return judge_effects(found, [history.charge.label for history in accepted], acknowledged)
 
 
-def wrong_answers(act: Act, side: Side, history: History, ids: Sequence[int]) -> Iterator[str]:
+def wrong_answers(history: History, ids: Sequence[int]) -> Iterator[str]:
     """Every answer that is not the charge's one outcome, with the reason."""
     for answer in history.answers:
-        if reason := wrong_with(act, side, history, answer, ids):
+        if reason := wrong_with(history, answer, ids):
             yield f"was answered {answer.status} {answer.body[:200]!r}: {reason}"
     for answer in history.answers_to_changed:
         if (answer.status, answer.code) != (422, "idempotency_key_reused"):
             yield f"with another payload was answered {answer.status} instead of 422"
 
 
-def wrong_with(act: Act, side: Side, history: History, answer: Answer, ids: Sequence[int]) -> str:
+def wrong_with(history: History, answer: Answer, ids: Sequence[int]) -> str:
     """Why the answer is not the charge's one outcome, or nothing."""
     first, due = history.answers[0], 402 if history.charge.declined else 201
-    parked = side.may_park and is_parked(answer)
-    if answer.status != due and not parked:
+    if answer.status != due:
         return f"a charge that is sent with its own payload is answered {due}"
     if answer.outcome != first.outcome:
         return f"another client was answered {first.status} {first.body[:200]!r}"
-    if parked or history.charge.declined:
+    if history.charge.declined:
         return ""
     try:
-        named = json.loads(answer.body)[act.named_by]
+        named = json.loads(answer.body)["id"]
     except (ValueError, KeyError, TypeError):
         return "it names no charge"
     return "" if named in ids or not ids else f"it names charge {named}, but the effect is {list(ids)}"
 
 
-def is_parked(answer: Answer) -> bool:
-    return answer.code == "idempotency_outcome_unknown"
-
-
-def complaints(act: Act, findings: Mapping[str, Findings]) -> list[str]:
-    """Every reason to call the act a failure, in words; none if it passed."""
-    found = []
-    for row in act.rows:
-        for side in act.sides:
-            figures, must = findings[side.name].figures, row.must_be(side)
-            value = figures[row.figure]
-            if must is not None and not must.holds(value, figures):
-                found.append(f"{act.noun}, {side.title}: {row.label}: {value:,}; must be {must.words}.")
-    return found
+def complaints(storm: str, rows: Sequence[Row], protected: Findings, unprotected: Findings) -> list[str]:
+    """Every reason to call the storm a failure, in words; none if it passed."""
+    return [
+        f"{storm}, {side}: {row.label}: {findings.figures[row.figure]:,}; must be {must}."
+        for row in rows
+        for side, findings, must in (
+            ("protected", protected, row.must),
+            ("unprotected", unprotected, row.unprotected),
+        )
+        if not HOLDS[must](findings.figures[row.figure], findings.figures["expected"])
+    ]

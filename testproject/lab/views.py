@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import re
 import time
 from typing import Any
 from uuid import uuid4
 
-from django.conf import settings
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
@@ -18,8 +16,8 @@ from django.views.decorators.http import require_POST, require_safe
 
 from idempotency import idempotent
 from idempotency.models import IdempotencyRecord
-from testproject.models import MAX_AMOUNT, BaseCharge, Charge, UnprotectedCharge
-from testproject.payloads import InvalidPayloadError, parse_object, text, whole_number
+from testproject.forms import PaymentForm, json_of
+from testproject.models import BaseCharge, Charge, UnprotectedCharge
 
 OPERATION = "lab.pay"
 CONTENT_SECURITY_POLICY = (
@@ -45,7 +43,7 @@ def show_lab(request: HttpRequest) -> HttpResponse:
     """GET /lab/: the page. It gives the visitor an identity and a cart before the first request that pays."""
     request.session.setdefault("lab_visitor", uuid4().hex)
     cart = request.session.setdefault("lab_cart", uuid4().hex)
-    response = render(request, "lab/lab.html", {"cart": cart, "kills": settings.LAB_KILLS})
+    response = render(request, "lab/lab.html", {"cart": cart})
     response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
     return response
 
@@ -71,26 +69,18 @@ def pay_unprotected(request: HttpRequest) -> HttpResponse:
 
 
 def _pay(request: HttpRequest, model: type[BaseCharge]) -> HttpResponse:
-    try:
-        payload = parse_object(request.body)
-        cart = text(payload, "cart", max_length=64)
-        amount = whole_number(payload, "amount", minimum=1, maximum=MAX_AMOUNT)
-    except InvalidPayloadError as error:
-        return error.as_response()
+    form = PaymentForm(json_of(request))
+    if not form.is_valid():
+        return JsonResponse(form.errors, status=400)
+    cart, amount = form.cleaned_data["cart"], form.cleaned_data["amount"]
     payer, _ = User.objects.get_or_create(username=PAYER)
-    # The conditions are headers, because they may change between attempts and are no part of what is asked for.
-    pause = min(_number(request, "Lab-Latency"), LONGEST) / 2000
+    # A header, because it may change between attempts and is no part of what is asked for.
+    latency = request.headers.get("Lab-Latency", "")
+    pause = min(int(latency), LONGEST) / 2000 if re.fullmatch("[0-9]{1,9}", latency) else 0
     time.sleep(pause)
     charge: Any = model._default_manager.create(account=payer, label=cart, amount=amount, currency="usd")
-    if settings.LAB_KILLS and _number(request, "Lab-Kill"):
-        os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(pause)
     return JsonResponse({"charge": charge.pk, "amount": amount}, status=201)
-
-
-def _number(request: HttpRequest, header: str) -> int:
-    value = request.headers.get(header, "0")
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
 
 
 @require_safe

@@ -57,15 +57,6 @@ def find(address: str, key: str, *, timeout: float) -> Effect | None:
     return Effect(**body["effects"][0])
 
 
-def counts(address: str, *, timeout: float) -> dict[str, int]:
-    """What the provider has counted since it started. See ``server``.
-
-    :raises ProviderFailedError: it can't be asked.
-    """
-    found: dict[str, int] = _request(address, "GET", "/", timeout)[1]
-    return found
-
-
 def _request(
     address: str,
     method: str,

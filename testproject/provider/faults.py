@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 
-class Fault(str, Enum):
+class Fault(StrEnum):
     """What goes wrong with a call.
 
     A fault strikes the first call of a label only (or of a key, if there is no label), so that a retry gets through.

@@ -12,9 +12,9 @@
 It answers 201 with the effect, 400 if it does not understand the call, 402 if it refuses, 410 after ``valid_until``,
 and, if it deduplicates, 409 if the key has paid another amount.
 
-``GET /`` answers 200 with the numbers of ``deduplicated`` and ``expired`` calls since its start.
 ``GET /payouts/<key>`` answers 200 with every effect of the key, and 404 if there is none *yet*: a call that is under
-way may still arrive, unless its ``valid_until`` is over.
+way may still arrive, unless its ``valid_until`` is over. ``GET /payouts?label=<label>`` answers 200 with every effect
+of the label, which may be none.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ import json
 import select
 import threading
 import time
-from collections import Counter
 from dataclasses import asdict
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 from .faults import Fault
 from .ledger import Effect, Ledger
@@ -51,7 +50,6 @@ class Provider(ThreadingHTTPServer):
         self.deduplicate = deduplicate
         self.lock = threading.Lock()
         self.struck: set[str] = set()
-        self.counts: Counter[str] = Counter()
 
     def fault_of(self, payout: str, asked_for: Fault | None) -> Fault | None:
         """The fault that strikes this call. ``payout`` is its label, or its key if it has none."""
@@ -67,6 +65,10 @@ class Provider(ThreadingHTTPServer):
         with self.lock:
             return list(self.ledger.by_key.get(key, ()))
 
+    def effects_labelled(self, label: str) -> list[Effect]:
+        with self.lock:
+            return [effect for effects in self.ledger.by_key.values() for effect in effects if effect.label == label]
+
     def pay(self, key: str, label: str, amount: int, valid_until: float | None) -> tuple[HTTPStatus, Any]:
         """Make the payout, unless it is too late or, with deduplication, the key has paid before."""
         with self.lock:
@@ -75,10 +77,8 @@ class Provider(ThreadingHTTPServer):
             if self.deduplicate and known is not None:
                 if (known.label, known.amount) != (label, amount):
                     return HTTPStatus.CONFLICT, {"code": "key_reused"}
-                self.counts["deduplicated"] += 1
                 return HTTPStatus.CREATED, asdict(known)
             if valid_until is not None and now >= valid_until:
-                self.counts["expired"] += 1
                 return HTTPStatus.GONE, {"code": "expired"}
             return HTTPStatus.CREATED, asdict(self.ledger.append(key, label, amount, now))
 
@@ -89,16 +89,14 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        if self.path == "/":
-            with self.server.lock:
-                counts = {name: self.server.counts[name] for name in ("deduplicated", "expired")}
-            self._answer(HTTPStatus.OK, counts)
-            return
-        collection, _, key = self.path.rpartition("/")
-        effects = self.server.effects_of(unquote(key)) if collection == "/payouts" else []
-        self._answer(
-            HTTPStatus.OK if effects else HTTPStatus.NOT_FOUND, {"effects": [asdict(effect) for effect in effects]}
-        )
+        path, _, query = self.path.partition("?")
+        if path == "/payouts":
+            status, effects = HTTPStatus.OK, self.server.effects_labelled(parse_qs(query).get("label", [""])[0])
+        else:
+            collection, _, key = path.rpartition("/")
+            effects = self.server.effects_of(unquote(key)) if collection == "/payouts" else []
+            status = HTTPStatus.OK if effects else HTTPStatus.NOT_FOUND
+        self._answer(status, {"effects": [asdict(effect) for effect in effects]})
 
     def do_POST(self) -> None:
         try:

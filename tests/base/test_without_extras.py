@@ -44,7 +44,10 @@ import django
 from django.conf import settings
 
 settings.configure(
-    INSTALLED_APPS=["django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes", "idempotency"],
+    INSTALLED_APPS=[
+        "django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes", "idempotency",
+        "idempotency.outbox", "idempotency.contrib.dashboard",
+    ],
     DATABASES={{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}}},
 )
 django.setup()
@@ -55,7 +58,7 @@ for module in pkgutil.walk_packages(idempotency.__path__, "idempotency."):
     try:
         importlib.import_module(module.name)
     except ImportError as error:
-        integrates = module.name == "idempotency.tasks" or module.name.startswith("idempotency.contrib.")
+        integrates = module.name.startswith("idempotency.contrib.")
         if not integrates or "pip install 'django-idempotency[" not in str(error):
             raise
 for name in idempotency.__all__:

@@ -14,9 +14,10 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from pytest_django.live_server_helper import LiveServer
 
+from idempotency.contrib.dashboard.counters import this_hour
+from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyCounter, MessageStatus
-from idempotency.upkeep.counters import this_hour
+from idempotency.outbox.models import MessageStatus
 from tests.browser.chromium import page_of, take_picture
 from tests.docs.pages import DOCS
 from tests.outbox import make_messages

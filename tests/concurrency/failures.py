@@ -20,6 +20,17 @@ def unreachable(*args: Any, **kwargs: Any) -> Any:
     raise OperationalError("server closed the connection unexpectedly")
 
 
+def server_error(sqlstate: str) -> Exception:
+    """What PostgreSQL says with this SQLSTATE. It says none if the connection was lost."""
+    from psycopg import Error
+
+    cause = Error("said by the server")
+    cause.sqlstate = sqlstate or None
+    error = OperationalError("said by the server")
+    error.__cause__ = cause
+    return error
+
+
 def cut_connection(request: Any = None) -> None:
     """End this thread's session from another one, as an idle timeout, a proxy or a fail-over does."""
     connection.ensure_connection()

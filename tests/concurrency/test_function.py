@@ -93,7 +93,7 @@ def test_everything_else_has_an_exception_of_its_own(account: str) -> None:
     assert effects() == ["one"]
 
 
-@pytest.mark.failure_mode(51)
+@pytest.mark.failure_51
 @pytest.mark.sqlite  # PostgreSQL's json column refuses what is not JSON
 def test_a_damaged_result_is_unreadable_and_never_run_again(account: str) -> None:
     send(account)

@@ -24,7 +24,7 @@ from tests.providers import eventually
 
 def lease_left() -> float:
     row = record()
-    read = claims.sql.store("default").read(claims.Scope(row.account_id, row.operation, row.idempotency_key))
+    read = claims.store_for("default").read(claims.Scope(row.account_id, row.operation, row.idempotency_key))
     assert read is not None
     return read.lease_left
 
@@ -102,7 +102,7 @@ def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post: Post, 
     assert eventually(lambda: not heartbeats())
 
 
-@pytest.mark.failure_mode(4)
+@pytest.mark.failure_4
 def test_a_heartbeat_ends_at_its_cap_and_the_claim_is_then_lost(post: Post) -> None:
     """The worker hangs, its heartbeat lives. The lease ends after the cap, another attempt wins, the hung one stops."""
     gate = Gate()
@@ -123,10 +123,10 @@ def test_a_heartbeat_ends_at_its_cap_and_the_claim_is_then_lost(post: Post) -> N
 
 
 def heartbeats() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "idempotency-renewer"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("idempotency-renewer-")]
 
 
-@pytest.mark.failure_mode(4)
+@pytest.mark.failure_4
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("error", [UnavailableError, MemoryError])  # it goes on after the one, and dies of the other
 def test_a_heartbeat_that_fails_stops_the_work_before_its_next_effect(
@@ -185,7 +185,7 @@ def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(po
 # What a frozen worker can hold
 
 
-@pytest.mark.failure_mode(2)
+@pytest.mark.failure_2
 @pytest.mark.postgres
 def test_a_transaction_left_idle_is_ended_by_the_database(post: Post) -> None:
     def freeze(request: Any) -> None:
@@ -206,7 +206,7 @@ def session_is_gone(pid: int) -> bool:
         return bool(cursor.fetchone()[0] == 0)
 
 
-@pytest.mark.failure_mode(22)
+@pytest.mark.failure_22
 @pytest.mark.postgres
 def test_settings_end_with_their_transaction(post: Post) -> None:
     """A pooler in transaction mode hands the session to somebody else right after."""

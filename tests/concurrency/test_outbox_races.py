@@ -12,8 +12,9 @@ from django.db import transaction
 from idempotency import Operation, claim
 from idempotency.exceptions import LeaseLostError
 from idempotency.lifecycle import Recovery
-from idempotency.models import IdempotencyRecord, OutboxMessage
+from idempotency.models import IdempotencyRecord
 from idempotency.outbox import publish
+from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_batches, relay_once
 from tests.concurrency.racing import Gate, elsewhere, held, race
 from tests.outbox import SENDER, broker, make_messages, statuses
@@ -37,7 +38,7 @@ def publish_one(payload: object, **options: Any) -> OutboxMessage:
 # Publishers
 
 
-@pytest.mark.failure_mode(55)
+@pytest.mark.failure_55
 @pytest.mark.postgres
 def test_a_lower_id_that_commits_after_a_higher_one_was_sent_is_sent() -> None:
     gate = Gate()
@@ -133,7 +134,7 @@ def test_relays_and_publishers_at_once_lose_nothing() -> None:
 
 
 @pytest.mark.except_sqlite
-@pytest.mark.failure_mode(9)
+@pytest.mark.failure_9
 @pytest.mark.parametrize("batch_size", [2, 100])
 def test_a_relay_frozen_while_it_takes_a_batch_holds_up_nobody(batch_size: int) -> None:
     """What it has locked is passed over, even a whole batch, and free again when the database ends its session."""
@@ -144,3 +145,13 @@ def test_a_relay_frozen_while_it_takes_a_batch_holds_up_nobody(batch_size: int) 
         assert elsewhere(partial(relay, batch_size)) == 3
     assert relay() == 2
     assert statuses() == [("sent", 1)] * 5
+
+
+@pytest.mark.except_sqlite
+def test_a_locked_message_ends_its_order_for_now_and_keeps_no_relay_waiting() -> None:
+    _, second, _ = make_messages(3, ordering_key="a")
+    with transaction.atomic():
+        OutboxMessage.objects.select_for_update().get(pk=second)
+        assert elsewhere(relay) == 1
+    assert relay() == 2
+    assert broker.payloads == [0, 1, 2]

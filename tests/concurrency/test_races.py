@@ -13,7 +13,7 @@ from django.db import connection
 
 from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol.claim import Claim
+from idempotency.protocol.execution import Running
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import IN_PROGRESS, fail, just_before, problem
 from tests.concurrency.racing import PATIENCE, Gate, held, race
@@ -21,7 +21,7 @@ from tests.concurrency.traces import abandon, effects, end_lease, end_retention,
 from tests.concurrency.urls import handler
 
 
-@pytest.mark.scenario(1)
+@pytest.mark.scenario_1
 @pytest.mark.parametrize("count", [2, 200])
 def test_simultaneous_requests_with_one_key_have_one_effect(post: Post, count: int) -> None:
     answers = race([post] * count)
@@ -38,7 +38,7 @@ def test_simultaneous_requests_with_one_key_have_one_effect(post: Post, count: i
     assert effects() == ["one"]
 
 
-@pytest.mark.scenario(19)
+@pytest.mark.scenario_19
 @pytest.mark.parametrize(
     "all_inside",
     [False, pytest.param(True, marks=pytest.mark.postgres)],  # SQLite has one writer at a time, whoever asks
@@ -77,8 +77,8 @@ def test_of_many_that_find_a_claimable_record_one_wins(post: Post, before: str) 
     ("stalls", "attempts"),
     [
         # A handler that stalls inside its transaction holds SQLite's only write lock.
-        pytest.param("inside its transaction", [1, 2], marks=[pytest.mark.scenario(23), pytest.mark.postgres]),
-        pytest.param("before its transaction", [2, 1], marks=pytest.mark.failure_mode(1)),
+        pytest.param("inside its transaction", [1, 2], marks=[pytest.mark.scenario_23, pytest.mark.postgres]),
+        pytest.param("before its transaction", [2, 1], marks=pytest.mark.failure_1),
     ],
 )
 def test_a_worker_that_outlived_its_lease_leaves_nothing_and_answers_as_the_winner(
@@ -86,13 +86,13 @@ def test_a_worker_that_outlived_its_lease_leaves_nothing_and_answers_as_the_winn
 ) -> None:
     gate = Gate()
 
-    def stall_before(claim: Claim, attempt: object) -> None:
-        if claim.attempt == 1 and stalls == "before its transaction":
+    def stall_before(run: Running, *rest: object) -> None:
+        if run.claim.attempt == 1 and stalls == "before its transaction":
             gate.pass_through()
 
     if stalls == "inside its transaction":
         handler.after = lambda request: gate.pass_through() if handler.attempts == [1] else None
-    with just_before(exchange, "run", stall_before), held(post, gate) as stalled:
+    with just_before(exchange, "running", stall_before), held(post, gate) as stalled:
         end_lease()
         winner = post()
 
@@ -105,7 +105,7 @@ def test_a_worker_that_outlived_its_lease_leaves_nothing_and_answers_as_the_winn
     assert effects() == ["one"]
 
 
-@pytest.mark.scenario(24)
+@pytest.mark.scenario_24
 @pytest.mark.postgres
 def test_a_stale_owner_that_fails_does_not_free_the_live_claim(post: Post) -> None:
     stale, live = Gate(), Gate()
@@ -129,10 +129,10 @@ def test_a_stale_owner_that_fails_does_not_free_the_live_claim(post: Post) -> No
     assert effects() == ["one"]
 
 
-@pytest.mark.scenario(12)
+@pytest.mark.scenario_12
 def test_a_lost_lease_without_an_outcome_yet_is_in_progress(post: Post) -> None:
     """The stalled worker finds its record claimed by another that has not finished."""
-    with just_before(exchange, "run", lambda claim, attempt: IdempotencyRecord.objects.update(attempt=2)):
+    with just_before(exchange, "running", lambda *rest: IdempotencyRecord.objects.update(attempt=2)):
         late = post()
     assert (problem(late), late["Retry-After"], effects()) == (IN_PROGRESS, "1", [])
 
@@ -148,8 +148,8 @@ FROZEN = {
 @pytest.mark.parametrize(
     "frozen",
     [
-        pytest.param("in its commit", marks=pytest.mark.failure_mode(2)),
-        pytest.param("in its claim", marks=pytest.mark.failure_mode(15)),
+        pytest.param("in its commit", marks=pytest.mark.failure_2),
+        pytest.param("in its claim", marks=pytest.mark.failure_15),
     ],
 )
 def test_a_worker_that_is_frozen_and_holds_a_lock_is_not_waited_for(post: Post, cut_off: Any, frozen: str) -> None:
@@ -172,7 +172,7 @@ def test_a_worker_that_is_frozen_and_holds_a_lock_is_not_waited_for(post: Post, 
     assert effects() == ["one"]
 
 
-@pytest.mark.failure_mode(16)
+@pytest.mark.failure_16
 @pytest.mark.postgres
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_stricter_isolation_level_changes_nothing(post: Post, level: str) -> None:

@@ -13,10 +13,10 @@ from idempotency import Completed, NotExecuted, Reconcile, Unknown, Wait
 from idempotency.exceptions import InProgressError
 from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
+from idempotency.operate.sweep import recover_once
 from idempotency.operation import registry
 from idempotency.options.values import MAX_WAIT
 from idempotency.protocol import claims
-from idempotency.upkeep.sweep import recover_once
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import IN_PROGRESS, UNKNOWN, failing_database, just_before, problem
 from tests.concurrency.racing import PATIENCE, Gate, held, race
@@ -42,7 +42,7 @@ def abandoned_one(cut_off: CutOff) -> None:
 # At a retry
 
 
-@pytest.mark.scenario(3)
+@pytest.mark.scenario_3
 def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post: Post, abandoned_one: None) -> None:
     seen: list[IdempotencyRecord] = []
     handler.find_out = lambda row: seen.append(row) or ANSWERS["completed"](row)
@@ -179,7 +179,7 @@ def abandon_many(post: Post, count: int, *paths: str) -> None:
         end_lease(f"k{number}")
 
 
-@pytest.mark.failure_mode(9)
+@pytest.mark.failure_9
 def test_many_sweeps_at_once_settle_each_claim_once(post: Post) -> None:
     abandon_many(post, 12, "/inside/", "/reconciled/")
     asked: list[str] = []
@@ -229,7 +229,7 @@ def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(post: Post, monke
 
     monkeypatch.setattr(claims, "acquire", look)
     with (
-        just_before(exchange, "run", lambda claim, attempt: gate.pass_through()),
+        just_before(exchange, "running", lambda *rest: gate.pass_through()),
         held(post, gate) as first,
         held(post, looked) as second,
     ):

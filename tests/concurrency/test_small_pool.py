@@ -13,7 +13,7 @@ from django.db import connection, connections
 from idempotency import REEXECUTE, Operation, claim, current_claim
 from tests.concurrency.racing import PATIENCE
 
-pytestmark = [pytest.mark.postgres, pytest.mark.failure_mode(75), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.postgres, pytest.mark.failure_75, pytest.mark.django_db(transaction=True)]
 
 BRIEF = timedelta(seconds=0.6)
 

@@ -202,7 +202,7 @@ def test_a_new_request_that_lost_its_claim_leaves_the_steps_alone(
 ) -> None:
     attempt(lambda: step("x", lambda: 1))
     end_retention()
-    monkeypatch.setattr(claims.sql.store("default"), "start_over", lambda *args, **kwargs: False)
+    monkeypatch.setattr(claims.store_for("default"), "start_over", lambda *args, **kwargs: False)
     assert post("/again/", label="two").status_code == 409
     assert IdempotencyStep.objects.count() == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def _nothing_is_left_behind() -> Iterator[None]:
     with forgetting_operations("tests."):
         yield
     acts.clear()
-    faults.armed.clear()
+    faults.disarm()
 
 
 @pytest.fixture(scope="session")
@@ -49,9 +50,9 @@ def inbox(redis_server: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inbo
 
 
 @pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+def eager(settings: Any) -> None:
     """Tasks run where they are published."""
-    monkeypatch.setitem(app.conf, "task_always_eager", True)
+    settings.CELERY_TASK_ALWAYS_EAGER = True
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from idempotency.contrib.celery.policy import policy_of
 from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol.claims import acquire
+from idempotency.protocol.claims import ClaimRequest, acquire
 from testproject.models import Receipt
 from tests.contrib.deliveries import DEAD, acts
 from tests.records import HOUR, from_now
@@ -104,7 +104,7 @@ def end_leases() -> None:
 def hold(task: Any, message_id: str, **arguments: Any) -> None:
     """Let another worker have claimed a message, and be at it still."""
     operation = policy_of(task).operation
-    acquire(operation, Scope("celery", operation.name, message_id), Payload(arguments))
+    acquire(ClaimRequest(operation, Scope("celery", operation.name, message_id), Payload(arguments)))
 
 
 def gone() -> None:

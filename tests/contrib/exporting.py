@@ -9,10 +9,11 @@ import pytest
 from django.dispatch import Signal
 
 from idempotency import Operation, signals
+from idempotency.contrib.dashboard.counters import counters
 from idempotency.contrib.prometheus import exporter
 from idempotency.identity.scope import Scope
-from idempotency.outbox.propagation import header_sources, sending_contexts
-from idempotency.upkeep.counters import counters
+from idempotency.outbox.publishing import header_sources
+from idempotency.outbox.relay import sending_contexts
 
 SIGNALS = [signal for signal in vars(signals).values() if isinstance(signal, Signal)]
 LISTS: list[list[Any]] = [header_sources, sending_contexts, exporter._connected]

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import requests
+from requests.adapters import HTTPAdapter
 
 from idempotency.contrib import httpx as with_httpx
 from idempotency.contrib import requests as with_requests
@@ -42,6 +43,8 @@ class Sender:
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     timeout: float = PATIENCE
     waits: list[float] = field(default_factory=list)
+    #: The seconds that each attempt was allowed to wait for its answer.
+    allowed: list[float] = field(default_factory=list)
     #: Called with each wait, for what is to happen meanwhile.
     meanwhile: Callable[[], object] = lambda: None
     unresolved: Any = field(init=False)
@@ -62,6 +65,35 @@ class Sender:
         return raised.value
 
 
+class RecordingTransport(httpx.HTTPTransport):
+    allowed: list[float]
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.allowed.append(request.extensions["timeout"]["read"])
+        return super().handle_request(request)
+
+
+class AsyncRecordingTransport(httpx.AsyncHTTPTransport):
+    allowed: list[float]
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.allowed.append(request.extensions["timeout"]["read"])
+        return await super().handle_async_request(request)
+
+
+class RecordingAdapter(HTTPAdapter):
+    """Stands between the idempotent adapter and the one of the library."""
+
+    allowed: list[float]
+
+    def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
+        self.allowed.append(options["timeout"])
+        return super().send(request, *args, **options)
+
+
+class IdempotentRecordingAdapter(with_requests.IdempotentAdapter, RecordingAdapter): ...
+
+
 class Httpx(Sender):
     unresolved = with_httpx.UnresolvedRequestError
     transport_errors = httpx.TransportError
@@ -72,7 +104,8 @@ class Httpx(Sender):
         return self.request(method, url, content=content, **options)
 
     def request(self, method: str, url: str, **options: Any) -> Answer:
-        inner = httpx.HTTPTransport(verify=NO_TLS)
+        inner = RecordingTransport(verify=NO_TLS)
+        inner.allowed = self.allowed
         transport = with_httpx.IdempotentTransport(inner, policy=self.policy, sleep=self.sleep)
         with httpx.Client(transport=transport, timeout=self.timeout) as client:
             return Answer.of(client.request(method, url, **options))
@@ -87,7 +120,8 @@ class AsyncHttpx(Httpx):
             self.sleep(seconds)
 
         async def send() -> Answer:
-            inner = httpx.AsyncHTTPTransport(verify=NO_TLS)
+            inner = AsyncRecordingTransport(verify=NO_TLS)
+            inner.allowed = self.allowed
             transport = with_httpx.AsyncIdempotentTransport(inner, policy=self.policy, sleep=sleep)
             async with httpx.AsyncClient(transport=transport, timeout=self.timeout) as client:
                 return Answer.of(await client.request(method, url, **options))
@@ -105,7 +139,9 @@ class Requests(Sender):
         options["headers"] = options.get("headers", {}) | named
         with requests.Session() as session:
             session.trust_env = False
-            session.mount("http://", with_requests.IdempotentAdapter(policy=self.policy, sleep=self.sleep))
+            adapter = IdempotentRecordingAdapter(policy=self.policy, sleep=self.sleep)
+            adapter.allowed = self.allowed
+            session.mount("http://", adapter)
             return Answer.of(session.request(method, url, data=content, timeout=self.timeout, **options))
 
 

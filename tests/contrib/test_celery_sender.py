@@ -16,8 +16,9 @@ from idempotency import claim
 from idempotency.contrib import celery as contrib
 from idempotency.contrib.celery import CelerySender, publishing
 from idempotency.exceptions import BrokerUnavailableError
-from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
+from idempotency.models import IdempotencyRecord
 from idempotency.outbox import CELERY, publish
+from idempotency.outbox.models import MessageStatus, OutboxMessage
 from testproject.celery import app
 from testproject.harness.processes import free_port
 from testproject.models import Receipt
@@ -137,7 +138,7 @@ def test_a_commit_asks_a_worker_to_relay_and_a_rollback_does_not(inbox: Inbox) -
     with transaction.atomic():
         publish(send.name, ["a"])
     [nudge] = inbox.messages()
-    assert nudge["task"] == "idempotency.tasks.relay_outbox"
+    assert nudge["task"] == "idempotency.contrib.celery.tasks.relay_outbox"
     assert (nudge["expires"] is not None, nudge["ignore_result"]) == (True, True)
 
 

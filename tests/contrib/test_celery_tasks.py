@@ -15,9 +15,11 @@ import pytest
 from celery import Celery
 from django.conf import settings
 
-from idempotency import Operation, tasks
+from idempotency import Operation
+from idempotency.contrib.celery import tasks
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord, MessageStatus
+from idempotency.models import IdempotencyRecord
+from idempotency.outbox.models import MessageStatus
 from tests.database import processes
 from tests.outbox import broker, make_messages
 from tests.records import HOUR, MINUTE, database_now, make_records
@@ -99,7 +101,7 @@ def test_a_relay_ends_by_itself_before_its_time_limit(monkeypatch: pytest.Monkey
 def test_the_tasks_bear_the_names_that_a_schedule_names() -> None:
     for name in ("recover_expired_leases", "purge_expired_records", "relay_outbox"):
         task = getattr(tasks, name)
-        assert task.name == f"idempotency.tasks.{name}"
+        assert task.name == f"idempotency.contrib.celery.tasks.{name}"
         # The next run does what a lost one left, so nothing has to come back from a worker that died.
         assert task.acks_late is False
         assert task.time_limit == tasks.TIME_LIMIT
@@ -143,7 +145,7 @@ SETTLED = {
 
 
 @pytest.mark.once
-@pytest.mark.scenario(29)
+@pytest.mark.scenario_29
 def test_a_celery_worker_recovers_what_it_knows_and_reports_the_rest(tmp_path: Path) -> None:
     for name in SETTLED:
         abandon(2, name)
@@ -174,7 +176,9 @@ def test_a_celery_worker_recovers_what_it_knows_and_reports_the_rest(tmp_path: P
         # By its name, as a schedule sends it.
         with Celery("asking", broker="filesystem://", backend=environment["RESULTS"], set_as_current=False) as asking:
             asking.conf.broker_transport_options = transport
-            found = asking.send_task("idempotency.tasks.recover_expired_leases").get(timeout=60, interval=0.1)
+            found = asking.send_task("idempotency.contrib.celery.tasks.recover_expired_leases").get(
+                timeout=60, interval=0.1
+            )
     finally:
         worker.terminate()
         log, _ = worker.communicate(timeout=60)

@@ -164,10 +164,17 @@ def test_the_total_time_is_bounded(sender: Sender, server: Server) -> None:
 
 
 def test_no_attempt_waits_for_longer_than_what_is_left(sender: Sender, server: Server) -> None:
-    """Without that a server that hangs would be waited for by a timeout of half a minute."""
-    sender.policy = RetryPolicy(total=1, attempts=2)
-    server.script = [hang, hang]
-    sender.give_up(server.url)
+    sender.policy = RetryPolicy(total=1000, longest_wait=1.0)
+    sender.timeout = 5000.0
+    server.script = [answer(503, retry_after="400"), answer(503, retry_after="400")]
+    assert sender.send(server.url).status == 201
+    assert all(allowed <= left for allowed, left in zip(sender.allowed, [1000, 600, 200], strict=True)), sender.allowed
+
+
+def test_a_shorter_timeout_of_the_callers_own_is_kept(sender: Sender, server: Server) -> None:
+    server.script = [answer(503)]
+    sender.send(server.url)
+    assert sender.allowed == [sender.timeout] * 2
 
 
 # Giving up

@@ -15,22 +15,23 @@ import httpx
 import pytest
 from asgiref.sync import async_to_sync
 from django.db.models import F
-from django.http import HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import RequestFactory
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
 
 from idempotency import REEXECUTE, Operation, claim, idempotent, require_claim
 from idempotency.contrib.httpx import AsyncIdempotentTransport, IdempotentTransport, new_key
 from idempotency.contrib.retrying import RetryPolicy
 from idempotency.exceptions import LeaseLostError
-from idempotency.lifecycle import Status
+from idempotency.http.accounts import Fixed
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol.claims import retry_after
-from idempotency.sql import Row
 from testproject.models import Charge
 from tests.concurrency.racing import elsewhere
 from tests.contrib.senders import Sender, no_sleep
 from tests.contrib.servers import Server, answer, cut, pass_on, problem
-from tests.factories import TokenFactory, UserFactory
+from tests.factories import ChargeFactory, TokenFactory, UserFactory
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -117,6 +118,29 @@ def test_every_attempt_at_an_operation_sends_the_same_keys(sender: Sender, serve
     place = "http://127.0.0.1/mails"
     names = ["provider.payout", f"POST {place}", f"POST {place}#2", f"PATCH {place}"]
     assert first == [str(record.derive_key(name)) for name in names]
+
+
+def test_a_service_that_demands_timed_keys_runs_a_derived_key_once(
+    sender: Sender, server: Server, live_server: Any, settings: Any
+) -> None:
+    @csrf_exempt
+    @idempotent("tests.service", timed_keys=True, account=Fixed("caller"))
+    def pay(request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"id": ChargeFactory().pk}, status=201)
+
+    settings.ROOT_URLCONF = (path("", pay),)
+    answers = []
+
+    def work() -> None:
+        answers.append(sender.send(server.url + "/", name="provider.payout"))
+
+    service = pass_on(live_server.url)
+    server.script = [pass_on(live_server.url, lose_answer=True), service, service]
+    attempt(work, ends=False)
+    attempt(work)
+    assert len(set(server.keys)) == 1
+    assert [(got.status, got.headers.get("Idempotency-Replayed")) for got in answers] == [(201, "true")] * 2
+    assert json.loads(answers[1].body)["id"] == Charge.objects.get().pk
 
 
 def test_calls_within_steps_keep_their_keys_though_a_step_is_skipped(sender: Sender, server: Server) -> None:
@@ -236,9 +260,8 @@ def test_the_default_bounds_outlive_the_default_lease_of_a_killed_worker() -> No
             raise httpx.ReadError("The worker is killed.", request=request)
         if seconds >= lease:
             return httpx.Response(201)
-        row = Row(1, 1, Status.IN_PROGRESS, "", lease_left=lease - seconds, retention_over=False, outcome=None)
         refusal = {"code": "idempotency_in_progress"}
-        return httpx.Response(409, json=refusal, headers={"Retry-After": str(retry_after(row, operation))})
+        return httpx.Response(409, json=refusal, headers={"Retry-After": str(retry_after(lease - seconds, operation))})
 
     def sleep(wait: float) -> None:
         nonlocal seconds

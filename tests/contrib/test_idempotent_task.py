@@ -11,16 +11,15 @@ from django.db.models import F
 
 from idempotency import Operation
 from idempotency.contrib.celery import redrive
-from idempotency.contrib.celery.deliveries import PATIENCE, MessageRefused, patience
+from idempotency.contrib.celery.deliveries import LONGEST_WAIT, MessageRefused, longest_wait
 from idempotency.contrib.celery.policy import policy_of
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
-from idempotency.testing import body_gone
 from testproject.harness.processes import free_port
 from testproject.models import Receipt
 from tests.contrib.consumers import act, auto, bare, effects, end_leases, gone, hold, outside, parked, record, send
 from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, Inbox, acting, acts, dies, succeed
-from tests.records import HOUR
+from tests.records import HOUR, purge_body_of
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
 
@@ -28,7 +27,7 @@ pytestmark = [pytest.mark.django_db(transaction=True)]
 # One effect
 
 
-@pytest.mark.scenario(7)
+@pytest.mark.scenario_7
 def test_a_message_that_is_delivered_twice_has_one_effect_and_one_result(inbox: Inbox) -> None:
     inbox.publish(send, "a")
     inbox.twice()
@@ -41,14 +40,14 @@ def test_a_second_delivery_whose_result_is_deleted_is_acknowledged_and_changes_n
     message_id = inbox.publish(send, "a")
     inbox.twice()
     first = inbox.deliver()
-    body_gone(message_id)
+    purge_body_of(message_id)
     assert first.answer == "acknowledged"
     second = inbox.deliver()
     assert (second.answer, type(second.result)) == ("acknowledged", Ignore)
     assert effects() == {"a": 1}
 
 
-@pytest.mark.failure_mode(53)
+@pytest.mark.failure_53
 def test_a_message_that_is_published_twice_has_one_effect(inbox: Inbox) -> None:
     message_id = inbox.publish(send, "a")
     inbox.publish(send, kwargs={"amount": 2, "label": "b"}, headers={KEY: "of-the-producer"})
@@ -117,9 +116,9 @@ def test_pauses_grow_and_are_bounded(inbox: Inbox, waited: Any, pause: int) -> N
 
 
 def test_a_message_waits_for_longer_than_any_claim_of_it_can_be_alive(inbox: Inbox) -> None:
-    assert patience(policy_of(send).operation) == PATIENCE == HOUR
-    long = Operation("tests.patience", lease=timedelta(hours=2), heartbeat=timedelta(hours=3))
-    assert patience(long) == timedelta(hours=10)
+    assert longest_wait(policy_of(send).operation) == LONGEST_WAIT == HOUR
+    long = Operation("tests.longest_wait", lease=timedelta(hours=2), heartbeat=timedelta(hours=3))
+    assert longest_wait(long) == timedelta(hours=10)
 
 
 def test_a_message_that_has_waited_for_too_long_is_dead_lettered(inbox: Inbox) -> None:
@@ -138,9 +137,9 @@ def test_a_message_that_has_waited_for_too_long_is_dead_lettered(inbox: Inbox) -
 
 def test_a_store_that_cannot_be_reached_is_waited_for(inbox: Inbox) -> None:
     inbox.publish(send, "a")
-    faults.armed["claim.before"] = gone
+    faults.fault_point["claim.before"] = gone
     assert inbox.deliver().answer == "acknowledged"
-    faults.armed.clear()
+    faults.disarm()
     [message] = inbox.messages()
     assert (message["idempotency_waited"], message["idempotency_attempts"]) == (1, 0)
     inbox.deliver()
@@ -179,7 +178,7 @@ def test_a_message_that_cannot_be_published_again_goes_back_to_its_queue(
 # What is refused
 
 
-@pytest.mark.failure_mode(57)
+@pytest.mark.failure_57
 @pytest.mark.parametrize(
     ("task", "answer", "error"),
     [(send, "acknowledged", Ignore), (auto, "acknowledged", Ignore), (bare, "rejected", MessageRefused)],
@@ -204,7 +203,7 @@ def test_an_id_with_another_payload_is_refused_and_the_first_result_stays(
 
 
 @pytest.mark.once
-@pytest.mark.failure_mode(40)
+@pytest.mark.failure_40
 @pytest.mark.parametrize(
     ("headers", "task_id"),
     [
@@ -226,7 +225,7 @@ def test_a_malformed_identity_is_dead_lettered_and_the_queue_goes_on(
     assert "is dead-lettered" in caplog.text
 
 
-@pytest.mark.failure_mode(42)
+@pytest.mark.failure_42
 def test_arguments_without_a_canonical_form_are_dead_lettered(inbox: Inbox) -> None:
     inbox.publish(send, "a", float("nan"))
     assert inbox.deliver().answer == "acknowledged"

@@ -15,8 +15,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from idempotency import Operation
 from idempotency.contrib.celery import idempotent_task
-from idempotency.contrib.celery.checks import check_tasks
-from idempotency.contrib.celery.deliveries import PATIENCE
+from idempotency.contrib.celery.checks import RESEND, check_tasks
+from idempotency.contrib.celery.deliveries import LONGEST_WAIT
 from idempotency.contrib.celery.policy import TaskPolicy
 from idempotency.operation import registry
 from testproject.celery import app as sample
@@ -51,7 +51,7 @@ def test_the_sample_projects_tasks_and_the_defaults_pass(app: Celery) -> None:
     assert [message for message in check_tasks(None) if "testproject" in message.msg] == []
 
 
-@pytest.mark.failure_mode(56)
+@pytest.mark.failure_56
 @pytest.mark.parametrize(
     ("broker", "transport", "longest"),
     [
@@ -75,7 +75,7 @@ def test_a_record_outlives_the_longest_redelivery(
     app: Celery, broker: str, transport: Any, longest: timedelta, options: dict[str, Any], countdown: timedelta
 ) -> None:
     app.conf.update(broker_url=broker, broker_transport_options=transport)
-    last = longest + countdown + PATIENCE
+    last = longest + countdown + LONGEST_WAIT
     assert declare(app, options, ttl=last) == ["idempotency.W004"]
     assert declare(app, options, ttl=last + timedelta(seconds=1)) == []
 
@@ -89,11 +89,14 @@ def test_a_consumer_remembers_a_message_for_no_longer_than_its_producer_its_requ
 @pytest.mark.parametrize(
     ("entry", "found"),
     [
-        ({"task": "idempotency.tasks.resend_lost_messages"}, ["idempotency.W008"]),
-        ({"task": "idempotency.tasks.resend_lost_messages", "kwargs": {"look_back": 12 * 3600.0}}, []),
-        ({"task": "idempotency.tasks.resend_lost_messages", "args": (600.0, 12 * 3600.0)}, []),
-        ({"task": "idempotency.tasks.resend_lost_messages", "args": (600.0, 13 * 3600.0)}, ["idempotency.W008"]),
-        ({"task": "idempotency.tasks.relay_outbox"}, []),
+        ({"task": RESEND}, ["idempotency.W008"]),
+        ({"task": RESEND, "kwargs": {"look_back": 12 * 3600.0}}, []),
+        ({"task": RESEND, "args": (600.0, 12 * 3600.0)}, []),
+        (
+            {"task": RESEND, "args": (600.0, 13 * 3600.0)},
+            ["idempotency.W008"],
+        ),
+        ({"task": "idempotency.contrib.celery.tasks.relay_outbox"}, []),
         ("an entry of a scheduler's own kind", []),
     ],
     ids=str,
@@ -105,7 +108,7 @@ def test_lost_messages_are_looked_for_no_longer_than_they_are_remembered(
     assert declare(app, ttl=12 * HOUR) == found
 
 
-@pytest.mark.failure_mode(6)
+@pytest.mark.failure_6
 @pytest.mark.parametrize(
     ("options", "settings", "policy", "found"),
     [

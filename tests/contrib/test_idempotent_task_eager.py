@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -10,21 +11,19 @@ from django.db import transaction
 from idempotency import claim
 from idempotency.exceptions import BodyGoneError, InProgressError, KeyInvalidError, KeyReusedError
 from idempotency.models import IdempotencyRecord
-from idempotency.testing import body_gone
-from testproject.celery import app
 from testproject.models import Receipt, UnprotectedReceipt
 from testproject.tasks import send_receipt, send_receipt_unprotected
 from tests.contrib.consumers import act, auto, hold, send
 from tests.contrib.deliveries import FailureError, acting, acts, fail, succeed
 from tests.http.test_cost import CLAIM, COMPLETE, LOST_CLAIM, statements
-from tests.records import HOUR, from_now
+from tests.records import HOUR, from_now, purge_body_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def _failures_are_raised(eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(app.conf, "task_eager_propagates", True)
+def _failures_are_raised(eager: None, settings: Any) -> None:
+    settings.CELERY_TASK_EAGER_PROPAGATES = True
 
 
 def effects() -> list[str]:
@@ -52,7 +51,7 @@ def test_an_eager_task_raises_where_a_message_would_wait_or_be_dead_lettered() -
         send.apply_async(["b"], task_id="used")
     with pytest.raises(KeyInvalidError):
         send.apply_async(["a"], headers={"idempotency_key": "not a key"})
-    body_gone("used")
+    purge_body_of("used")
     with pytest.raises(BodyGoneError):
         send.apply_async(["a"], task_id="used")
     assert effects() == ["a"]
@@ -65,17 +64,17 @@ def test_an_eager_task_is_never_taken_for_poison() -> None:
     assert act.apply_async(["a"], task_id="held").get() == "done"
 
 
-def test_an_eager_task_that_fails_is_not_dead_lettered_anywhere() -> None:
+def test_an_eager_task_that_fails_is_not_dead_lettered_anywhere(settings: Any) -> None:
     acts["a"] = fail
     with pytest.raises(FailureError):
         act.delay("a")
-    app.conf.task_eager_propagates = False  # and Celery announces the failure
+    settings.CELERY_TASK_EAGER_PROPAGATES = False  # and Celery announces the failure
     assert act.delay("a").state == "FAILURE"
     assert effects() == []
 
 
-def test_an_eager_task_is_retried_where_it_was_published() -> None:
-    app.conf.task_eager_propagates = False
+def test_an_eager_task_is_retried_where_it_was_published(settings: Any) -> None:
+    settings.CELERY_TASK_EAGER_PROPAGATES = False
     acting("a", fail, succeed)
     assert auto.delay("a").get() == "done"
     acting("b", lambda task: task.retry(countdown=0), succeed)

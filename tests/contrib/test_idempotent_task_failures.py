@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 # Runs that are cut off
 
 
-@pytest.mark.failure_mode(53)
+@pytest.mark.failure_53
 def test_a_run_that_was_cut_off_is_delivered_again_and_has_one_effect(inbox: Inbox) -> None:
     acting("a", dies, succeed)
     inbox.publish(act, "a")
@@ -50,7 +50,7 @@ def cut_off(inbox: Inbox, times: int) -> None:
         end_leases()
 
 
-@pytest.mark.failure_mode(58)
+@pytest.mark.failure_58
 @pytest.mark.parametrize(
     ("task", "answer", "dead_letters"), [(act, "acknowledged", 1), (bare, "rejected", 0)], ids=["dead letters", "none"]
 )
@@ -78,7 +78,7 @@ def taken_over() -> None:
     IdempotencyRecord.objects.update(attempt=F("attempt") + 1)
 
 
-@pytest.mark.failure_mode(58)
+@pytest.mark.failure_58
 @pytest.mark.parametrize(
     ("trouble", "attempt", "told"),
     [(gone, 3, "could not be released"), (taken_over, 4, "")],
@@ -90,7 +90,7 @@ def test_a_claim_that_cannot_be_given_back_runs_out_by_itself(
     acting("a", dies)
     inbox.publish(act, "a")
     cut_off(inbox, 2)
-    faults.armed["release.before"] = trouble
+    faults.fault_point["release.before"] = trouble
     assert inbox.deliver().answer == "acknowledged"
     assert ("could not be released" in caplog.text, told in caplog.text) == (bool(told), True)
     assert (record().status, record().attempt, len(inbox.messages(DEAD))) == ("in_progress", attempt, 1)
@@ -109,7 +109,7 @@ def test_the_tasks_own_retries_lead_to_one_effect_and_are_not_taken_for_runs_tha
 # Failures, and Celery's own ways out
 
 
-@pytest.mark.failure_mode(58)
+@pytest.mark.failure_58
 def test_a_task_that_fails_for_good_is_dead_lettered_with_fresh_retries_and_its_record_is_free(inbox: Inbox) -> None:
     acting("a", fail)
     message_id = inbox.publish(auto, "a")

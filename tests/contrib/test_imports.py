@@ -8,20 +8,19 @@ import sys
 
 import pytest
 
+# Imported before a library is taken away.
 import idempotency.contrib.celery
 import idempotency.contrib.httpx
 import idempotency.contrib.ninja
 import idempotency.contrib.opentelemetry
 import idempotency.contrib.prometheus
 import idempotency.contrib.requests
-import idempotency.contrib.spectacular
-import idempotency.tasks  # noqa: F401 - imported before a library is taken away
+import idempotency.contrib.spectacular  # noqa: F401
 
 
 @pytest.mark.parametrize(
     ("module", "missing", "extra"),
     [
-        ("idempotency.tasks", "celery", "celery"),
         ("idempotency.contrib.celery", "celery.signals", "celery"),
         ("idempotency.contrib.httpx", "httpx", "httpx"),
         ("idempotency.contrib.httpx", "tenacity", "httpx"),
@@ -75,18 +74,19 @@ import django
 from django.conf import settings
 
 settings.configure(
-    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "idempotency"],
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "idempotency", "idempotency.contrib.celery"],
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
 )
 assert "celery" not in sys.modules
 django.setup()
-integration = sys.modules["idempotency.contrib.celery"]
+from idempotency.contrib.celery.checks import check_tasks
+from idempotency.contrib.celery.messages import carry_on_identity
 
 from celery.signals import before_task_publish
 from django.core.checks.registry import registry
 
-assert [receiver() for _, receiver in before_task_publish.receivers] == [integration.carry_on_identity]
-assert integration.check_tasks in registry.registered_checks
+assert [receiver() for _, receiver in before_task_publish.receivers] == [carry_on_identity]
+assert check_tasks in registry.registered_checks
 """
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from celery import shared_task
-from django.db import transaction
+from django.db import connection, transaction
 
-from idempotency import claim, tasks
-from idempotency.contrib.celery import idempotent_task, resend_lost_messages
-from idempotency.contrib.celery import lost as lost_module
-from idempotency.contrib.celery.policy import consumers
-from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
+from idempotency import claim
+from idempotency.contrib.celery import idempotent_task, lost, resend_lost_messages, tasks
+from idempotency.models import IdempotencyRecord
+from idempotency.operate.purge import purge_once
 from idempotency.outbox import publish
-from idempotency.upkeep import erasure
-from idempotency.upkeep.retention import purge_once
+from idempotency.outbox.models import MessageStatus, OutboxMessage
 from testproject.celery import app
 from tests.operations import forgetting_operations
 from tests.records import HOUR, MINUTE, from_now
@@ -113,7 +111,7 @@ def test_what_was_sent_too_lately_or_too_long_ago_is_left_alone() -> None:
 
 def test_messages_of_others_are_left_alone() -> None:
     sent(ELSEWHERE)  # a task that this process doesn't know
-    sent("idempotency.tasks.relay_outbox")  # one that keeps no records
+    sent("idempotency.contrib.celery.tasks.relay_outbox")  # one that keeps no records
     other = sent()
     OutboxMessage.objects.filter(pk=other.pk).update(sender="tests.outbox.broker")
     assert resend_lost_messages() == 0
@@ -128,7 +126,7 @@ def test_it_is_sent_again_after_as_long_again_as_it_has_waited() -> None:
 
 
 def test_all_pages_are_looked_at_also_where_a_relay_has_marked_a_batch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_module, "PAGE", 3)
+    monkeypatch.setattr(lost, "PAGE", 3)
     for _ in range(5):
         sent()
     OutboxMessage.objects.update(sent_at=from_now(-HOUR))
@@ -140,7 +138,7 @@ def test_all_pages_are_looked_at_also_where_a_relay_has_marked_a_batch_at_once(m
 
 
 @pytest.mark.usefixtures("_short_retention")
-@pytest.mark.failure_mode(56)
+@pytest.mark.failure_56
 def test_a_message_whose_record_may_be_purged_is_not_sent_again() -> None:
     """Nobody can tell it from one that was lost, and the task would run a second time."""
     message = sent(SHORT, ago=2 * HOUR)
@@ -153,37 +151,31 @@ def test_a_message_whose_record_may_be_purged_is_not_sent_again() -> None:
 
 
 @pytest.mark.usefixtures("_short_retention")
-@pytest.mark.failure_mode(56)
+@pytest.mark.failure_56
 def test_a_message_that_was_sent_late_is_judged_by_when_it_was_written() -> None:
     """A relay that dies before it marks a message leaves it consumed, and another one sends it again much later."""
     sent(SHORT, ago=40 * MINUTE, waited=25 * MINUTE)
     assert resend_lost_messages() == 0
 
 
-def test_an_accounts_erasure_knows_the_names_under_which_consumers_record() -> None:
-    assert ("mailer", CONSUMED) in consumers()
-    assert consumers in erasure.consumer_finders
-
-
 @pytest.mark.usefixtures("_short_retention")
-@pytest.mark.failure_mode(56)
+@pytest.mark.failure_56
 @pytest.mark.parametrize(
     "meanwhile", [{"sent_at": from_now(-MINUTE)}, {"created_at": from_now(-HOUR)}], ids=["sent again", "forgotten"]
 )
-def test_what_a_search_found_before_it_slept_is_judged_again(
-    monkeypatch: pytest.MonkeyPatch, meanwhile: dict[str, Any]
-) -> None:
+def test_what_a_search_found_before_it_slept_is_judged_again(meanwhile: dict[str, Any]) -> None:
     sent(SHORT, ago=30 * MINUTE)
-    found = lost_module._without_record
+    slept: list[str] = []
 
-    def slow(*arguments: Any) -> Any:
-        missing = found(*arguments)
-        OutboxMessage.objects.update(**meanwhile)
-        return missing
+    def sleep(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
+        if sql.startswith("UPDATE") and not slept:
+            slept.append(sql)
+            OutboxMessage.objects.update(**meanwhile)
+        return execute(sql, *arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(lost_module, "_without_record", slow)
+    with connection.execute_wrapper(sleep):
         assert resend_lost_messages() == 0
+    assert slept
     OutboxMessage.objects.update(sent_at=from_now(-30 * MINUTE), created_at=from_now(-30 * MINUTE))
     assert resend_lost_messages() == 1
 

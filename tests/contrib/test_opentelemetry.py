@@ -23,10 +23,9 @@ from idempotency.contrib.opentelemetry.meters import observe_stats
 from idempotency.exceptions import KeyReusedError
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
-from idempotency.models import OutboxMessage
 from idempotency.outbox import publish
+from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
-from testproject.celery import app
 from tests.contrib.consumers import send
 from tests.contrib.exporting import _as_if_off, happen  # noqa: F401 - a fixture
 from tests.outbox import SENDER, broker
@@ -136,10 +135,8 @@ def test_a_sender_that_fails_leaves_the_relays_context_as_it_was(recorded: Recor
     assert context.get_current() == before
 
 
-def test_the_span_of_an_idempotent_task_is_linked_to_its_messages_producer(
-    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(app.conf, "task_always_eager", True)
+@pytest.mark.usefixtures("eager")
+def test_the_span_of_an_idempotent_task_is_linked_to_its_messages_producer(recorded: Recorded) -> None:
     for name in ("delivery", "redelivery"):
         with recorded.span(name):
             send.apply_async(["a"], task_id="one", headers={"traceparent": PARENT})

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection
 from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
@@ -19,11 +20,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from idempotency import Operation, signals
 from idempotency.contrib import metrics as gauges
 from idempotency.contrib.metrics import AVAILABLE
+from idempotency.contrib.prometheus import exporter
 from idempotency.contrib.prometheus.exporter import connect
 from idempotency.contrib.prometheus.views import metrics
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord, MessageStatus
-from idempotency.upkeep.counters import Counters
+from idempotency.models import IdempotencyRecord
+from idempotency.outbox.models import MessageStatus
 from tests.contrib.exporting import _as_if_off, happen  # noqa: F401 - a fixture
 from tests.outbox import make_messages
 from tests.records import MINUTE, make_records
@@ -56,7 +58,7 @@ def test_a_scrape_says_what_has_happened_here_and_what_the_tables_hold(registry:
     seen = scrape(registry)
     # An event of a known operation begins with 0, because Prometheus sees no increase in a series that begins with 1.
     zeros = [seen.pop(name) for name in list(seen) if name.startswith("idempotency_events_total") and not seen[name]]
-    assert len(zeros) == len(Counters.WATCHED) - 2
+    assert len(zeros) == len(signals.EVENTS) - 2
     assert {name: value for name, value in seen.items() if "seconds" not in name and "bytes" not in name} == {
         'idempotency_events_total{event="claimed",operation="tests.scraped"}': 2,
         'idempotency_events_total{event="replayed",operation="tests.scraped"}': 1,
@@ -119,7 +121,7 @@ def test_what_this_process_counted_is_told_even_if_the_tables_can_not_be_read(
 def test_a_scrape_does_not_wait_for_a_migration_that_has_locked_the_table(
     registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gauges, "PATIENCE", 0.05)
+    monkeypatch.setattr(gauges, "TIME_LIMIT", 0.05)
     migrating = connection.copy()
     try:
         with migrating.cursor() as cursor:
@@ -130,6 +132,19 @@ def test_a_scrape_does_not_wait_for_a_migration_that_has_locked_the_table(
     assert scrape(registry)[AVAILABLE] == 1
 
 
+@pytest.fixture
+def _installed(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The app, which does not connect itself to the registry of the whole test process."""
+    monkeypatch.setattr(exporter, "connect", lambda: None)
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "idempotency.contrib.prometheus"]
+
+
+def test_the_view_says_which_app_is_missing() -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"'idempotency\.contrib\.prometheus' to INSTALLED_APPS"):
+        metrics(RequestFactory().get("/"))
+
+
+@pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize("accept", ["application/openmetrics-text; version=new", "text/plain;version=1.x", ""])
 def test_what_the_view_can_not_read_of_the_accepted_formats_is_answered_in_plain_text(accept: str) -> None:
     response = metrics(RequestFactory().get("/", headers={"Accept": accept}))

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from idempotency import signals
 from idempotency.contrib import prometheus
 from idempotency.contrib.metrics import AVAILABLE, COUNTS, EVENTS, GAUGES
 from idempotency.lifecycle import Status
-from idempotency.models import MessageStatus
-from idempotency.upkeep.counters import Counters
+from idempotency.outbox.models import MessageStatus
 from tests.docs.pages import DOCS, code, table
 
 FILES = Path(prometheus.__file__).parent
@@ -34,7 +34,7 @@ LABELS: dict[str, tuple[str, ...]] = {
 }
 #: What a label may be compared with, beside the dashboard's own variable.
 VALUES = {
-    "event": set(Counters.WATCHED),
+    "event": set(signals.EVENTS),
     "status": {*map(str, Status), MessageStatus.PENDING.value, MessageStatus.DEAD.value},
     "operation": {"$operation"},
 }
@@ -69,11 +69,11 @@ def test_what_is_labelled_in_the_dashboard_is_grouped_by() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
-def test_every_alert_has_an_entry_in_the_runbook_and_no_other() -> None:
-    headings = re.findall(r"^## (Idempotency\w+)$", (DOCS / "how-to/runbook.md").read_text(), re.MULTILINE)
+def test_every_alert_has_an_entry_of_what_to_do_and_no_other() -> None:
+    headings = re.findall(r"^### (Idempotency\w+)$", (DOCS / "how-to/troubleshoot.md").read_text(), re.MULTILINE)
     assert headings == list(RULES)
     for name, rule in RULES.items():
-        assert rule["annotations"]["runbook_url"] == f"how-to/runbook.html#{name.lower()}"
+        assert rule["annotations"]["runbook_url"] == f"how-to/troubleshoot.html#{name.lower()}"
 
 
 def events(event: str, values: str, operation: str = "a") -> dict[str, str]:
@@ -86,7 +86,7 @@ def gauge(series: str, value: float) -> dict[str, str]:
 
 #: For each alert what makes it fire within 90 minutes, a minute for each value.
 FIRES = {
-    "IdempotencyNobodyRecovers": [gauge("idempotency_overdue_seconds", 301)],
+    "IdempotencySweepOverdue": [gauge("idempotency_overdue_seconds", 301)],
     "IdempotencyParkedRecords": [gauge('idempotency_parked_records{operation="a"}', 1)],
     "IdempotencyOutcomeStaysUnknown": [gauge("idempotency_oldest_in_progress_seconds", 3601)],
     "IdempotencyCrashes": [events("taken_over", "0+1x100")],
@@ -94,9 +94,9 @@ FIRES = {
     "IdempotencyAttemptsFail": [events("claimed", "0+10x100"), events("released", "0+1x100")],
     "IdempotencyClientsDoNotWait": [events("claimed", "0+3x100"), events("conflicted", "0+1x100")],
     "IdempotencyKeysReused": [events("key_reused", "0+1x100")],
-    "IdempotencyNobodyRelays": [gauge("idempotency_outbox_oldest_due_seconds", 61)],
+    "IdempotencyRelayOverdue": [gauge("idempotency_outbox_oldest_due_seconds", 61)],
     "IdempotencyDeadMessages": [gauge('idempotency_outbox_messages{status="dead"}', 1)],
-    "IdempotencyNobodyPurges": [gauge("idempotency_since_purge_seconds", 172801)],
+    "IdempotencyPurgeOverdue": [gauge("idempotency_since_purge_seconds", 172801)],
     "IdempotencyStatsUnavailable": [gauge(AVAILABLE, 0)],
     "IdempotencyMetricsMissing": [],
 }

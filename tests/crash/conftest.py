@@ -18,10 +18,14 @@ def shared() -> Iterator[Arena]:
 
 
 @pytest.fixture(scope="session")
-def pooled() -> Iterator[Arena]:
+def pgbouncer() -> None:
     try:
         find_pgbouncer()
     except RuntimeError as error:
         pytest.skip(str(error))  # `tox -e faults` has looked before, so that it can't be left out there
+
+
+@pytest.fixture(scope="session")
+def pooled(pgbouncer: None) -> Iterator[Arena]:
     with arena(os.environ["DATABASE_URL"], pooled=True) as made:
         yield made

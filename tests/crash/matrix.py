@@ -87,7 +87,14 @@ def run_matrix(
 #: Every zombie holds a session, its cell another one and its rival a third; a server takes a hundred by default.
 CROWD = 25
 #: Where a write is pending, or about to be made.
-PLACES = ("claim.committed", "handler.before", "handler.wrote", "downstream.answered", "render.after", "complete.sent")
+PLACES = (
+    "claim.committed",
+    "handler.before",
+    "handler.wrote",
+    "downstream.answered",
+    "render.after",
+    "complete.before",
+)
 
 
 def run_zombies(arena: Arena, count: int) -> Matrix:

@@ -15,12 +15,11 @@ from django.db import transaction
 
 from idempotency import lifecycle
 from idempotency.lifecycle import Decision, Recovery, Status
+from idempotency.operate import sweep
 from idempotency.protocol import claims, execution, recovery, steps
-from idempotency.protocol.claim import Claim
-from idempotency.sql.postgresql import claims as statements
-from idempotency.upkeep import sweep
+from idempotency.store.postgresql import claims as statements
 
-FENCED = ("COMPLETE", "RELEASE", "SET_LEASE", "PARK")
+FENCED = ("COMPLETE", "COMPLETE_AND_COMMIT", "RELEASE", "SET_LEASE", "PARK")
 
 
 def _rewrite(names: tuple[str, ...], old: str, new: str) -> None:
@@ -46,12 +45,12 @@ def completion_on_its_own() -> None:
     """The outcome is recorded in a transaction after the business transaction."""
 
     @contextmanager
-    def in_transaction(claim: Claim, outcome_of_error: Any) -> Iterator[execution.Running]:
-        slot = execution.Running(claim)
-        with transaction.atomic(using=claim.using, durable=True):
-            yield slot
-        assert slot.outcome is not None
-        claims.record(claim.ownership, slot.outcome)
+    def in_transaction(run: execution.Running, outcome_of_error: Any) -> Iterator[None]:
+        with transaction.atomic(using=run.claim.using, durable=True):
+            yield
+        assert run.outcome is not None
+        claims.record(run.claim.ownership, run.outcome)
+        run.is_committed = True
 
     _replace(execution, "_in_transaction", in_transaction)
 

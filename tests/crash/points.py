@@ -23,6 +23,7 @@ POINTS = {
     "heartbeat.before": "in a heartbeat",
     "render.before": "before rendering",
     "render.after": "after rendering",
+    "complete.before": "before the completing update",
     "complete.sent": "completing update sent",
     "commit.sent": "COMMIT sent",
     "complete.committed": "committed, not answered",
@@ -110,7 +111,10 @@ EXCLUSIONS = {
         ("commit.sent",), ("drop",), databases=("mariadb",)
     ): "one call of the driver sends COMMIT and reads its answer: there is no moment between the two",
     Where(
-        ("complete.sent",), LIVE, ("again", "ask"), SERVERS
+        ("complete.sent",), databases=("postgres",)
+    ): "the completing update and its COMMIT are one message: there is no moment between the two",
+    Where(
+        ("complete.sent",), LIVE, ("again", "ask"), ("mariadb",)
     ): "an outcome outside of the handler's transaction is committed with its statement, so no attempt can win",
     Where(
         ("claim.sent",), LIVE, ("park",), SERVERS
@@ -141,7 +145,14 @@ EXCLUSIONS = {
 #: On SQLite a frozen process that has a transaction open holds the file's one write lock, so nobody can win before it
 #: wakes. The cell is run all the same: everybody else must be refused, nothing may take effect, and all must be well
 #: once it wakes. A transaction is open at these places, and at the others while the handler is inside of one.
-SQLITE_WRITE_LOCK = ("claim.sent", "complete.sent", "release.sent", "takeover.sent", "sweep.selected")
+SQLITE_WRITE_LOCK = (
+    "claim.sent",
+    "complete.before",
+    "complete.sent",
+    "release.sent",
+    "takeover.sent",
+    "sweep.selected",
+)
 SQLITE_WRITE_LOCK_INSIDE = (
     *("handler.before", "handler.wrote", "downstream.sent", "downstream.answered", "render.before", "render.after"),
 )

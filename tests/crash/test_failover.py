@@ -1,4 +1,5 @@
-"""The primary is killed and its standby promoted, under load. ``python -m tests.crash --failover`` runs every mode."""
+"""The primary is killed and its standby promoted, under load. ``python -m tools.crashes --failover`` runs every
+mode."""
 
 from __future__ import annotations
 

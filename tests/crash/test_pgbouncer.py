@@ -1,6 +1,6 @@
 """What a killed process leaves behind in PgBouncer's pool.
 
-``python -m tests.crash --pgbouncer`` runs the matrix there.
+``python -m tools.crashes --pgbouncer`` runs the matrix there.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def left_behind(pooler: Pooler) -> list[list[tuple[str, str]]]:
 
 def test_a_killed_process_leaves_neither_its_transaction_nor_its_settings_to_the_next_client(pooled: Arena) -> None:
     assert pooled.pooler is not None
-    cell = Cell("complete.sent", "kill", "inside")
+    cell = Cell("complete.before", "kill", "inside")
     with pooled.observer("pooled") as observer:
         run = Run(pooled, cell, observer, "pooled", Verdict(cell))
-        victim = run.fork(arms=[["complete.sent", "stop"]])
+        victim = run.fork(arms=[["complete.before", "stop"]])
         victim.expect("reached")
         open_ones = "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND state = 'idle in transaction'"
         ((session,),) = observer.query(open_ones, run.operation)

@@ -29,7 +29,8 @@ def run(shared: Arena, request: pytest.FixtureRequest) -> Iterator[Run]:
         made.end()
 
 
-@pytest.mark.scenario(4)
+@pytest.mark.scenario_4
+@pytest.mark.failure_34
 def test_a_killed_process_is_recovered_after_its_lease(run: Run) -> None:
     """By the real clock: nothing is back-dated."""
     run.kill_at("handler.wrote", lease=LEASE)
@@ -45,7 +46,7 @@ def test_a_killed_process_is_recovered_after_its_lease(run: Run) -> None:
     assert not run.verdict.problems
 
 
-@pytest.mark.failure_mode(5)
+@pytest.mark.failure_5
 @pytest.mark.parametrize(
     ("point", "declaration"),
     [
@@ -81,7 +82,7 @@ def states(run: Run, keys: list[str]) -> set[str]:
     return {"gone" if record is None else record["status"] for record in records}
 
 
-@pytest.mark.scenario(26)
+@pytest.mark.scenario_26
 @pytest.mark.parametrize(
     ("run", "passes"), [("inside", 0), ("again", 0), ("park", 0), ("ask", 0), ("ask", 3)], indirect=["run"]
 )
@@ -104,7 +105,7 @@ def test_a_recovery_killed_half_way_is_simply_run_again(run: Run, passes: int) -
     converge(run, keys)
 
 
-@pytest.mark.scenario(26)
+@pytest.mark.scenario_26
 @pytest.mark.parametrize("run", ["again", "ask", "park"], indirect=True)
 def test_two_recoveries_at_once_settle_each_claim_once(run: Run) -> None:
     keys = abandon(run)
@@ -126,7 +127,7 @@ def test_two_recoveries_at_once_settle_each_claim_once(run: Run) -> None:
         converge(run, keys)
 
 
-@pytest.mark.failure_mode(3)
+@pytest.mark.failure_3
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_call_that_a_frozen_process_makes_late_is_stopped_by_a_deadline_or_by_nothing(
     shared: Arena, guarded: bool

@@ -11,7 +11,7 @@ from tests.crash.storms import run_lost_acknowledgements, run_restarts, server_t
 pytestmark = pytest.mark.postgres
 
 
-@pytest.mark.scenario(25)
+@pytest.mark.scenario_25
 def test_a_database_stopped_in_mid_flight_loses_nothing_acknowledged_and_doubles_nothing() -> None:
     with server_to_stop() as server:
         tally = run_restarts(server, 3)
@@ -23,7 +23,7 @@ def test_a_database_stopped_in_mid_flight_loses_nothing_acknowledged_and_doubles
         assert control.lost > 0, control
 
 
-@pytest.mark.failure_mode(12)
+@pytest.mark.failure_12
 def test_swallowed_acknowledgements_of_commit_lose_and_double_nothing(shared: Arena) -> None:
     tally = run_lost_acknowledgements(20, shared.url)
 

@@ -13,29 +13,31 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import partial
 from http.client import HTTPConnection
 from itertools import count
+from types import NoneType
 from typing import Any
 from unittest import mock
 from urllib.parse import urlsplit
 
 import psycopg
-from django.db import OperationalError, close_old_connections, connections, transaction
+from django.db import close_old_connections, connections, transaction
 from django.http import HttpRequest, JsonResponse
 from django.test import Client
 from django.urls import get_resolver
 from psycopg.waiting import Wait
 
 from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, current_claim, idempotent
+from idempotency.operate import purge
+from idempotency.operate.sweep import recover_once
 from idempotency.operation import registry
 from idempotency.protocol import faults
-from idempotency.sql.postgresql import PostgreSQLStore
-from idempotency.upkeep import retention
-from idempotency.upkeep.sweep import recover_once
+from idempotency.store.postgresql import PostgreSQLStore
+from idempotency.store.postgresql.merged import has_open_transaction
 from testproject.models import Transfer
 from testproject.provider.client import find
 from tests.crash import urls
@@ -43,6 +45,9 @@ from tests.crash.mutations import MUTATIONS
 from tests.harness.channel import PATIENCE, Channel
 
 AMOUNT = 100
+
+#: Where a cell may strike besides the places of the package.
+OWN_POINTS = ("on_commit", "handler.wrote", "downstream.sent", "downstream.answered", "reconciler.asked")
 
 
 def load() -> None:
@@ -100,13 +105,16 @@ class Worker:
     # Faults
 
     def _arm(self) -> None:
+        faults.fault_point.update(dict.fromkeys(OWN_POINTS, NoneType))
         for point, fault, *passes in self.spec.get("arms", ()):
             if point == "commit.sent":
                 self._arm_commit(fault)
+            elif point == "complete.sent":
+                self._arm_complete(fault)
             elif point == "claim.unanswered":
                 self._arm_claim(fault)
             else:
-                faults.armed[point] = partial(self._strike, point, fault, *passes)
+                faults.fault_point[point] = partial(self._strike, point, fault, *passes)
 
     def _strike(self, point: str, fault: str, passes: int = 0) -> None:
         """Do the fault, once, after so many harmless passes."""
@@ -145,54 +153,51 @@ class Worker:
         return int(connection.connection.thread_id()) if connection.vendor == "mysql" else None
 
     def _arm_commit(self, fault: str) -> None:
-        """Strike when the first COMMIT after a completing update is on its way, and has not been answered."""
+        """Strike when the first COMMIT of an outcome is on its way, and has not been answered."""
         connection = connections["default"]
 
-        def send_and_strike(commit: Callable[[], None]) -> None:
-            if connection.vendor != "postgresql":
-                commit()  # one call of a library: there is no moment between sending it and its end
-                self._strike("commit.sent", fault)
-                return
-            link = connection.connection.pgconn
-            link.send_query(b"COMMIT")
-            while link.flush():
-                pass
-            error: Exception | None = None
-            try:
-                self._strike("commit.sent", fault)
-            except InjectedError as injected:
-                error = injected
-            if fault == "drop":
-                link.finish()  # its answer may be in the socket already, and is not to be read
-                raise OperationalError("server closed the connection unexpectedly")
-            refused = None
-            while (result := link.get_result()) is not None:
-                refused = result.error_message or refused
-            if error is not None:
-                raise error
-            if refused:
-                raise OperationalError(refused.decode(errors="replace"))
+        def send_and_strike(commit: Callable[[], Any]) -> Any:
+            if connection.vendor == "postgresql":
+                with self._striking_before_the_answer(connection.connection, "commit.sent", fault):
+                    return commit()
+            answer = commit()  # one call of a library: there is no moment between sending it and its end
+            self._strike("commit.sent", fault)
+            return answer
 
         self._commit_outcomes_by(send_and_strike)
+
+    def _arm_complete(self, fault: str) -> None:
+        """Strike between the first completing update and its COMMIT, where they are not one message."""
+
+        def strike_and_commit(commit: Callable[[], Any]) -> Any:
+            self._strike("complete.sent", fault)
+            return commit()
+
+        self._commit_outcomes_by(strike_and_commit)
 
     def _arm_claim(self, fault: str) -> None:
         """Strike when the first claim is on its way to the server, and its answer has not been read."""
         insert = PostgreSQLStore.insert_claim
 
         def insert_struck(store: PostgreSQLStore, *arguments: Any, **options: Any) -> int | None:
-            driver = store.connection.connection
-            wait = driver.wait
-
-            def wait_struck(steps: Generator[Wait, Any, Any], *bounds: Any) -> Any:
-                return wait(self._struck_at_first_read(steps, driver, fault), *bounds)
-
-            with mock.patch.object(driver, "wait", wait_struck):
+            with self._striking_before_the_answer(store.connection.connection, "claim.unanswered", fault):
                 return insert(store, *arguments, **options)
 
         PostgreSQLStore.insert_claim = insert_struck  # type: ignore[method-assign]
 
+    @contextmanager
+    def _striking_before_the_answer(self, driver: Any, point: str, fault: str) -> Iterator[None]:
+        """Strike when the block's first message is on its way to the server, and its answer has not been read."""
+        wait = driver.wait
+
+        def wait_struck(steps: Generator[Wait, Any, Any], *bounds: Any) -> Any:
+            return wait(self._struck_at_first_read(steps, driver, point, fault), *bounds)
+
+        with mock.patch.object(driver, "wait", wait_struck):
+            yield
+
     def _struck_at_first_read(
-        self, steps: Generator[Wait, Any, Any], driver: Any, fault: str
+        self, steps: Generator[Wait, Any, Any], driver: Any, point: str, fault: str
     ) -> Generator[Wait, Any, Any]:
         """The steps of a statement as psycopg takes them: all of it is sent when it first waits for reading only."""
         ready = None
@@ -202,14 +207,14 @@ class Worker:
             except StopIteration as done:
                 return done.value
             if wanted is Wait.R:
-                self._strike("claim.unanswered", fault)
+                self._strike(point, fault)
                 if fault == "drop":
                     driver.pgconn.finish()  # its answer may be in the socket already, and is not to be read
                     raise psycopg.OperationalError("server closed the connection unexpectedly")
             ready = yield wanted
 
-    def _commit_outcomes_by(self, way: Callable[[Callable[[], None]], None]) -> None:
-        """Have COMMITs that follow a completing update done by ``way``, which is given what a COMMIT does otherwise."""
+    def _commit_outcomes_by(self, way: Callable[[Callable[[], Any]], Any]) -> None:
+        """Have COMMITs of an outcome done by ``way``, which is given what sends one: by itself, or with the update."""
         connection = connections["default"]
         commit = connection._commit
         due = False
@@ -218,16 +223,23 @@ class Worker:
             nonlocal due
             due = True
 
-        def commit_as_due() -> None:
+        def by_way_if_due(send: Callable[[], Any]) -> Any:
             nonlocal due
             is_due, due = due, False
-            if is_due:
-                way(commit)
-            else:
-                commit()
+            return way(send) if is_due else send()
 
-        faults.armed["complete.sent"] = completing
-        connection._commit = commit_as_due
+        def commits_itself(sql: str) -> bool:
+            return connection.vendor == "postgresql" and (
+                sql.rstrip().endswith("COMMIT") or connection.connection.autocommit
+            )
+
+        def wrapper(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+            send = partial(execute, sql, *rest)
+            return by_way_if_due(send) if commits_itself(sql) else send()
+
+        faults.fault_point["complete.before"] = completing
+        connection._commit = lambda: by_way_if_due(commit)
+        connection.execute_wrappers.append(wrapper)
 
     # The operation
 
@@ -254,13 +266,13 @@ class Worker:
         # Before the step: a call that a frozen process makes late is refused by the provider when its lease is over.
         valid_until = time.time() + self.lease
         with transaction.atomic():
-            transaction.on_commit(lambda: faults.fault_point("on_commit"))
+            transaction.on_commit(lambda: faults.fault_point["on_commit"]())
             if self.declaration == "inside":
                 Transfer.objects.create(account_id=1, label=label, amount=AMOUNT, recipient=f"attempt {claim.attempt}")
             else:  # outside of the record's transaction a local write must be one that can be repeated
                 Transfer.objects.get_or_create(label=f"note of {label}", defaults={"account_id": 1, "amount": AMOUNT})
-        faults.fault_point("handler.wrote")
-        if "heartbeat.before" in faults.armed:
+        faults.fault_point["handler.wrote"]()
+        if faults.fault_point["heartbeat.before"] is not NoneType:
             self.waiting.set()
             assert self.beaten.wait(PATIENCE), "no heartbeat"
 
@@ -283,17 +295,17 @@ class Worker:
             if self.declaration == "ask" and not self.spec.get("without_deadline"):
                 body["valid_until"] = valid_until
             provider.request("POST", "/payouts", json.dumps(body), {"Idempotency-Key": key})
-            faults.fault_point("downstream.sent")
+            faults.fault_point["downstream.sent"]()
             answer = provider.getresponse()
             paid = json.loads(answer.read())
-            faults.fault_point("downstream.answered")
+            faults.fault_point["downstream.answered"]()
         if answer.status != 201:
             raise HandlerError(paid)
         return int(paid["id"])
 
     def _find_out(self, record: Any) -> Completed | NotExecuted:
         effect = find(self.spec["provider"], str(record.derive_key("payout")), timeout=PATIENCE)
-        faults.fault_point("reconciler.asked")
+        faults.fault_point["reconciler.asked"]()
         if effect is None:
             return NotExecuted()
         return Completed(JsonResponse({"attempt": record.attempt, "payout": effect.id}, status=201))
@@ -351,11 +363,13 @@ class Worker:
     def _watch_commits(self, unconfirmed: list[str]) -> None:
         """Note every COMMIT of an outcome whose answer did not come."""
 
-        def watched(commit: Callable[[], None]) -> None:
+        def watched(commit: Callable[[], Any]) -> Any:
             try:
-                commit()
+                return commit()
             except Exception:  # whatever kept the answer from coming; it is raised on
-                unconfirmed.append(self.spec["key"])
+                driver = connections["default"].connection
+                if driver is None or not has_open_transaction(driver):  # otherwise the update has failed
+                    unconfirmed.append(self.spec["key"])
                 raise
 
         self._commit_outcomes_by(watched)
@@ -364,7 +378,7 @@ class Worker:
         return {"swept": recover_once().as_dict()}
 
     def purge(self) -> dict[str, Any]:
-        return {"purged": retention.purge_once(include_parked=False).deleted}
+        return {"purged": purge.purge_once(include_parked=False).deleted}
 
 
 def account_of(request: HttpRequest) -> str | None:

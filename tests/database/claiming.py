@@ -9,6 +9,7 @@ from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
 from idempotency.outcome import Outcome
 from idempotency.protocol import claims
+from idempotency.protocol.claims import ClaimRequest
 
 PAYLOAD = Payload({"amount": 1})
 OUTCOME = Outcome(201, (), "{}")
@@ -16,4 +17,4 @@ OUTCOME = Outcome(201, (), "{}")
 
 def acquire(operation: Operation, key: str = "k", payload: Payload = PAYLOAD) -> Any:
     """The claim that account 1 is given for its key, or the recorded outcome."""
-    return claims.acquire(operation, Scope("1", operation.name, key), payload)
+    return claims.acquire(ClaimRequest(operation, Scope("1", operation.name, key), payload))

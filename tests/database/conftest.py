@@ -16,7 +16,7 @@ def _empty_brokers_and_no_faults() -> Iterator[None]:
     broker.reset()
     other_broker.reset()
     yield
-    faults.armed.clear()
+    faults.disarm()
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from django.db import transaction
 
 from idempotency import Operation, claim
 from idempotency.lifecycle import Recovery
-from idempotency.models import IdempotencyRecord, OutboxMessage
+from idempotency.models import IdempotencyRecord
 from idempotency.outbox import publish
+from idempotency.outbox.models import OutboxMessage
 from tests.outbox import SENDER
 from tests.records import HOUR, from_now
 

@@ -19,8 +19,8 @@ FROM generate_series(1, %s) AS number
 """
 
 SENT = """
-INSERT INTO idempotency_outbox (message_id, account_id, idempotency_key, topic, payload, headers, ordering_key, sender,
-    created_at, status, attempts, next_try_at, sent_at, error)
+INSERT INTO idempotency_outbox_message (message_id, account_id, idempotency_key, topic, payload, headers,
+    ordering_key, sender, created_at, status, attempts, next_try_at, sent_at, error)
 SELECT gen_random_uuid(), '', 'bulk-' || number, 'orders.placed', '1', '{}', %s, 'tests.outbox.broker',
     statement_timestamp(), 'sent', 1, statement_timestamp(), statement_timestamp() - interval '1 hour', ''
 FROM generate_series(1, %s) AS number
@@ -68,7 +68,7 @@ def explaining(containing: str) -> Iterator[list[str]]:
                 plans.append("\n".join(line for (line,) in cursor.fetchall()))
         return execute(sql, params, many, context)
 
-    execute("ANALYZE idempotency_record, idempotency_outbox")
+    execute("ANALYZE idempotency_record, idempotency_outbox_message")
     with connection.execute_wrapper(wrapper):
         yield plans
 

@@ -15,9 +15,10 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection, connections
 
 from idempotency.management import running
-from idempotency.management.commands import purge_idempotency, recover_idempotency, relay_outbox
+from idempotency.management.commands import purge_idempotency, recover_idempotency
 from idempotency.management.running import BatchCommand, Work
-from idempotency.upkeep.batches import BatchResult, in_batches
+from idempotency.operate.batches import BatchResult, in_batches
+from idempotency.outbox.management.commands import relay_outbox
 from tests.commands import Terminal, run_command
 from tests.concurrency.racing import elsewhere
 
@@ -180,7 +181,7 @@ CALLS = {
 }
 
 
-@pytest.mark.failure_mode(29)
+@pytest.mark.failure_29
 @pytest.mark.parametrize("name", CALLS)
 def test_a_database_that_refuses_is_an_error_with_its_own_code(name: str) -> None:
     def refuse(execute: Any, sql: str, *arguments: Any) -> Any:

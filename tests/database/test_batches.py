@@ -12,14 +12,15 @@ from django.db.models import F
 
 from idempotency import Operation
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
+from idempotency.models import IdempotencyRecord
+from idempotency.operate.batches import BatchResult
+from idempotency.operate.erasure import erase_batches, find_rows
+from idempotency.operate.purge import purge_batches, purge_body_batches
+from idempotency.operate.sweep import recover_batches
 from idempotency.outbox.backlog import purge_sent_batches
+from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_batches
-from idempotency.upkeep.batches import BatchResult
-from idempotency.upkeep.bodies import purge_body_batches
-from idempotency.upkeep.erasure import erase_batches, find_traces
-from idempotency.upkeep.retention import purge_batches
-from idempotency.upkeep.sweep import recover_batches
+from idempotency.store import store_for
 from tests.concurrency.racing import elsewhere
 from tests.database.statements import before_statement, explaining, fill, fill_outbox
 from tests.outbox import make_messages
@@ -53,7 +54,7 @@ SWEEP = Work(
     recover_batches,
     10_000,
 )
-ERASURE = Work(make_records, lambda **options: erase_batches(find_traces("1"), **options), 500)
+ERASURE = Work(make_records, lambda **options: erase_batches(find_rows("1"), **options), 500)
 
 every_kind = pytest.mark.parametrize(
     "work",
@@ -106,22 +107,14 @@ def test_each_batch_is_a_transaction_of_its_own(work: Work) -> None:
 
 #: What of each is refused under REPEATABLE READ if a row has changed since the snapshot.
 RACED = [
-    pytest.param(
-        PURGE,
-        "DELETE FROM idempotency_record",
-        IdempotencyRecord.objects,
-        "attempt",
-        id="purge",
-        marks=pytest.mark.whole_table,
-    ),
-    pytest.param(
-        PURGE_BODIES, "WITH due", IdempotencyRecord.objects, "attempt", id="bodies", marks=pytest.mark.whole_table
-    ),
+    pytest.param(PURGE, "SKIP LOCKED", IdempotencyRecord.objects, "attempt", id="purge"),
+    pytest.param(PURGE_BODIES, "SKIP LOCKED", IdempotencyRecord.objects, "attempt", id="bodies"),
+    pytest.param(SWEEP, "SKIP LOCKED", IdempotencyRecord.objects.filter(operation=again.name), "attempt", id="sweep"),
     pytest.param(RELAY, "SKIP LOCKED", OutboxMessage.objects, "attempts", id="relay"),
 ]
 
 
-@pytest.mark.failure_mode(16)
+@pytest.mark.failure_16
 @pytest.mark.postgres
 @pytest.mark.usefixtures("repeatable_read")
 @pytest.mark.parametrize("races", [1, 5], ids=["one race", "race upon race"])
@@ -151,24 +144,51 @@ def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(
 
 @pytest.mark.postgres
 @pytest.mark.parametrize(
-    ("work", "statement", "index"),
+    ("work", "index"),
     [
-        pytest.param(
-            PURGE, "DELETE FROM", "idempotency_record_expires_at", id="records", marks=pytest.mark.whole_table
-        ),
-        pytest.param(PURGE_BODIES, "WITH due", "idempotency_record_body", id="bodies", marks=pytest.mark.whole_table),
-        pytest.param(PURGE_MESSAGES, "SKIP LOCKED", "idempotency_outbox_sent", id="messages"),
+        pytest.param(PURGE, "idempotency_record_due", id="records", marks=pytest.mark.whole_table),
+        pytest.param(PURGE_BODIES, "idempotency_record_body", id="bodies", marks=pytest.mark.whole_table),
+        pytest.param(PURGE_MESSAGES, "idempotency_outbox_sent", id="messages"),
     ],
 )
-def test_a_purge_walks_its_index(work: Work, statement: str, index: str) -> None:
+def test_a_purge_walks_its_index(work: Work, index: str) -> None:
     fill(2_000)
     fill_outbox(2_000)
     work.make_due(10)
-    IdempotencyRecord.objects.past_retention().update(expires_at=from_now(-HOUR))  # no range of time divides them
-    with explaining(statement) as plans:
+    with explaining("SKIP LOCKED") as plans:
         assert work.take(5).touched == 5
-    assert len(plans) == (2 if work is PURGE else 1)
-    assert all(f"Index Scan using {index}" in plan for plan in plans)
-    assert "LockRows" in plans[-1]
-    # A join would read every record that is due, in each batch.
-    assert ("Tid Scan" in plans[-1]) is (work is not PURGE_MESSAGES)
+    (plan,) = plans
+    assert "LockRows" in plan
+    assert f"Index Scan using {index}" in plan
+    assert "Seq Scan on idempotency_record" not in plan
+
+
+@pytest.mark.postgres
+@pytest.mark.whole_table
+def test_a_purge_of_records_walks_its_index_although_the_planner_knows_nothing_of_the_table() -> None:
+    """As after an upgrade of the server. It would sort all that is due for each batch."""
+    fill(20_000)
+    IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
+    plans: list[str] = []
+
+    def explain(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:
+        if "SKIP LOCKED" in statement:
+            with connection.cursor() as cursor:
+                cursor.cursor.execute(f"EXPLAIN {statement}", parameters)
+                plans.append("\n".join(line for (line,) in cursor.fetchall()))
+        return execute(statement, parameters, many, context)
+
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM pg_statistic WHERE starelid = 'idempotency_record'::regclass")
+    with connection.execute_wrapper(explain):
+        assert PURGE.take(10).touched == 10
+    (plan,) = plans
+    assert "Index Scan using idempotency_record_due" in plan
+    assert "Sort" not in plan
+
+
+def test_where_others_hold_the_first_rows_the_next_ones_are_locked() -> None:
+    first, *others = sorted(make_records(4, Status.COMPLETED))
+    rows = IdempotencyRecord.objects.order_by("pk")
+    locked = store_for("default").lock_found(rows, 2, ["pk"], lambda found: [pk for (pk,) in found if pk != first])
+    assert locked == others[:2]

@@ -12,22 +12,23 @@ from django.test import override_settings
 from django.utils.connection import ConnectionDoesNotExist
 
 from idempotency import PARK, Completed, Operation, Reconcile, claim, require_claim
+from idempotency.contrib.dashboard.counters import counters
 from idempotency.exceptions import InProgressError, LeaseLostError
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
+from idempotency.operate.purge import purge_once
+from idempotency.operate.resolutions import record_outcome
+from idempotency.operate.stats import stats
+from idempotency.operate.sweep import recover_once
 from idempotency.outbox.backlog import purge_sent_once
 from idempotency.outbox.relay import relay_once
 from idempotency.outcome import Outcome
 from idempotency.protocol import claims
+from idempotency.protocol.claims import ClaimRequest
 from idempotency.protocol.execution import acquire_or_wait
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
-from idempotency.protocol.transactions import own_transaction
-from idempotency.upkeep.counters import counters
-from idempotency.upkeep.resolutions import record_outcome
-from idempotency.upkeep.retention import purge_once
-from idempotency.upkeep.stats import stats
-from idempotency.upkeep.sweep import recover_once
+from idempotency.store import own_transaction, store_for
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire
 from tests.database.statements import fill, most_rows_read
 from tests.records import HOUR, MINUTE, database_now, from_now, make_records
@@ -46,7 +47,8 @@ asks = Operation(
 # The fence of an attempt, and the writer's database
 
 
-@pytest.mark.failure_mode(7, 8)
+@pytest.mark.failure_7
+@pytest.mark.failure_8
 def test_an_attempt_whose_record_was_purged_and_made_anew_can_neither_end_nor_free_it() -> None:
     """The attempts of both are number 1: the row's id is what tells them apart."""
 
@@ -60,13 +62,13 @@ def test_an_attempt_whose_record_was_purged_and_made_anew_can_neither_end_nor_fr
     with pytest.raises(LeaseLostError):
         claims.record(late, OUTCOME)
     assert [change(late) for change in (claims.release, claims.park, renew)] == [False] * 3
-    assert row() == (owner.record_id, Status.IN_PROGRESS, 1)
+    assert row() == (owner.fence.id, Status.IN_PROGRESS, 1)
     claims.record(owner, OUTCOME)
     assert not claims.release(late)
-    assert row() == (owner.record_id, Status.COMPLETED, 1)
+    assert row() == (owner.fence.id, Status.COMPLETED, 1)
 
 
-@pytest.mark.failure_mode(14)
+@pytest.mark.failure_14
 def test_a_claim_that_loses_leaves_the_connection_as_it_was() -> None:
     acquire(plain)
     with pytest.raises(InProgressError):
@@ -85,7 +87,7 @@ class LaggingReplica:
         return "default"
 
 
-@pytest.mark.failure_mode(28)
+@pytest.mark.failure_28
 def test_nothing_about_a_record_is_read_from_a_replica() -> None:
     with override_settings(DATABASE_ROUTERS=[LaggingReplica()]):
         with pytest.raises(ConnectionDoesNotExist):
@@ -104,12 +106,12 @@ def test_nothing_about_a_record_is_read_from_a_replica() -> None:
 
 
 def take_over(owned: Ownership) -> object:
-    IdempotencyRecord.objects.filter(pk=owned.record_id).update(lease_expires_at=from_now(-HOUR))
-    return claims.take_over_abandoned(parks, IdempotencyRecord.objects.get(pk=owned.record_id), "default")
+    IdempotencyRecord.objects.filter(pk=owned.fence.id).update(lease_expires_at=from_now(-HOUR))
+    return claims.take_over_abandoned(parks, owned.fence, store_for("default"))
 
 
 @pytest.mark.postgres
-@pytest.mark.failure_mode(67)
+@pytest.mark.failure_67
 @pytest.mark.parametrize(
     "change",
     [lambda owned: claims.record(owned, OUTCOME), claims.release, claims.park, renew, take_over],
@@ -123,10 +125,11 @@ def test_a_fenced_change_reads_its_own_record_and_no_other_claim(change: Callabl
     assert most_rows_read(lambda: change(owned)) == 1
 
 
+@pytest.mark.failure_84
 @pytest.mark.postgres
 def test_a_claim_that_is_interrupted_leaves_a_connection_that_works() -> None:
     def interrupted() -> None:
-        with own_transaction("default", "A claim", one_statement=True):
+        with own_transaction(store_for("default"), "A claim", one_statement=True):
             connection.connection.pgconn.send_query(b"SELECT 1")  # its answer is never read
             raise KeyboardInterrupt
 
@@ -138,7 +141,7 @@ def test_a_claim_that_is_interrupted_leaves_a_connection_that_works() -> None:
 
 @pytest.mark.postgres
 def test_an_error_in_a_transaction_is_not_taken_for_an_open_one() -> None:
-    with pytest.raises(RuntimeError, match="on purpose"), own_transaction("default", "A claim"):
+    with pytest.raises(RuntimeError, match="on purpose"), own_transaction(store_for("default"), "A claim"):
         raise RuntimeError("on purpose")
 
 
@@ -150,7 +153,7 @@ def bounds() -> list[str]:
 
 
 @pytest.mark.postgres
-@pytest.mark.failure_mode(59)
+@pytest.mark.failure_59
 @pytest.mark.django_db
 def test_nothing_is_left_in_force_in_the_transaction_of_a_test() -> None:
     """It goes on for as long as the test does, and a pause of some seconds would end its connection."""
@@ -177,8 +180,19 @@ def is_kept_for_the_whole_retention() -> bool:
     return timedelta(0) <= TTL - (IdempotencyRecord.objects.get().expires_at - database_now()) < MINUTE
 
 
+def test_an_outcome_is_dated_when_it_is_written_and_not_when_its_transaction_began() -> None:
+    """On PostgreSQL ``now()`` stands still during a transaction."""
+    with claim(plain, account_id="1", key="k") as run:
+        run.result = 1
+        database_now()  # BEGIN is sent with it
+        late = database_now()
+    record = IdempotencyRecord.objects.get()
+    assert late <= record.completed_at
+    assert late + TTL <= record.expires_at
+
+
 def reconcile(owned: Ownership) -> None:
-    assert isinstance(acquire_or_wait(asks, owned.scope, PAYLOAD), Outcome)
+    assert isinstance(acquire_or_wait(ClaimRequest(asks, owned.scope, PAYLOAD)), Outcome)
 
 
 def park_and_record(owned: Ownership) -> None:
@@ -186,7 +200,7 @@ def park_and_record(owned: Ownership) -> None:
     record_outcome(IdempotencyRecord.objects.get(), {"found": True}, by="ops")
 
 
-@pytest.mark.failure_mode(69)
+@pytest.mark.failure_69
 @pytest.mark.parametrize(
     ("operation", "lease", "change"),
     [
@@ -204,7 +218,7 @@ def test_retention_begins_anew_with(operation: Operation, lease: timedelta, chan
     assert is_kept_for_the_whole_retention()
 
 
-@pytest.mark.failure_mode(69)
+@pytest.mark.failure_69
 def test_a_late_outcome_is_kept_for_the_whole_retention_and_no_longer_because_somebody_looked() -> None:
     owned = acquire(plain)
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
@@ -216,7 +230,7 @@ def test_a_late_outcome_is_kept_for_the_whole_retention_and_no_longer_because_so
     assert not is_kept_for_the_whole_retention()
 
 
-@pytest.mark.failure_mode(69)
+@pytest.mark.failure_69
 def test_a_retention_that_ends_later_by_an_earlier_policy_stays() -> None:
     owned = acquire(plain)
     IdempotencyRecord.objects.update(expires_at=from_now(10 * TTL))

@@ -5,33 +5,25 @@ from __future__ import annotations
 import logging
 import signal
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError
 
 from idempotency import claim
-from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.management import running
-from idempotency.models import IdempotencyRecord, IdempotencyStep, MessageStatus, OutboxMessage
-from idempotency.outbox import publish
-from idempotency.upkeep import erasure, resolutions
-from idempotency.upkeep.erasure import erase_account, find_traces
+from idempotency.models import IdempotencyRecord, IdempotencyStep
+from idempotency.operate import erasure, resolutions
+from idempotency.operate.erasure import erase_account, find_rows
+from idempotency.outbox import backlog, publish
+from idempotency.outbox.models import MessageStatus, OutboxMessage
 from tests.commands import run_command
 from tests.database.statements import before_statement
 from tests.outbox import SENDER, make_messages
 from tests.records import HOUR, from_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-MAILER = ("mailer", "tests.erasure.mail")
-
-
-@pytest.fixture(autouse=True)
-def _a_consumer_of_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(erasure, "consumer_finders", [lambda: [MAILER]])
 
 
 def erase(**options: Any) -> tuple[int, int, dict[str, int]]:
@@ -49,12 +41,9 @@ def operate(account_id: str, key: str = "k") -> OutboxMessage:
     return message
 
 
-def consume(message: OutboxMessage, *, passes_on: bool = False) -> None:
-    """A consumer that records under a name of its own."""
-    name, operation = MAILER
-    with claim(operation, account_id=name, key=message.idempotency_key) as run:
-        if passes_on:
-            publish("mail.sent", sender=SENDER)
+def consume(message: OutboxMessage) -> None:
+    """A consumer that records under the producer's account, as consumers do by default."""
+    with claim("tests.erasure.mail", account_id=message.account_id, key=message.idempotency_key) as run:
         run.result = "to alice@example.test"
 
 
@@ -69,29 +58,11 @@ def test_records_steps_and_messages_are_erased_and_nobody_elses() -> None:
         assert [*rows.values_list("account_id", flat=True)] == ["bob"] * count
 
 
-def test_what_a_consumer_recorded_and_published_under_its_own_name_is_erased() -> None:
+def test_what_a_consumer_recorded_under_the_account_is_erased() -> None:
     for account_id in ("alice", "bob"):
-        consume(operate(account_id), passes_on=True)
-    OutboxMessage.objects.update(status=MessageStatus.SENT)
-    assert erase() == (2, 2, {})
-    assert set(IdempotencyRecord.objects.values_list("account_id", flat=True)) == {"bob", "mailer"}
-    assert OutboxMessage.objects.count() == 2
-
-
-def test_a_consumers_record_is_found_by_its_message_too() -> None:
-    """The producer's own record may have been purged before."""
-    consume(operate("alice"))
-    IdempotencyRecord.objects.filter(account_id="alice").delete()
-    assert erase() == (1, 1, {})
-
-
-def test_a_client_that_names_another_accounts_trace_has_nothing_of_that_erased() -> None:
-    message = operate("bob")
-    consume(message)
-    trace = Scope("bob", "tests.erasure.order", "k").trace
-    operate("alice", key=f"{trace}.{uuid4()}")
-    erase()
-    assert set(IdempotencyRecord.objects.values_list("account_id", flat=True)) == {"bob", "mailer"}
+        consume(operate(account_id))
+    assert erase() == (2, 1, {})
+    assert set(IdempotencyRecord.objects.values_list("account_id", flat=True)) == {"bob"}
 
 
 def make_unfinished() -> None:
@@ -110,31 +81,54 @@ def test_what_is_under_way_is_left_and_what_waits_for_somebody_unless_the_caller
     assert erase(include_unresolved=True) == (5, 5, {"live": 1, "pending": 4})
 
 
+def test_rows_in_a_state_of_a_newer_release_are_left_and_counted() -> None:
+    make_records(1, "sealed", account_id="alice")  # type: ignore[arg-type]
+    make_messages(2, "sealed", account_id="alice")
+    left = {"unknown_records": 1, "unknown_messages": 2}
+    assert erase() == (0, 0, left)
+    assert erase(include_unresolved=True) == (0, 0, left)
+    assert command() == (
+        running.EXIT_WORK_LEFT,
+        [
+            "Erased 0 records and 0 messages.",
+            "Left: 1 record is in a state of a newer release. Finish the deploy, then run this again.",
+            "Left: 2 messages are in a state of a newer release. Finish the deploy, then run this again.",
+        ],
+    )
+
+
+def test_each_row_is_in_exactly_one_state_of_the_count() -> None:
+    make_unfinished()
+    for status in (*Status, "sealed"):
+        make_records(1, status, account_id="alice")  # no lease, not even that of a claim
+    for status in (*MessageStatus, "sealed"):
+        make_messages(1, status, account_id="alice")
+    counts = find_rows("alice").count()
+    assert sum(counts.values()) == IdempotencyRecord.objects.count() + OutboxMessage.objects.count()
+
+
 def test_a_record_whose_message_is_still_to_be_delivered_is_left() -> None:
     """A relay that died before it marked a message leaves it pending and consumed; without the record it runs again."""
     message = operate("alice")
     OutboxMessage.objects.update(status=MessageStatus.PENDING)
     consume(message)
-    with claim("tests.erasure.own", account_id="alice", key=message.idempotency_key) as run:
-        run.result = None
-    assert erase() == (1, 0, {"finished": 2, "pending": 1})
+    assert erase() == (1, 0, {"finished": 1, "pending": 1})
     OutboxMessage.objects.update(status=MessageStatus.SENT)
     assert erase()[2] == {}
 
 
 def test_batches_are_bounded_and_the_outbox_is_read_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(erasure, "WINDOW", 3)
-    monkeypatch.setattr(erasure, "PREFIXES", 2)
+    monkeypatch.setattr(backlog, "WINDOW", 3)
     make_records(7, account_id="alice")
     make_messages(7, MessageStatus.SENT, account_id="alice")
-    batches = erasure.erase_batches(find_traces("alice"), batch_size=3)
+    batches = erasure.erase_batches(find_rows("alice"), batch_size=3)
     found = [(batch.messages, batch.records, batch.touched) for batch in batches]
     assert found == [(3, 0, 3), (3, 0, 3), (1, 0, 1), (0, 3, 3), (0, 3, 3), (0, 1, 1)]
 
 
 def test_a_claim_that_is_taken_between_the_look_and_the_deletion_is_left() -> None:
     [pk] = make_records(1, Status.RECOVERABLE, account_id="alice")
-    found = find_traces("alice")
+    found = find_rows("alice")
     IdempotencyRecord.objects.update(status=Status.IN_PROGRESS, lease_expires_at=from_now(HOUR))
     assert sum(batch.records for batch in erasure.erase_batches(found)) == 0
     assert IdempotencyRecord.objects.get().pk == pk
@@ -143,7 +137,7 @@ def test_a_claim_that_is_taken_between_the_look_and_the_deletion_is_left() -> No
 @pytest.mark.parametrize("account_id", ["", None, 7])
 def test_an_account_is_a_text(account_id: Any) -> None:
     with pytest.raises(ValueError, match="account_id must be a str"):
-        find_traces(account_id)
+        find_rows(account_id)
 
 
 def test_the_audit_tells_of_the_erasure_and_does_not_name_the_account(

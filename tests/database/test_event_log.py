@@ -12,7 +12,7 @@ import pytest
 
 from idempotency import Operation, claim, log, signals
 from idempotency.identity.scope import Scope
-from idempotency.models import OutboxMessage
+from idempotency.outbox.models import OutboxMessage
 from tests.contrib.exporting import _as_if_off  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("_as_if_off")

@@ -15,8 +15,9 @@ from django.test.utils import CaptureQueriesContext
 
 from idempotency import claim, require_claim
 from idempotency.exceptions import LeaseLostError, MessageReusedError, NoTransactionError
-from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
+from idempotency.models import IdempotencyRecord
 from idempotency.outbox import publish
+from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
 from tests.database.publishing import ids, inside, outside, run, send
 from tests.outbox import OTHER_SENDER, PLAIN_SENDER, SENDER, broker, other_broker
@@ -41,7 +42,7 @@ def test_a_message_is_there_when_its_transaction_has_committed() -> None:
     assert broker.deliveries == [(message.message_id, "orders.placed", {"id": 1})]
 
 
-@pytest.mark.failure_mode(54)
+@pytest.mark.failure_54
 def test_a_rolled_back_transaction_publishes_nothing() -> None:
     def fail() -> None:
         publish("orders.placed", sender=SENDER)
@@ -69,7 +70,7 @@ def notice_a_lost_lease() -> None:
     require_claim().ownership.lost = True
 
 
-@pytest.mark.failure_mode(54)
+@pytest.mark.failure_54
 @pytest.mark.parametrize("lose", [be_overtaken, notice_a_lost_lease])
 def test_an_attempt_that_lost_its_lease_publishes_nothing(lose: Callable[[], None]) -> None:
     def block() -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.db import transaction
 
-from idempotency import Operation, claim, require_claim, sql
+from idempotency import Operation, claim, require_claim
 from idempotency.exceptions import MessageReusedError
-from idempotency.models import IdempotencyRecord, OutboxMessage
+from idempotency.models import IdempotencyRecord
 from idempotency.outbox import publish
 from idempotency.outbox.backlog import purge_sent_once
+from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
+from idempotency.store import Store, store_for
 from tests.database.publishing import ids, inside, outside, run, send
 from tests.outbox import SENDER, broker
 from tests.records import HOUR, from_now
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario(5)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_5]
 
 DAY = timedelta(days=1)
 
@@ -106,10 +109,10 @@ def test_a_record_in_another_database_decides_nothing_about_messages(attempts: i
     """A crash of that database may lose the record, and the message stays."""
 
     def elsewhere() -> None:
-        held = require_claim()
-        here, held.ownership.using = held.using, "elsewhere"
-        send(using=here)
-        held.ownership.using = here
+        owned = require_claim().ownership
+        here, owned.store = owned.store, SimpleNamespace(using="elsewhere")
+        send(using=here.using)
+        owned.store = here
 
     run(outside, elsewhere, cut_off=attempts == 2)
     IdempotencyRecord.objects.exclude(status="in_progress").delete()
@@ -121,10 +124,10 @@ def test_a_message_that_is_purged_between_two_looks_is_no_obstacle(monkeypatch: 
     run(inside, lambda: send(payload="first"))
     relay_once()
     end_retention()
-    store = type(sql.store("default"))
+    store = type(store_for("default"))
     insert = store.insert_message
 
-    def slow(self: sql.Store, message: OutboxMessage, delay: timedelta) -> bool:
+    def slow(self: Store, message: OutboxMessage, delay: timedelta) -> bool:
         inserted = insert(self, message, delay)
         OutboxMessage.objects.filter(status="sent").delete()
         return inserted

@@ -15,13 +15,13 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from idempotency.models import MessageStatus, OutboxMessage
+from idempotency.operate.resolutions import ResolutionRefusedError
 from idempotency.outbox import backlog as messages
 from idempotency.outbox.backlog import Backlog, backlog, purge_sent_batches, purge_sent_once, requeue
-from idempotency.upkeep.resolutions import ResolutionRefusedError
+from idempotency.outbox.models import MessageStatus, OutboxMessage
 from tests.database.statements import explaining, fill_outbox
 from tests.outbox import make_messages, statuses
-from tests.records import HOUR
+from tests.records import HOUR, from_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -61,7 +61,7 @@ def test_the_backlog_is_read_from_the_index_of_what_is_not_sent() -> None:
     fill_outbox(3_000)
     make_messages(5)
     make_messages(5, MessageStatus.DEAD)
-    with explaining("idempotency_outbox") as plans:
+    with explaining("idempotency_outbox_message") as plans:
         backlog()
     assert len(plans) == 3
     for plan in plans:
@@ -116,6 +116,16 @@ def test_of_two_who_requeue_one_is_told_that_it_is_done() -> None:
     requeue(seen, by="one")
     with pytest.raises(ResolutionRefusedError):
         requeue(seen, by="another")
+
+
+@pytest.mark.parametrize("column", ["attempts", "next_try_at"])
+def test_a_message_that_died_again_since_it_was_seen_is_left_alone(column: str) -> None:
+    make_messages(1, MessageStatus.DEAD)
+    seen = OutboxMessage.objects.get()
+    OutboxMessage.objects.update(**{column: {"attempts": 3, "next_try_at": from_now(DAY)}[column]})
+    with pytest.raises(ResolutionRefusedError, match="has changed"):
+        requeue(seen, by="a test")
+    assert OutboxMessage.objects.get().status == "dead"
 
 
 @pytest.mark.parametrize("by", ["", None, 1])

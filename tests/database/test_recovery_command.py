@@ -8,29 +8,33 @@ from collections import Counter
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection
 from django.db.models import F
 
-from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown
+from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown, signals
 from idempotency.lifecycle import Status
 from idempotency.management.commands import recover_idempotency
 from idempotency.models import IdempotencyRecord
+from idempotency.operate import batches
+from idempotency.operate.sweep import abandoned, recover_batches, recover_once
 from idempotency.options.values import PARK
-from idempotency.protocol.faults import armed
-from idempotency.upkeep import sweep
-from idempotency.upkeep.sweep import abandoned, recover_batches, recover_once
+from idempotency.protocol.faults import fault_point
 from tests.commands import run_command
 from tests.concurrency.racing import PATIENCE, Gate, held
 from tests.database import processes
 from tests.database.statements import fill, most_rows_read
-from tests.records import HOUR, MINUTE, from_now, make_records
+from tests.records import HOUR, MINUTE, database_now, from_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 again = Operation("tests.recover.reexecute")
 parks = Operation("tests.recover.park", transaction=False, recovery=PARK)
+patient = Operation(
+    "tests.recover.patient", transaction=False, recovery=Reconcile(lambda record: Unknown(), max_attempts=100)
+)
 FINDINGS: dict[str, Any] = {}
 asks = Operation(
     "tests.recover.reconcile",
@@ -59,7 +63,7 @@ def test_it_settles_what_is_abandoned_and_says_so(monkeypatch: pytest.MonkeyPatc
     abandon(3)
     abandon(2, parks)
     abandon(1, asks)
-    abandon(1, asks, idempotency_key="unknown")
+    abandon(1, asks, idempotency_key="unknown", attempt=6)  # asked again in two minutes
     make_records(1, Status.IN_PROGRESS, lease=HOUR)
     settled = "Settled 7 claims: 3 recoverable, 1 completed, 2 parked, 1 to be asked for again."
     assert recover() == (0, [settled], [])
@@ -96,10 +100,30 @@ def test_what_a_reconciler_finds_that_was_taken_over_meanwhile_is_not_counted(
 ) -> None:
     monkeypatch.setitem(FINDINGS, "k", finding)
     take_over = {"attempt": F("attempt") + 1}
-    monkeypatch.setitem(armed, "reconcile.found", lambda: IdempotencyRecord.objects.update(**take_over) and None)
+    monkeypatch.setitem(fault_point, "reconcile.found", lambda: IdempotencyRecord.objects.update(**take_over) and None)
     abandon(1, asks, idempotency_key="k", attempt=8)  # as many as there may be
     assert recover_once().settled == 0
     assert states() == {"in_progress": 1}
+
+
+def test_what_was_taken_over_since_the_batch_was_selected_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that can't skip locked rows locks none. What another process does to them then, this one does."""
+    taken_over = {"attempt": 2, "lease_expires_at": from_now(HOUR)}
+    monkeypatch.setitem(fault_point, "sweep.selected", lambda: IdempotencyRecord.objects.update(**taken_over) and None)
+    abandon(2)
+    abandon(2, parks)
+    receiver = Mock()
+    for sent in (signals.recovered, signals.parked):
+        sent.connect(receiver)
+    assert recover_once().settled == 0
+    assert states() == {"in_progress": 4}
+    assert receiver.call_args_list == []
+
+
+def test_the_pause_before_a_reconciler_is_asked_again_has_a_bound() -> None:
+    abandon(1, patient, attempt=30)
+    assert recover_once().postponed == 1
+    assert MINUTE < IdempotencyRecord.objects.get().lease_expires_at - database_now() < 5 * MINUTE
 
 
 def test_claims_of_unknown_operations_stay_and_are_told_of() -> None:
@@ -108,7 +132,7 @@ def test_claims_of_unknown_operations_stay_and_are_told_of() -> None:
     code, lines, errors = recover()
     assert (code, lines) == (4, ["Settled 1 claim: 1 recoverable, 0 completed, 0 parked."])
     told = "Left alone: 2 claims of operation 'tests.recover.elsewhere', which is not declared in this process. "
-    assert errors == [f"{told}Declare it in an app's operations.py."]
+    assert errors == [f"{told}Declare it in an app's operations.py, or import the module of its task."]
     assert states() == {"recoverable": 1, "in_progress": 2}
     assert recover(verbosity=0)[:2] == (4, [])
 
@@ -155,15 +179,15 @@ import os, signal
 import django
 django.setup()
 from idempotency import Operation
-from idempotency.protocol.faults import armed
-from idempotency.upkeep.sweep import recover_batches
+from idempotency.protocol.faults import fault_point
+from idempotency.operate.sweep import recover_batches
 Operation("tests.recover.reexecute")
 reached = []
 def selected():
     reached.append(1)
     if len(reached) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-armed["sweep.selected"] = selected
+fault_point["sweep.selected"] = selected
 list(recover_batches(batch_size=5))
 """
 
@@ -173,7 +197,7 @@ def recovered() -> int:
     return sum(batch.recoverable for batch in recover_batches(batch_size=5))
 
 
-@pytest.mark.scenario(26)
+@pytest.mark.scenario_26
 def test_a_recovery_that_is_killed_half_way_is_simply_run_again() -> None:
     abandon(30)
     killed = processes.start(KILLED)
@@ -184,13 +208,13 @@ def test_a_recovery_that_is_killed_half_way_is_simply_run_again() -> None:
     assert states() == {"recoverable": 30}
 
 
-@pytest.mark.scenario(26)
+@pytest.mark.scenario_26
 def test_two_recoveries_at_once_settle_each_claim_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With real processes it is tested in ``tests/crash``."""
-    monkeypatch.setattr(sweep, "IDLE_TIMEOUT", timedelta(seconds=PATIENCE))
+    monkeypatch.setattr(batches, "IDLE_TIMEOUT", timedelta(seconds=PATIENCE))
     gate, here = Gate(), threading.current_thread()
     monkeypatch.setitem(
-        armed, "sweep.selected", lambda: None if threading.current_thread() is here else gate.pass_through()
+        fault_point, "sweep.selected", lambda: None if threading.current_thread() is here else gate.pass_through()
     )
     abandon(30)
     with held(recovered, gate) as first:

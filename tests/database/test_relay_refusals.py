@@ -15,10 +15,11 @@ from django.db import connection
 from django.utils import timezone
 
 from idempotency import signals
-from idempotency.models import MessageStatus, OutboxMessage
+from idempotency.exceptions import BrokerUnavailableError
 from idempotency.outbox.backlog import requeue
+from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
-from idempotency.protocol.reasons import MAX_REASON
+from idempotency.outcome import MAX_REASON
 from tests.commands import run_command
 from tests.outbox import OTHER_SENDER, SENDER, UNREACHABLE, broker, make_due, make_messages, other_broker, statuses
 from tests.records import HOUR, MINUTE
@@ -130,7 +131,7 @@ def test_a_signal_tells_how_many_were_sent() -> None:
 def test_a_signal_tells_of_a_dead_message(lease: timedelta | None, caplog: pytest.LogCaptureFixture) -> None:
     attempts = MAX_ATTEMPTS - 1 if lease is None else MAX_ATTEMPTS
     (pk,) = make_messages(attempts=attempts, lease=lease, account_id="alice", payload='"secret"')
-    broker.refuse("secret", error=ConnectionError())
+    broker.refuse("secret", error=ConnectionError("secret"))
     with receiving(signals.message_dead) as received:
         assert relay_once().dead == 1
     dead = message(pk)
@@ -139,6 +140,29 @@ def test_a_signal_tells_of_a_dead_message(lease: timedelta | None, caplog: pytes
     assert told == {**told, "sender": OutboxMessage, **of_it, "topic": "orders.placed", "attempt": MAX_ATTEMPTS}
     assert f"Message {dead.message_id} on orders.placed is dead" in caplog.text
     assert "secret" not in caplog.text
+
+
+@pytest.mark.failure_83
+@pytest.mark.parametrize("kind", [ValueError, BrokerUnavailableError])
+def test_the_log_says_where_a_sender_failed_and_not_what_it_quotes(
+    kind: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    (pk,) = make_messages(payload='"4242"')
+
+    def refuse(message: OutboxMessage) -> None:
+        try:
+            raise RuntimeError(f"card {message.payload}")
+        except RuntimeError as error:
+            raise kind(f"declined: {message.payload}") from error
+
+    broker.answer = refuse
+    relay_once()
+    (record,) = [record for record in caplog.records if record.name == "idempotency"]
+    assert "4242" not in caplog.text
+    assert record.exc_info is None
+    assert f"{kind.__name__}\n" in record.getMessage()
+    assert "in refuse" in record.getMessage()
+    assert "declined" in message(pk).error
 
 
 # The command's report, and its exit codes

@@ -21,13 +21,13 @@ from idempotency import Operation, Reconcile
 from idempotency.exceptions import LeaseLostError, OutcomeUnknownError, UnrecordableResponseError
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
+from idempotency.operate import resolutions
+from idempotency.operate.resolutions import ResolutionRefusedError, mark_not_executed, record_outcome, release
 from idempotency.options.values import PARK, REEXECUTE, Unknown
 from idempotency.outcome import Outcome, response_of
 from idempotency.protocol import claims
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
-from idempotency.upkeep import resolutions
-from idempotency.upkeep.resolutions import ResolutionRefusedError, mark_not_executed, record_outcome, release
 from tests.concurrency.racing import elsewhere, race
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire
 from tests.records import HOUR, from_now, make_records
@@ -59,7 +59,7 @@ def state(seen: IdempotencyRecord) -> tuple[str, int]:
 # What each decides
 
 
-@pytest.mark.scenario(28)
+@pytest.mark.scenario_28
 def test_what_did_not_happen_runs_at_the_next_retry() -> None:
     seen = record()
     with pytest.raises(OutcomeUnknownError):
@@ -71,7 +71,7 @@ def test_what_did_not_happen_runs_at_the_next_retry() -> None:
     assert claim.attempt == 2
 
 
-@pytest.mark.scenario(28)
+@pytest.mark.scenario_28
 @pytest.mark.parametrize(
     ("found", "status", "content_type", "content"),
     [
@@ -269,7 +269,7 @@ def _audit_is_captured(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "idempotency.audit")
 
 
-@pytest.mark.scenario(28)
+@pytest.mark.scenario_28
 @pytest.mark.parametrize("decision", DECISIONS)
 def test_a_decision_leaves_an_audit_entry(decision: str, caplog: pytest.LogCaptureFixture) -> None:
     user = User.objects.create(username="olga")

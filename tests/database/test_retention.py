@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,20 +12,21 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError
-from django.db import connections, transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from idempotency.lifecycle import Status
 from idempotency.management import running
-from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
+from idempotency.models import IdempotencyRecord, IdempotencyStep
+from idempotency.operate.purge import PurgeResult, due, purge_batches, purge_once
 from idempotency.operation import Operation
+from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.protocol import claims
 from idempotency.protocol.ownership import Ownership
 from idempotency.signals import purged
-from idempotency.upkeep.batches import side_by_side
-from idempotency.upkeep.retention import PurgeResult, due, purge_batches, purge_once
 from tests.commands import run_command
 from tests.concurrency.racing import PATIENCE, race
+from tests.database import processes
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire
 from tests.database.statements import before_statement
 from tests.outbox import make_messages, statuses
@@ -59,7 +59,7 @@ def test_records_that_expire_at_one_instant_are_all_purged() -> None:
     assert remaining() == set()
 
 
-@pytest.mark.failure_mode(5)
+@pytest.mark.failure_5
 def test_the_application_clock_plays_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = make_records(1, expires=HOUR)
     make_records(1)
@@ -69,7 +69,8 @@ def test_the_application_clock_plays_no_part(monkeypatch: pytest.MonkeyPatch) ->
     assert remaining() == {*kept}
 
 
-@pytest.mark.failure_mode(9, 30)
+@pytest.mark.failure_9
+@pytest.mark.failure_30
 def test_two_purges_at_once_share_the_work() -> None:
     make_records(300)
     kept = make_records(20, expires=HOUR) + make_records(20, Status.IN_PROGRESS, lease=-HOUR)
@@ -78,46 +79,7 @@ def test_two_purges_at_once_share_the_work() -> None:
     assert remaining() == {*kept}
 
 
-def test_jobs_share_the_partitions_and_close_their_connections() -> None:
-    for number in range(12):
-        make_records(1, account_id=f"account-{number}")
-    assert purge(jobs=3, batch_size=2)[0] == 0
-    assert remaining() == set()
-
-    used: list[Any] = []
-
-    def use() -> int:
-        used.append(connections["default"])
-        return IdempotencyRecord.objects.count()
-
-    with side_by_side(2) as run:
-        assert run([use, use]) == [0, 0]
-        with pytest.raises(ZeroDivisionError):
-            run([use, lambda: 1 // 0])
-        assert [each.connection is None for each in used] == [False] * 3
-    assert [each.connection is None for each in used] == [True] * 3
-
-
-@pytest.mark.postgres
-@pytest.mark.whole_table
-def test_jobs_share_one_table() -> None:
-    make_records(12)
-    together = threading.Barrier(3, timeout=PATIENCE)
-    with after_each_batch(together.wait):
-        assert [batch.deleted for batch in purge_batches(batch_size=4, jobs=3)] == [12]
-    assert not together.broken
-    assert remaining() == set()
-
-
-@pytest.mark.parametrize("jobs", [0, 65])
-def test_jobs_have_bounds(jobs: int) -> None:
-    with pytest.raises(ValueError, match=f"jobs must be between 1 and 64, not {jobs}"):
-        next(purge_batches(jobs=jobs))
-    with pytest.raises(CommandError, match="--jobs must be between 1 and 64"):
-        purge(jobs=jobs)
-
-
-@pytest.mark.failure_mode(30)
+@pytest.mark.failure_30
 def test_a_record_that_is_claimed_anew_between_finding_and_deleting_stays() -> None:
     revived, *_ = make_records(3)
 
@@ -130,16 +92,18 @@ def test_a_record_that_is_claimed_anew_between_finding_and_deleting_stays() -> N
     assert remaining() == {revived}
 
 
-@pytest.mark.postgres
-@pytest.mark.whole_table
-def test_what_becomes_due_after_a_batch_was_found_is_no_part_of_it() -> None:
-    """Or the transaction of a process that slept would delete all that became due meanwhile."""
-    make_records(3)
-    with before_statement(
-        "DELETE FROM idempotency_record", lambda: [make_records(1, expires=timedelta(0)) for _ in range(5)]
-    ):
-        assert purge_once(batch_size=4).deleted == 3
-    assert len(remaining()) == 5
+@pytest.mark.scenario_27
+@pytest.mark.failure_30
+def test_steps_go_with_their_records_and_no_others() -> None:
+    gone, parked, *kept = [*make_records(1), *make_records(1, Status.PARKED), *make_records(1, expires=HOUR)]
+    other_account, *_ = make_records(1, Status.PARKED, account_id="2")
+    for pk, account in IdempotencyRecord.objects.values_list("pk", "account_id"):
+        IdempotencyStep.objects.create(account_id=account, record_id=pk, name="charge", result="1")
+    # An id that another account has, too, as after rows were copied between databases.
+    IdempotencyStep.objects.create(account_id="2", record_id=gone, name="charge", result="1")
+    assert purge_once().deleted == 1
+    left = IdempotencyStep.objects.values_list("account_id", "record_id")
+    assert {*left} == {("1", parked), ("2", other_account), ("2", gone), *(("1", pk) for pk in kept)}
 
 
 def test_records_that_are_kept_do_not_keep_a_batch_from_those_behind_them() -> None:
@@ -149,6 +113,21 @@ def test_records_that_are_kept_do_not_keep_a_batch_from_those_behind_them() -> N
     while deleted := purge_once(batch_size=2).deleted:
         assert deleted <= 2
     assert remaining() == {*kept}
+
+
+@pytest.mark.sqlite
+def test_steps_are_found_by_their_accounts_and_not_by_every_pair_of_account_and_record() -> None:
+    make_records(3)
+    plans: list[str] = []
+
+    def explain(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:
+        if statement.startswith("DELETE") and "idempotency_step" in statement:
+            plans.extend(row[3] for row in execute(f"EXPLAIN QUERY PLAN {statement}", parameters, many, context))
+        return execute(statement, parameters, many, context)
+
+    with connection.execute_wrapper(explain):
+        assert purge_once().deleted == 3
+    assert any("(account_id=?)" in plan for plan in plans), plans
 
 
 # The command: records first and then sent messages, its report, its exit codes, and its load
@@ -183,6 +162,7 @@ def test_it_purges_all_that_is_due_and_says_so() -> None:
     assert remaining() == {*kept}
     assert {status for status, _ in statuses()} == {*NOT_DUE}
     assert purge() == (0, ["Purged 0 records from database 'default'."])
+    assert purge(verbosity=0) == (0, [])
 
 
 def test_a_dry_run_counts_and_deletes_nothing() -> None:
@@ -280,7 +260,49 @@ def test_a_pause_lies_between_batches_only(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(slept) <= running.SLICE
 
 
-@pytest.mark.scenario(27)
+# Ended in the middle, and run again
+
+STOPPED = """
+import os, signal, sys
+import django
+django.setup()
+from django.core.management import call_command
+from idempotency.protocol.faults import fault_point
+reached = []
+def selected():
+    reached.append(1)
+    if len(reached) == 3:
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+fault_point["purge.selected"] = selected
+call_command("purge_idempotency", batch_size=5)
+"""
+
+
+@pytest.mark.scenario_27
+@pytest.mark.parametrize(
+    ("name", "code", "deleted"),
+    [("SIGKILL", -signal.SIGKILL, 10), ("SIGTERM", 143, 15), ("SIGINT", 130, 15)],
+    ids=["killed", "terminated", "interrupted"],
+)
+def test_a_purge_that_is_ended_in_a_batch_is_simply_run_again(name: str, code: int, deleted: int) -> None:
+    """A killed one has lost its batch as a whole. One that may end by itself commits it first."""
+    ids = make_records(30)
+    for pk in ids:
+        IdempotencyStep.objects.create(account_id="1", record_id=pk, name="charge", result="1")
+    ended = processes.start(STOPPED, name)
+    _, errors = ended.communicate(timeout=PATIENCE)
+    # A management command that is called from a script raises; the exit code is its error's.
+    assert ended.returncode == (code if code < 0 else 1), errors
+    assert code < 0 or f"Stopped by {name}" in errors
+    with transaction.atomic():
+        list(IdempotencyRecord.objects.select_for_update())  # waits for the end of the killed process's session
+    left = {*ids[deleted:]}
+    assert remaining() == left == {*IdempotencyStep.objects.values_list("record_id", flat=True)}
+    assert purge(batch_size=5) == (0, [f"Purged {len(left)} records from database 'default'."])
+    assert not IdempotencyStep.objects.exists()
+
+
+@pytest.mark.scenario_27
 def test_purge_under_load() -> None:
     """Bounded batches, no live claim touched, and no claim waits for the purge long enough to be turned away.
 
@@ -308,18 +330,18 @@ def test_purge_under_load() -> None:
                 if number % 4 < 2:
                     with transaction.atomic(durable=True):
                         claims.complete(claim, OUTCOME)
-                    completed.add(claim.record_id)
+                    completed.add(claim.fence.id)
                 else:
-                    open_claims.add(claim.record_id)
+                    open_claims.add(claim.fence.id)
         finally:
             ended.append(of_one[0])
 
-    def purge_again_and_again(jobs: int) -> None:
+    def purge_again_and_again() -> None:
         while len(ended) < claimants:
-            codes.add(purge(batch_size=10, max_batches=5, jobs=jobs)[0])
-        codes.add(purge(batch_size=10, jobs=jobs)[0])
+            codes.add(purge(batch_size=10, max_batches=5)[0])
+        codes.add(purge(batch_size=10)[0])
 
-    race([*(partial(claim_all, of_one) for of_one in keys), *(partial(purge_again_and_again, jobs) for jobs in (1, 3))])
+    race([*(partial(claim_all, of_one) for of_one in keys), *[purge_again_and_again] * 2])
     assert codes <= {0, 3}
     assert len(completed) == len(open_claims) == claimants * rounds / 2
     assert remaining() == {*live, *abandoned} | completed | open_claims

@@ -9,20 +9,23 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.db import connections
-from django.test import override_settings
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory, override_settings
 
-from idempotency import PARK, Operation, claim
+from idempotency import PARK, Operation, claim, idempotent
+from idempotency.http.accounts import Fixed
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol.inquiry import key_status
-from idempotency.upkeep.resolutions import mark_not_executed
-from idempotency.upkeep.sweep import recover_once
+from idempotency.operate.resolutions import mark_not_executed
+from idempotency.operate.sweep import recover_once
+from idempotency.protocol.key_status import key_status
 from tests.records import MINUTE, from_now
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
 
 invoices = Operation("tests.routing.invoices", transaction=False, recovery=PARK)
+refunds = Operation("tests.routing.refunds", account=Fixed("near"))
 ELSEWHERE = "elsewhere"
 
 
@@ -32,7 +35,7 @@ class Router:
         return "replica" if model._meta.app_label == "idempotency" else None
 
     def db_for_write(self, model: Any, **hints: Any) -> str | None:
-        if hints.get("operation") == invoices.name or hints.get("account_id") == "far":
+        if hints.get("operation") in {invoices.name, refunds.name} or hints.get("account_id") == "far":
             return ELSEWHERE
         return None
 
@@ -90,3 +93,20 @@ def test_a_claim_elsewhere_is_settled_by_the_sweep_of_its_database_and_resolved_
     assert kept(ELSEWHERE) == [("near", Status.PARKED)]
     mark_not_executed(elsewhere.get(), by="somebody", reason="seen")
     assert kept(ELSEWHERE) == [("near", Status.RECOVERABLE)]
+
+
+@pytest.mark.failure_76
+def test_a_call_is_no_part_of_a_transaction_in_another_database_than_its_record() -> None:
+    """The transaction would not have its effects, and in an open transaction it can't claim for itself."""
+    inner = idempotent(refunds)(lambda request: HttpResponse(status=201))
+    answers: list[int] = []
+
+    @idempotent("tests.routing.outer", account=Fixed("near"))
+    def outer(request: HttpRequest) -> HttpResponse:
+        answers.append(inner(request).status_code)
+        return HttpResponse(status=201)
+
+    request = RequestFactory().post("/", headers={"Idempotency-Key": "k"})
+    assert outer(request).status_code == 201
+    assert answers == [500]
+    assert (len(kept("default")), kept(ELSEWHERE)) == (1, [])

@@ -19,15 +19,16 @@ from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.log import ClaimFilter
 from idempotency.models import IdempotencyRecord
+from idempotency.operate import resolutions
+from idempotency.operate.purge import purge_once
+from idempotency.operate.sweep import recover_once
 from idempotency.operation import registry
 from idempotency.options.values import PARK
 from idempotency.outcome import Outcome
 from idempotency.protocol.claim import Claim
-from idempotency.protocol.execution import acquire_or_wait, running
+from idempotency.protocol.claims import ClaimRequest
+from idempotency.protocol.execution import Running, acquire_or_wait, release_or_park, running
 from idempotency.protocol.ownership import Ownership
-from idempotency.upkeep import resolutions
-from idempotency.upkeep.retention import purge_once
-from idempotency.upkeep.sweep import recover_once
 from tests.concurrency.traces import end_lease
 from tests.database.claiming import OUTCOME, PAYLOAD
 from tests.records import HOUR, make_records
@@ -54,6 +55,8 @@ class Receiver:
 
     def named(self, name: str) -> Callable[..., None]:
         def receive(sender: Any, signal: Signal, **arguments: Any) -> None:
+            if name in {"claimed", "taken_over"}:
+                assert arguments.pop("request_hash")
             self.sent.append((name, sender, arguments))
             if connection.in_atomic_block:
                 self.inside.append(name)
@@ -77,11 +80,11 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
 
 
 def acquire(operation: Operation = plain, payload: Payload = PAYLOAD) -> Any:
-    return acquire_or_wait(operation, Scope("1", operation.name, "k"), payload)
+    return acquire_or_wait(ClaimRequest(operation, Scope("1", operation.name, "k"), payload))
 
 
 def complete(held: Ownership) -> None:
-    with running(Claim(held)) as slot:
+    with running(Running(Claim(held))) as slot:
         slot.outcome = OUTCOME
 
 
@@ -125,10 +128,17 @@ def test_another_payload_is_a_reused_key(receiver: Receiver) -> None:
 def test_a_run_that_failed_is_released_or_parked(
     receiver: Receiver, operation: Operation, name: str, left: Status
 ) -> None:
-    with pytest.raises(ZeroDivisionError), running(Claim(acquire(operation))):
+    with pytest.raises(ZeroDivisionError), running(Running(Claim(acquire(operation)))):
         _ = 1 / 0
     assert receiver.sent[1:] == [sent(name, operation)]
     assert status() == left
+
+
+def test_an_attempt_that_declined_and_then_failed_is_a_failure(receiver: Receiver) -> None:
+    held = acquire()
+    held.declined = True
+    release_or_park(held, "OperationalError: the connection is gone")
+    assert receiver.sent[1:] == [sent("released")]
 
 
 def test_an_abandoned_claim_is_taken_over_and_its_owner_learns_it(receiver: Receiver) -> None:

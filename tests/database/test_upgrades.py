@@ -9,16 +9,18 @@ import pytest
 from django.db import transaction
 
 from idempotency import PARK, Operation
-from idempotency.models import IdempotencyCounter, IdempotencyRecord, IdempotencyStep, OutboxMessage
+from idempotency.contrib.dashboard.counters import counters
+from idempotency.contrib.dashboard.models import IdempotencyCounter
+from idempotency.models import IdempotencyRecord, IdempotencyStep
+from idempotency.operate.purge import purge_once
+from idempotency.operate.resolutions import mark_not_executed
+from idempotency.operate.stats import stats
+from idempotency.operate.sweep import recover_once
 from idempotency.outbox import publish
+from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
 from idempotency.protocol import claims
 from idempotency.protocol.claim import Claim
-from idempotency.upkeep.counters import counters
-from idempotency.upkeep.resolutions import mark_not_executed
-from idempotency.upkeep.retention import purge_once
-from idempotency.upkeep.stats import stats
-from idempotency.upkeep.sweep import recover_once
 from tests.commands import run_command
 from tests.database.claiming import OUTCOME, acquire
 from tests.database.statements import execute

@@ -3,5 +3,5 @@
 ``roles`` is what the processes do, which the zygote of ``tests.crash`` forks; ``tasks`` are what is consumed, protected
 and as the control; ``strikes`` is where they are broken. A ``stage`` is what all of it runs on. ``faults`` are the
 scripts, one for each way in which delivery goes wrong, and ``tally`` judges what each left.
-``python -m tests.delivery`` runs them in full.
+``python -m tools.deliveries`` runs them in full.
 """

@@ -220,7 +220,7 @@ def producer_rolled_back(scene: Scene, verdict: Verdict) -> None:
     relay = scene.start_relay()
     scene.publish(rolled_back=True)
     scene.until(lambda: not scene.unsent(), "what is committed is sent")
-    highest = scene.stage.count("SELECT max(id) FROM idempotency_outbox WHERE status = 'sent'")
+    highest = scene.stage.count("SELECT max(id) FROM idempotency_outbox_message WHERE status = 'sent'")
     skipped = sum(number < highest for number in written)
     for writer in writers:
         writer.go()
@@ -261,8 +261,8 @@ def other_payload(scene: Scene, verdict: Verdict) -> None:
     """Each protected message is published again under its id with another amount. One of the two is dead-lettered."""
     consume_outbox(scene)
     sent = scene.stage.query(
-        "SELECT topic, payload ->> 'label', message_id::text, idempotency_key, account_id FROM idempotency_outbox "
-        "WHERE payload ->> 'label' LIKE %s",
+        "SELECT topic, payload ->> 'label', message_id::text, idempotency_key, account_id "
+        "FROM idempotency_outbox_message WHERE payload ->> 'label' LIKE %s",
         f"{scene.name}-%",
     )
     calls = [
@@ -305,14 +305,15 @@ def forgotten(scene: Scene, verdict: Verdict) -> None:
     gone = scene.labels("kept", range(scene.count // 2, scene.count))
     scene.stage.query(
         "UPDATE idempotency_record SET expires_at = %s WHERE operation = %s AND idempotency_key IN ("
-        "SELECT idempotency_key FROM idempotency_outbox WHERE payload ->> 'label' = ANY(%s))",
+        "SELECT idempotency_key FROM idempotency_outbox_message WHERE payload ->> 'label' = ANY(%s))",
         LONG_AGO,
         names.KEPT,
         gone,
     )
     verdict.struck = scene.run("purger")["deleted"]
     scene.stage.query(
-        "UPDATE idempotency_outbox SET status = 'pending' WHERE payload ->> 'label' LIKE %s", f"{scene.name}-kept-%"
+        "UPDATE idempotency_outbox_message SET status = 'pending' WHERE payload ->> 'label' LIKE %s",
+        f"{scene.name}-kept-%",
     )
     scene.relay_all()
     scene.settle()

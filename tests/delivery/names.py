@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-#: The tasks: one that is protected, and its control; and a pair that does as little as possible, to measure.
+#: The tasks: one that is protected, and its control.
 KEPT = "delivery.kept"
 PLAIN = "delivery.plain"
-FAST_KEPT = "delivery.fast_kept"
-FAST_PLAIN = "delivery.fast_plain"
 
 #: The queue in which protected messages are dead-lettered, and how many runs of one may be cut off until it is.
 DEAD = "delivery.dead"

@@ -17,10 +17,10 @@ from django.db import connections, transaction
 
 from idempotency import claim
 from idempotency.contrib.celery import resend_lost_messages
+from idempotency.operate.purge import purge_batches
 from idempotency.outbox import publish
 from idempotency.outbox.relay import relay_batches
 from idempotency.protocol import faults
-from idempotency.upkeep.retention import purge_batches
 from testproject.celery import app
 from testproject.harness.strikes import Marks, Strike, Strikes
 from tests.delivery import names, tasks
@@ -57,15 +57,15 @@ def run(spec: Spec, channel: Channel) -> None:
         broker_url=spec["broker"],
         task_default_queue=spec["queue"],
         broker_transport_options=spec["transport"],
-        task_routes={"idempotency.tasks.*": {"queue": names.NUDGES}},
+        task_routes={"idempotency.contrib.celery.tasks.*": {"queue": names.NUDGES}},
     )
     settings.PROVIDER_URL = spec["provider"]
     if "lease" in spec:
         settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "LEASE": timedelta(seconds=spec["lease"])}
     strikes = tasks.strikes = Strikes(Marks(spec["marks"]), [Strike(**strike) for strike in spec["strikes"]])
-    faults.armed["complete.committed"] = lambda: strikes.here("committed")
+    faults.fault_point["complete.committed"] = lambda: strikes.here("committed")
     for place in ("relay.claimed", "relay.published"):
-        faults.armed[place] = strikes.each(place)
+        faults.fault_point[place] = strikes.each(place)
     told = ROLES[spec["role"]](spec, channel)
     if told is not None:
         channel.tell(event="done", **told)
@@ -166,22 +166,6 @@ def resend(spec: Spec, channel: Channel) -> Told:
     return {"found": resend_lost_messages(older_than=timedelta(0))}
 
 
-def produce_fast(spec: Spec, channel: Channel) -> Told:
-    """Publish for the measurement of throughput: each message in a transaction with a row."""
-    from testproject.models import Transfer
-
-    started = time.monotonic()
-    for number in range(spec["count"]):
-        label = f"{spec['name']}-{number:05d}"
-        with transaction.atomic():
-            Transfer.objects.create(account_id=1, label=label, amount=1)
-            if spec["outbox"]:
-                publish(names.FAST_KEPT, {"label": label}, sender=names.ONCE)
-        if not spec["outbox"]:
-            tasks.fast_plain.apply_async(kwargs={"label": label})
-    return {"seconds": time.monotonic() - started}
-
-
 ROLES: dict[str, Callable[[Spec, Channel], Told | None]] = {
     "worker": work,
     "relay": relay,
@@ -190,5 +174,4 @@ ROLES: dict[str, Callable[[Spec, Channel], Told | None]] = {
     "caller": call_tasks,
     "purger": purge,
     "resender": resend,
-    "fast producer": produce_fast,
 }

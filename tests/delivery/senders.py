@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import uuid4
 
 from idempotency.contrib import celery
-from idempotency.models import OutboxMessage
+from idempotency.outbox.models import OutboxMessage
 
 
 def send_twice(message: OutboxMessage) -> None:

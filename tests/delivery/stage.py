@@ -150,7 +150,7 @@ class Scene:
         for process in self._processes:
             process.end()
         # Only a script that failed has left anything, and that must not fail those after it.
-        self.stage.query("DELETE FROM idempotency_outbox WHERE status <> 'sent'")
+        self.stage.query("DELETE FROM idempotency_outbox_message WHERE status <> 'sent'")
         forget(self.stage.broker)
 
     # The database's clock, moved by back-dating
@@ -158,13 +158,15 @@ class Scene:
     def end_leases(self) -> None:
         """End the leases of all relays that have messages."""
         self.stage.query(
-            "UPDATE idempotency_outbox SET lease_expires_at = %s WHERE status = 'pending' AND lease_expires_at > now()",
+            "UPDATE idempotency_outbox_message SET lease_expires_at = %s "
+            "WHERE status = 'pending' AND lease_expires_at > now()",
             LONG_AGO,
         )
 
     def end_backoffs(self) -> None:
         self.stage.query(
-            "UPDATE idempotency_outbox SET next_try_at = %s WHERE status = 'pending' AND next_try_at > now()", LONG_AGO
+            "UPDATE idempotency_outbox_message SET next_try_at = %s WHERE status = 'pending' AND next_try_at > now()",
+            LONG_AGO,
         )
 
     # Looking
@@ -203,7 +205,7 @@ class Scene:
         return self.stage.log.read_bytes()[self._log_offset :].decode(errors="replace")
 
     def unsent(self) -> int:
-        return self.stage.count("SELECT count(*) FROM idempotency_outbox WHERE status = 'pending'")
+        return self.stage.count("SELECT count(*) FROM idempotency_outbox_message WHERE status = 'pending'")
 
     def deliveries(self) -> int:
         """How often a message has reached a task."""
@@ -247,7 +249,7 @@ class Scene:
         while missing := self._without_record():
             # It waits for longer the longer a message has been waiting.
             self.stage.query(
-                "UPDATE idempotency_outbox "
+                "UPDATE idempotency_outbox_message "
                 "SET created_at = (created_at AT TIME ZONE 'UTC' - interval '1 hour') AT TIME ZONE 'UTC', "
                 "sent_at = (sent_at AT TIME ZONE 'UTC' - interval '1 hour') AT TIME ZONE 'UTC' "
                 "WHERE payload ->> 'label' LIKE %s",
@@ -264,7 +266,7 @@ class Scene:
         # Citus joins no table that is spread over servers with one that is not, so this is two questions.
         known = set(self.stage.query("SELECT idempotency_key FROM idempotency_record WHERE operation = %s", names.KEPT))
         keys = self.stage.query(
-            "SELECT idempotency_key FROM idempotency_outbox WHERE topic = %s AND payload ->> 'label' LIKE %s",
+            "SELECT idempotency_key FROM idempotency_outbox_message WHERE topic = %s AND payload ->> 'label' LIKE %s",
             names.KEPT,
             f"{self.name}-%",
         )

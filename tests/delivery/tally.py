@@ -118,7 +118,7 @@ def judge(
         dict(
             scene.stage.query(
                 "SELECT record.status, count(*) FROM idempotency_record AS record "
-                "JOIN idempotency_outbox AS message USING (idempotency_key) "
+                "JOIN idempotency_outbox_message AS message USING (idempotency_key) "
                 "WHERE record.operation = %s AND message.payload ->> 'label' LIKE %s GROUP BY record.status",
                 names.KEPT,
                 f"{scene.name}-%",

@@ -16,9 +16,9 @@ from idempotency import current_claim
 from idempotency.contrib.celery import idempotent_task
 from testproject.celery import app
 from testproject.harness.strikes import Marks, Strikes
-from testproject.models import Receipt, Transfer, UnprotectedReceipt
+from testproject.models import Transfer
 from testproject.provider.client import pay
-from tests.delivery.names import DEAD, FAST_KEPT, FAST_PLAIN, KEPT, MAX_ATTEMPTS, PLAIN
+from tests.delivery.names import DEAD, KEPT, MAX_ATTEMPTS, PLAIN
 
 DELIVERY: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
 
@@ -49,17 +49,6 @@ def _take_effect(label: str, amount: int, key: str, recipient: str) -> None:
     Transfer.objects.create(account_id=1, label=label, amount=amount, recipient=recipient)
     pay(settings.PROVIDER_URL, key, label=label, amount=amount, timeout=settings.PROVIDER_TIMEOUT)
     strikes.here("handler")
-
-
-@app.task(name=FAST_KEPT, **DELIVERY)
-@idempotent_task(FAST_KEPT)
-def fast_kept(label: str) -> None:
-    Receipt.objects.create(label=label, amount=1)
-
-
-@app.task(name=FAST_PLAIN, **DELIVERY)
-def fast_plain(label: str) -> None:
-    UnprotectedReceipt.objects.create(label=label, amount=1)
 
 
 def count_deliveries() -> None:

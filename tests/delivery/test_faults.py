@@ -1,4 +1,4 @@
-"""Every fault of delivery, once and with few messages. ``python -m tests.delivery`` runs them in full.
+"""Every fault of delivery, once and with few messages. ``python -m tools.deliveries`` runs them in full.
 
 On PostgreSQL only: these processes write all the time, and on SQLite they would wait for its one write lock and show
 nothing of delivery. What an inbox and an outbox do on SQLite is tested in ``tests/contrib`` and ``tests/database``.
@@ -6,7 +6,7 @@ nothing of delivery. What an inbox and an outbox do on SQLite is tested in ``tes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -25,13 +25,9 @@ MESSAGES = 20
 def case(
     name: str,
     shows: Callable[[Verdict], bool] = lambda verdict: verdict.plain.doubled > 0,
-    *,
-    scenario: int | None = None,
-    failure_modes: tuple[int, ...] = (),
+    marks: Sequence[pytest.MarkDecorator] = (),
 ) -> Any:
-    """A fault, what must have been seen besides, and which scenario and failure modes it is about."""
-    marks = [pytest.mark.failure_mode(number) for number in failure_modes]
-    marks += [] if scenario is None else [pytest.mark.scenario(scenario)]
+    """A fault, what must have been seen besides, and which scenario and failures it is about."""
     return pytest.param(name, shows, marks=marks, id=name)
 
 
@@ -39,22 +35,25 @@ def nothing_came_twice(verdict: Verdict) -> bool:
     return (verdict.kept.deliveries, verdict.plain.deliveries) == (MESSAGES, MESSAGES)
 
 
+#: What a message that comes again must not do.
+DELIVERED_TWICE = [pytest.mark.scenario_7, pytest.mark.failure_53]
+
 CASES = (
-    case("child-killed", scenario=7, failure_modes=(53,)),
-    case("main-killed", scenario=7, failure_modes=(53,)),
-    case("group-killed", scenario=7, failure_modes=(53,)),
-    case("after-commit", scenario=7, failure_modes=(53,)),
-    case("redelivered", scenario=7, failure_modes=(53,)),
-    case("published-twice", lambda found: found.plain.doubled == MESSAGES, scenario=7, failure_modes=(53,)),
-    case("confirm-lost", scenario=7, failure_modes=(53,)),
-    case("relay-killed", scenario=7),
-    case("relay-frozen", scenario=7),
+    case("child-killed", marks=DELIVERED_TWICE),
+    case("main-killed", marks=DELIVERED_TWICE),
+    case("group-killed", marks=DELIVERED_TWICE),
+    case("after-commit", marks=DELIVERED_TWICE),
+    case("redelivered", marks=DELIVERED_TWICE),
+    case("published-twice", lambda found: found.plain.doubled == MESSAGES, marks=DELIVERED_TWICE),
+    case("confirm-lost", marks=DELIVERED_TWICE),
+    case("relay-killed", marks=[pytest.mark.scenario_7]),
+    case("relay-frozen", marks=[pytest.mark.scenario_7]),
     case("relays-at-once", nothing_came_twice),
-    case("rolled-back", lambda found: found.plain.ghosts > 0, failure_modes=(54, 55)),
-    case("broker-restarted", scenario=7),
-    case("forgotten", lambda found: found.plain.doubled == MESSAGES // 2, failure_modes=(56,)),
-    case("other-payload", lambda found: found.dead_letters == MESSAGES, failure_modes=(57,)),
-    case("poison", lambda found: found.dead_letters == 2, failure_modes=(58,)),
+    case("rolled-back", lambda found: found.plain.ghosts > 0, marks=[pytest.mark.failure_54, pytest.mark.failure_55]),
+    case("broker-restarted", marks=[pytest.mark.scenario_7]),
+    case("forgotten", lambda found: found.plain.doubled == MESSAGES // 2, marks=[pytest.mark.failure_56]),
+    case("other-payload", lambda found: found.dead_letters == MESSAGES, marks=[pytest.mark.failure_57]),
+    case("poison", lambda found: found.dead_letters == 2, marks=[pytest.mark.failure_58]),
 )
 
 

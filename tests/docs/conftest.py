@@ -11,11 +11,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 import celery
 import httpx
 import pytest
+from django.db import connections
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 from rest_framework import serializers
@@ -32,9 +34,8 @@ from tests.operations import free_names
 from tests.outbox import SENDER, broker
 
 #: Packages whose examples are run only where they are installed.
-OPTIONAL = {"adrf", "channels", "corsheaders", "django_tenants", "graphene", "graphql", "ninja", "strawberry"} | {
-    *("drf_idempotency", "idempotency_key", "rest_framework_idempotency_key")  # `tox -e moving` runs their page
-}
+OPTIONAL = {"adrf", "channels", "corsheaders", "django_tenants", "drf_idempotency", "graphql"}
+OPTIONAL |= {"ninja", "strawberry"}
 
 #: Runs a page's examples, and gives all that they have defined, by name.
 RunPage = Callable[[str], dict[str, Any]]
@@ -49,32 +50,15 @@ class ShopChargeSerializer(serializers.ModelSerializer[models.Charge]):
 class Provider:
     """What the examples call ``shop.provider``. It deduplicates nothing."""
 
-    class ProviderError(Exception):
-        """Nobody knows."""
-
     def __init__(self) -> None:
         self.paid: list[tuple[str, int]] = []
-        #: What goes wrong with the next payment: "before" it or "after" it.
-        self.fails = ""
 
     def names(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("ProviderError", "pay", "ship", "find")}
+        return {"pay": self.pay, "ship": self.pay}
 
-    def pay(self, key: UUID, amount: int, *, valid_until: float | None = None) -> dict[str, Any]:
-        fails, self.fails = self.fails, ""
-        if fails == "before":
-            raise self.ProviderError
+    def pay(self, key: UUID, amount: int) -> dict[str, Any]:
         self.paid.append((str(key), amount))
-        if fails == "after":
-            raise self.ProviderError
-        return {"id": len(self.paid), "amount": amount}
-
-    def ship(self, key: UUID, payout_id: int) -> dict[str, Any]:
-        return {"id": self.pay(key, payout_id)["id"]}
-
-    def find(self, key: UUID) -> dict[str, Any] | None:
-        found = [number for number, (paid, _) in enumerate(self.paid) if paid == str(key)]
-        return {"id": found[0] + 1, "amount": self.paid[found[0]][1]} if found else None
+        return {"id": len(self.paid)}
 
 
 @pytest.fixture
@@ -120,7 +104,10 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
             vars(module).update({} if file else defined, DATABASES={"default": {}})
             exec(compile(source, f"{name}: {module.__name__}", "exec"), vars(module))
             if file and file[1] == "settings":
-                with override_settings(**{key: value for key, value in vars(module).items() if key == "IDEMPOTENCY"}):
+                with (
+                    override_settings(**{key: value for key, value in vars(module).items() if key == "IDEMPOTENCY"}),
+                    patch.dict(connections.settings, {**vars(module)["DATABASES"], **connections.settings}),
+                ):
                     assert checks.check_settings(None) == []
             defined.update({key: value for key, value in vars(module).items() if not key.startswith("__")})
         clients.extend(value for value in defined.values() if isinstance(value, httpx.Client))

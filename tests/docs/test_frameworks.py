@@ -12,7 +12,7 @@ import pytest
 from django.contrib.auth.models import AnonymousUser
 from django.test import Client, RequestFactory
 
-from idempotency.models import OutboxMessage
+from idempotency.outbox.models import OutboxMessage
 from testproject.models import Charge, Notification
 from tests.docs.conftest import RunPage, post
 from tests.factories import UserFactory
@@ -37,19 +37,16 @@ def test_the_ninja_route_takes_effect_once(run_page: RunPage, settings: Any) -> 
     assert Charge.objects.count() == 1
 
 
-@pytest.mark.parametrize("library", ["strawberry", "graphene"])
-def test_the_mutation_takes_effect_once(run_page: RunPage, library: str) -> None:
-    pytest.importorskip(library, reason=f"{library} is not installed")
+def test_the_mutation_takes_effect_once(run_page: RunPage) -> None:
+    pytest.importorskip("strawberry", reason="Strawberry is not installed")
     run_page(PAGE)
-    schema = sys.modules[f"shop.{library}_schema"].schema
+    schema = sys.modules["shop.strawberry_schema"].schema
     user: Any = UserFactory()
 
     def mutate(key: str, amount: int) -> Any:
         request = RequestFactory().post("/")
         request.user = user
-        context: Any = request if library == "graphene" else SimpleNamespace(request=request)
-        execute = schema.execute if library == "graphene" else schema.execute_sync
-        return execute(MUTATION % (key, amount), context_value=context)
+        return schema.execute_sync(MUTATION % (key, amount), context_value=SimpleNamespace(request=request))
 
     def code(result: Any) -> str:
         return str(result.errors[0].extensions["code"])
@@ -60,6 +57,25 @@ def test_the_mutation_takes_effect_once(run_page: RunPage, library: str) -> None
     assert code(mutate("k", 6)) == "idempotency_key_reused"
     user = AnonymousUser()
     assert code(mutate("k", 5)) == "idempotency_account_required"
+    assert Charge.objects.count() == 1
+
+
+@pytest.mark.parametrize("by", ["arguments", "request"])
+def test_the_tool_of_an_agent_takes_effect_once(run_page: RunPage, by: str) -> None:
+    run_page(PAGE)
+    tool, user = sys.modules["shop.mcp_tools"].charge_tool, UserFactory()
+
+    def call(meta: Any, amount: int = 5) -> Any:
+        arguments = {"amount": amount, "currency": "usd"}
+        if by == "request":
+            return tool(user, arguments, meta)
+        return tool(user, {**arguments, "meta": meta})
+
+    first, retry = call({"idempotency_key": "k"}), call({"idempotency_key": "k"})
+    assert first == retry == {"isError": False, "structuredContent": {"id": Charge.objects.get().pk}}
+    for meta, amount, code in (({"idempotency_key": "k"}, 6, "key_reused"), ({}, 5, "key_invalid")):
+        refused = call(meta, amount)
+        assert (refused["isError"], refused["structuredContent"]["code"]) == (True, f"idempotency_{code}")
     assert Charge.objects.count() == 1
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
+import subprocess
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -11,13 +13,8 @@ import yaml
 import idempotency
 from tests.docs.pages import ROOT, text_of
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # pytest brings it
-
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-CI_RUN = (ROOT / ".ci/run").read_text()
+CI_RUN = ROOT / ".ci/run"
 TOX = (ROOT / "tox.ini").read_text()
 
 
@@ -26,30 +23,24 @@ def workflow(name: str) -> dict[str, Any]:
     return loaded
 
 
-def commands(name: str) -> str:
-    steps = [step for job in workflow(name)["jobs"].values() for step in job["steps"]]
-    return "\n".join(step["run"] for step in steps if "run" in step)
+def parts_of(script: Path) -> list[str]:
+    """The parts that ``.ci/run`` describes in its head: those of a whole run, then the long ones."""
+    return re.findall(r"^#   (\w+) {2,}", script.read_text(), re.MULTILINE)
 
 
-def test_the_workflow_runs_what_ci_run_does() -> None:
-    ran = commands("ci")
-    for readme_command in re.findall(r"readme_command '([^']+)'", CI_RUN):
-        assert readme_command in ran
-        assert readme_command in text_of("README.md")
-    for command in re.findall(r"^(?:\.venv/bin/tox -e|tests/).*$", CI_RUN, re.MULTILINE):
-        assert command in ran
-    (quick,) = re.findall(r"quick=\((.+)\)", CI_RUN)
-    assert quick in ran
-    (operations,) = re.findall(r"--operations \d+", CI_RUN)
-    assert operations in ran
+def test_the_workflows_run_every_part_of_ci_run() -> None:
+    jobs = workflow("ci")["jobs"]
+    of_ci = jobs["part"]["strategy"]["matrix"]["part"]
+    last = jobs["part"]["steps"][-1]
+    assert (last["run"], last["env"]["PART"]) == ('.ci/run "$PART"', "${{ matrix.part }}")
+    weekly = [job["steps"][-1]["run"] for job in workflow("matrix")["jobs"].values()]
+    assert parts_of(CI_RUN) == of_ci + [command.removeprefix(".ci/run ") for command in weekly]
 
 
-def test_the_workflow_runs_the_pairs_of_tox() -> None:
-    (pairs,) = re.findall(r"^ +pairs = (.+)$", TOX, re.MULTILINE)
-    included = workflow("ci")["jobs"]["pairs"]["strategy"]["matrix"]["include"]
-    assert [pair["environment"] for pair in included] == pairs.split(", ")
-    for pair in included:
-        assert pair["environment"].startswith(f"py{pair['python'].replace('.', '')}-")
+def test_ci_run_refuses_a_part_that_it_does_not_have() -> None:
+    refused = subprocess.run(["bash", CI_RUN, "parts"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "no part named parts" in refused.stderr
 
 
 def test_the_matrix_is_what_the_classifiers_say() -> None:
@@ -78,3 +69,14 @@ def test_the_configurations_are_read() -> None:
     assert (ROOT / documentation["sphinx"]["configuration"]).exists()
     (command,) = re.findall(r"--group \w+", str(documentation["build"]["jobs"]["install"]))
     assert command.split()[1] in PROJECT["dependency-groups"]
+
+
+def test_the_reading_order_names_files_and_functions_that_exist() -> None:
+    _, _, text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Read the code in this order")
+    names = re.findall(r"`([^`]+)`", text.partition("\n## ")[0])
+    files = [ROOT / name for name in names if name.startswith("idempotency/")]
+    code = "\n".join(file.read_text() for file in files)
+    functions = [name.rpartition(".")[2] for name in names if re.fullmatch(r"[\w.]+", name) and "/" not in name]
+    assert len(files) >= 6
+    assert len(functions) >= 10
+    assert [name for name in functions if f"def {name}(" not in code and not name.endswith("py")] == []

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission
@@ -22,15 +23,17 @@ from django.urls import Resolver404, resolve
 import idempotency
 from idempotency import exceptions, log, signals
 from idempotency.contrib import metrics
-from idempotency.contrib.opentelemetry import spans
+from idempotency.contrib.opentelemetry import tracing
 from idempotency.http.problems import problem
+from idempotency.http.profiles import PROFILES
+from idempotency.management import commands
 from idempotency.models import IdempotencyRecord
-from idempotency.options.table import OPTIONS, SETTINGS
+from idempotency.operate.stats import Precision, Stats
+from idempotency.options.settings import SETTINGS
+from idempotency.options.table import OPTIONS
 from idempotency.options.values import DEFAULT_MAX_ATTEMPTS
+from idempotency.outbox.management import commands as outbox_commands
 from idempotency.protocol.recovery import LONGEST_BACKOFF
-from idempotency.upkeep.counters import Counters
-from idempotency.upkeep.stats import Precision, Stats
-from testproject.demo.acts import ORDERS, PAYOUTS, Act
 from testproject.provider.faults import FAULTS
 from tests.docs.pages import PAGES, ROOT, blocks, code, each_page, section, table, text_of
 
@@ -42,6 +45,8 @@ def test_every_signal_is_listed_with_its_arguments() -> None:
     sent = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
     assert set(rows) == sent
     assert {name: code(row[1]) for name, row in rows.items() if code(row[1])} == {
+        "claimed": "request_hash",
+        "taken_over": "request_hash",
         "recovered": "status",
         "purged": "count",
         "relayed": "count",
@@ -58,7 +63,7 @@ def test_every_number_of_the_statistics_is_listed() -> None:
 
 def test_the_table_of_attempts_and_times_is_right() -> None:
     """An abandoned first attempt is reconciled as attempt 2, and each Unknown waits for two to the power of it."""
-    rows = table(section("explanation/crashes.md", "`Unknown`: asked again, and parked in the end"))
+    rows = [row for row in table(section("how-to/ask-a-provider.md", "The contract")) if len(row) == 2]
     units = {"minutes": 60, "hour": 3600, "day": 86_400}
     for attempts, written in rows:
         number, unit = written.split()
@@ -67,20 +72,21 @@ def test_the_table_of_attempts_and_times_is_right() -> None:
     assert rows[0][0] == f"{DEFAULT_MAX_ATTEMPTS}, the default"
 
 
-def settings_table() -> list[list[str]]:
-    return table(between("reference/settings.md", "settings"))
+#: An option: its names, its type, its default and, indented, its meaning.
+OPTION = re.compile(r"^(`.+`)\n: (.+); default `(.+)`\n\n((?:  .+\n)+)", re.MULTILINE)
 
 
-def test_the_table_of_settings_is_the_declaration() -> None:
+def test_the_list_of_settings_is_the_declaration() -> None:
     declared = {option.name: option for option in (*OPTIONS.values(), *SETTINGS.values())}
-    rows = {name: row for row in settings_table() if (name := (code(row[1]) or (code(row[0]) or "").lower()))}
-    assert set(rows) == set(declared)
     words = {"timedelta": timedelta, "CONFLICT": idempotency.CONFLICT, "REEXECUTE": idempotency.REEXECUTE}
-    for name, (setting, argument, takes, default, meaning) in rows.items():
-        option = declared[name]
-        assert (code(setting), code(argument) == name) == (option.setting, option.is_argument), name
-        assert (takes, meaning) == (option.takes, option.meaning), name
-        assert eval(code(default) or "", words) == option.default, name
+    listed = OPTION.findall(between("reference/settings.md", "settings"))
+    assert len(listed) == len(declared)
+    for term, takes, default, meaning in listed:
+        names = re.findall(r"`(\w+)`", term)
+        option = declared[names[-1].lower()]
+        assert names == [option.setting] * bool(option.setting) + [option.name] * option.is_argument
+        assert (takes, " ".join(meaning.split())) == (option.takes, option.meaning), option.name
+        assert eval(default, words) == option.default, option.name
 
 
 def errors() -> list[type[exceptions.IdempotencyError]]:
@@ -92,11 +98,24 @@ def errors() -> list[type[exceptions.IdempotencyError]]:
 
 
 def test_the_wire_contract_has_every_answer() -> None:
-    rows = {code(row[2]): row[1] for row in table(text_of("reference/wire.md")) if len(row) == 4}
+    rows = {code(row[2]): row[1] for row in table(section("reference/wire.md", "Answers"))}
     answers = {error.code: str(error.status_code) for error in errors() if "title" in vars(error)}
     # Over HTTP a lost lease is answered from the winner's record.
     del answers[exceptions.LeaseLostError.code], answers[exceptions.IdempotencyError.code]
     assert {answer: status for answer, status in rows.items() if answer} == answers
+
+
+@each_page()
+def test_what_a_page_imports_is_in_the_reference(name: str) -> None:
+    reference = text_of("reference/api.md")
+    imported = {
+        found.name
+        for source in blocks(name, "python")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "idempotency"
+        for found in node.names
+    }
+    assert {missing for missing in imported if not re.search(rf"\b{missing}\b", reference)} == set()
 
 
 def between(name: str, mark: str) -> str:
@@ -117,7 +136,7 @@ def test_every_message_that_has_a_remedy_is_written_somewhere() -> None:
     rows = table(between("how-to/troubleshoot.md", "messages"))
     messages = [code(row[0]) or "" for row in rows]
     assert all(messages)
-    assert len(messages) > 20
+    assert len(messages) > 10
     assert [part for message in messages for part in message.split("…") if part.strip(" :") not in said] == []
 
 
@@ -129,9 +148,17 @@ def test_the_problems_shown_are_those_that_are_sent() -> None:
         for line in block.splitlines()
         if line.startswith('{"type"')
     ]
-    assert len(shown) >= 8
+    assert len(shown) >= 3
     for body in shown:
-        assert body == problem(by_code[body["code"]](body["detail"]))
+        error = by_code[body["code"]](body["detail"], retry_after=2 if body["retryable"] else None)
+        assert body == problem(error, PROFILES["ietf"])
+
+
+def test_each_problem_has_its_place_on_the_page_that_its_type_leads_to(settings: Any) -> None:
+    settings.IDEMPOTENCY = {"PROBLEM_DOCS": "https://docs.example.com/problems.html"}
+    problems = [error() for error in errors() if "title" in vars(error) and error is not exceptions.IdempotencyError]
+    places = [problem(error, PROFILES["ietf"])["type"].partition("#")[2] for error in problems]
+    assert sorted(places) == sorted(re.findall(r"^## (\S+)$", text_of("reference/problems.md"), re.MULTILINE))
 
 
 def test_every_public_name_is_in_the_reference() -> None:
@@ -147,7 +174,8 @@ def test_every_documented_object_exists() -> None:
     assert [name for name in names if not _exists(name)] == []
 
 
-TASKS = (ROOT / "idempotency/tasks.py").read_text()  # read, because Celery needn't be installed
+#: Read, because Celery needn't be installed.
+TASKS = (ROOT / "idempotency/contrib/celery/tasks.py").read_text()
 PROVIDER_OPTIONS = {*re.findall(r'"(--[a-z-]+)"', (ROOT / "testproject/provider/__main__.py").read_text())}
 
 
@@ -159,9 +187,9 @@ def is_endpoint(path: str) -> bool:
 
 
 #: Loggers, and what OpenTelemetry gets: attributes and events of spans, metrics.
-LOGGED_AND_TRACED = {"idempotency.audit", log.EVENTS, spans.OPERATION, spans.ATTEMPT, spans.RESULT} | {
+LOGGED_AND_TRACED = {"idempotency.audit", log.EVENTS, tracing.OPERATION, tracing.ATTEMPT, tracing.RESULT} | {
     f"idempotency.{name.removeprefix('idempotency_')}"
-    for name in (*Counters.WATCHED, metrics.EVENTS, *(one.name for one in (*metrics.COUNTS, *metrics.GAUGES)))
+    for name in (*signals.EVENTS, metrics.EVENTS, *(one.name for one in (*metrics.COUNTS, *metrics.GAUGES)))
 }
 
 
@@ -169,12 +197,12 @@ def is_dotted_name(name: str) -> bool:
     """Whether it is a check, a permission, logged or traced, or can be reached from a module by its attributes."""
     if re.search(r"\.[EW]\d{3}$", name) or name in LOGGED_AND_TRACED:
         return True
-    return Permission.objects.filter(codename=name.removeprefix("idempotency.")).exists() or _exists(name)
+    return Permission.objects.filter(codename=name.rpartition(".")[2]).exists() or _exists(name)
 
 
 #: What pages name, by the pattern that finds it; and whether it is there.
 NAMED: dict[str, tuple[str, Callable[[str], bool]]] = {
-    "task of a schedule": (r'"task": "([\w.]+)"', lambda name: f'name="{name}"' in TASKS),
+    "task of a schedule": (r'"task": "([\w.]+)"', lambda name: f"def {name.rpartition('.')[2]}(" in TASKS),
     "endpoint of the sample": (r"`(?:[A-Z]+ )?(/[a-z/]+/)`", is_endpoint),
     "endpoint of the tutorial": (r"http://127\.0\.0\.1:8000(/[a-z/]+/)", is_endpoint),
     "options of the provider": (
@@ -182,7 +210,7 @@ NAMED: dict[str, tuple[str, Callable[[str], bool]]] = {
         lambda options: set(re.findall(r"--[a-z-]+", options)) <= PROVIDER_OPTIONS,
     ),
     "file": (r"`((?:idempotency|testproject|docs)/[\w/-]+\.\w+)`", lambda file: (ROOT / file).exists()),
-    "dotted name": (r"`(idempotency(?:\.\w+)+)", is_dotted_name),
+    "dotted name": (r"`(idempotency(?:_outbox|_dashboard)?(?:\.\w+)+)", is_dotted_name),
 }
 
 
@@ -215,25 +243,22 @@ def test_every_system_check_is_listed() -> None:
     used = set(re.findall(r'"(idempotency\.[EW]\d{3})"', "".join(sources)))
     used |= {option.check_id for option in SETTINGS.values()}
     listed = [code(row[0]) for row in table(text_of("reference/checks.md"))]
-    assert listed == sorted(used)
+    assert sorted(listed) == sorted(used)
 
 
 #: The package's commands, each of which has a section of its name.
-COMMANDS = (
-    "purge_idempotency",
-    "recover_idempotency",
-    "relay_outbox",
-    "erase_idempotency",
-    "idempotency_stats",
-    "idempotency_audit",
-)
+COMMANDS = {
+    module.name: app
+    for app, package in (("idempotency", commands), ("idempotency.outbox", outbox_commands))
+    for module in pkgutil.iter_modules(package.__path__)
+}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_of_a_command_exists(command: str) -> None:
     texts = [text for name in PAGES for text in blocks(name, "sh", "text", "ini")]
     lines = [line for text in texts for line in text.splitlines() if f" {command}" in line]
-    parser = load_command_class("idempotency", command).create_parser("manage.py", command)
+    parser = load_command_class(COMMANDS[command], command).create_parser("manage.py", command)
     for line in lines:
         parser.parse_args(shlex.split(line.partition(f" {command}")[2]))
     assert lines, "no page shows it"
@@ -241,7 +266,7 @@ def test_every_option_of_a_command_exists(command: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_of_a_command_is_listed(name: str) -> None:
-    options = options_of(load_command_class("idempotency", name)) - options_of(BaseCommand())
+    options = options_of(load_command_class(COMMANDS[name], name)) - options_of(BaseCommand())
     cells = [code(row[0]) for row in table(section("reference/commands.md", f"`{name}`"))]
     assert {cell.split()[0] for cell in cells if cell and cell.startswith("--")} == options
 
@@ -255,15 +280,15 @@ def test_every_fault_of_the_provider_is_listed() -> None:
     assert [name for row in rows if len(row) == 2 and (name := code(row[0]))] == list(FAULTS)
 
 
-@pytest.mark.parametrize(("heading", "act", "rows"), [("payouts", PAYOUTS, 7), ("orders", ORDERS, 5)])
-def test_every_row_of_the_demo_that_is_explained_is_shown(heading: str, act: Act, rows: int) -> None:
-    cells = [row[0] for row in table(section("reference/sample-project.md", f"The sample project's {heading}"))]
-    explained = [cell for cell in cells if not cell.startswith("`")]
-    assert len(explained) == rows
-    shown = {row.label for row in act.rows}
-    assert [name for cell in explained for name in cell.split("; ") if name not in shown] == []
-
-
 def test_the_indexes_are_named_as_they_are() -> None:
     named = {name for page in PAGES for name in re.findall(r"`(idempotency_record_\w+)`", text_of(page))}
     assert named == {index.name for index in IdempotencyRecord._meta.indexes}
+
+
+def test_a_search_finds_each_setting_code_and_command_by_its_name() -> None:
+    """A built page and ``llms-full.txt`` have each as it is spelled. Each check is listed, too: see above."""
+    settings = {name for option in (*OPTIONS.values(), *SETTINGS.values()) for name in (option.setting, option.name)}
+    codes = {answer.code for profile in PROFILES.values() for answer in profile.answers.values()}
+    reference = "\n".join(text_of(name) for name in PAGES if name.startswith("reference/") or "troubleshoot" in name)
+    named = {*filter(None, settings), *codes, *COMMANDS}
+    assert {name for name in named if f"`{name}`" not in reference and f"`{name.upper()}`" not in reference} == set()

@@ -22,6 +22,6 @@ def test_the_states_are_drawn_as_they_are_declared() -> None:
     assert sorted(drawn) == sorted([*declared, ("completed", "absent"), ("recoverable", "absent")])
 
 
-def test_the_sequences_and_charts_are_drawn_from_their_steps_and_tables() -> None:
+def test_the_sequences_are_drawn_from_their_steps() -> None:
     pictures = runpy.run_path(str(PICTURES / "draw.py"))["from_text"]()
     assert {name: (PICTURES / name).read_text() for name in pictures} == pictures

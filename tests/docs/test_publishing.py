@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from idempotency.contrib.celery import idempotent_task
-from idempotency.contrib.celery.deliveries import PATIENCE, REASON_HEADER
+from idempotency.contrib.celery.deliveries import LONGEST_WAIT, REASON_HEADER
 from idempotency.contrib.celery.policy import policy_of
 from idempotency.exceptions import BrokerUnavailableError
-from idempotency.models import MessageStatus, OutboxMessage
 from idempotency.outbox import publish, relay
+from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
 from testproject.models import Charge, Notification, Transfer
 from tests.contrib.deliveries import Inbox
@@ -65,9 +65,9 @@ def test_the_alarms_ring(publishing: Any, run_page: RunPage) -> None:
     make_messages(1, MessageStatus.DEAD)
     make_messages(1, due=-10 * relay.LEASE)
     assert outbox_alarms() == {
-        "nobody relays": True,
-        "somebody has to look": True,
-        "more comes in than goes out": False,
+        "no relay": True,
+        "dead messages": True,
+        "backlog grows": False,
     }
     publishing.requeue_all("orders.placed", by="a test")
     assert relay_once().sent == 2
@@ -205,7 +205,7 @@ def test_the_arguments_are_those_that_there_are() -> None:
     rows = table(section(CONSUMING, "Settings that matter"))
     assert {code(row[0]) for row in rows} == set(parameters) - {"operation", "policy"}
     assert f"| `max_attempts` | {parameters['max_attempts'].default} |" in text_of(CONSUMING)
-    assert PATIENCE.total_seconds() == 3600
+    assert LONGEST_WAIT.total_seconds() == 3600
 
 
 def test_the_policy_is_the_tasks(consuming: Any) -> None:

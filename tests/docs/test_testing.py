@@ -8,7 +8,7 @@ import pytest
 from django.urls import path
 
 from idempotency import testing
-from idempotency.http.audit import Verdict
+from idempotency.http.route_audit import Verdict
 from idempotency.testing.checks import CHECKS
 from tests.docs.conftest import RunPage
 from tests.docs.pages import code, section, table, text_of
@@ -35,7 +35,7 @@ def test_every_check_and_every_helper_is_listed() -> None:
         (code(row[0]) or "").partition("(")[0] for row in table(section(PAGE, "Start from a state of the record"))
     }
     assert helpers <= set(testing.__all__)
-    assert len(helpers) == 5
+    assert len(helpers) == 4
 
 
 def test_every_verdict_of_the_audit_is_explained() -> None:

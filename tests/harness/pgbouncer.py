@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -36,7 +37,8 @@ max_client_conn = 1000
 class Pooler:
     """``url`` is what Django connects to. For libpq, leave out its query."""
 
-    def __init__(self, url: str, port: int) -> None:
+    def __init__(self, url: str, port: int, process: Daemon) -> None:
+        self._process = process
         parts = urlsplit(url)
         self._place = f"{parts.username or 'postgres'}@127.0.0.1:{port}"
         self.url = f"postgres://{self._place}{parts.path}?DISABLE_SERVER_SIDE_CURSORS=true"
@@ -48,6 +50,15 @@ class Pooler:
         # It takes simple queries only, and refuses BEGIN.
         with closing(psycopg.connect(console, autocommit=True, row_factory=rows)) as connection:
             return psycopg.ClientCursor(connection).execute(f"SHOW {what}").fetchall()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop its process in the block. The kernel goes on taking connections and what clients say."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self._process.pid, signal.SIGCONT)
 
 
 def find_pgbouncer() -> str:
@@ -74,5 +85,5 @@ def running_pgbouncer(url: str, size: int = POOL_SIZE) -> Iterator[Pooler]:
         configuration.write_text(CONFIGURATION.format(server=line, port=port, user=server["user"], size=size))
         # It refuses to run as root.
         command = [find_pgbouncer(), *(["-u", UNPRIVILEGED_USER] if os.geteuid() == 0 else []), str(configuration)]
-        with Daemon("pgbouncer", command, directory, is_ready=lambda: answers(("127.0.0.1", port))):
-            yield Pooler(url, port)
+        with Daemon("pgbouncer", command, directory, is_ready=lambda: answers(("127.0.0.1", port))) as process:
+            yield Pooler(url, port, process)

@@ -16,10 +16,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 from urllib.parse import parse_qs, quote, unquote, urlsplit
-
-from typing_extensions import Self
 
 from testproject.harness.processes import short_directory
 
@@ -37,8 +35,8 @@ class Dialect(Protocol):
 
 
 class Postgres:
-    """Messages of a type, a length and a body, the first one without a type. What counts is the COMMIT that follows a
-    completing update.
+    """Messages of a type, a length and a body, the first one without a type. What counts is the COMMIT of a completing
+    update, at the end of its message or as the next one.
     """
 
     def __init__(self) -> None:
@@ -55,9 +53,8 @@ class Postgres:
                 break
             message, self._rest = self._rest[:end], self._rest[end:]
             self._head = 1
-            if b"completed_at = " in message:
-                self._completing = True
-            elif message[5:].rstrip(b"\0") == b"COMMIT":
+            self._completing = self._completing or b"completed_at = " in message
+            if message.rstrip(b"\0\n").endswith(b"COMMIT"):
                 found += self._completing
                 self._completing = False
         return found

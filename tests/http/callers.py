@@ -102,9 +102,10 @@ def problem_code(response: Any) -> str:
     """The code of a response that is a problem of the wire contract, in its status and in every member."""
     assert response["Content-Type"] == "application/problem+json"
     problem = json.loads(response.content)
-    assert problem.keys() == {"type", "title", "status", "detail", "code"}
+    assert problem.keys() == {"type", "title", "status", "detail", "code", "retryable"}
     assert all(isinstance(problem[member], str) and problem[member] for member in ("type", "title", "detail"))
     code: str = problem["code"]
+    assert problem["retryable"] == response.has_header("Retry-After")
     assert problem["status"] == response.status_code == PROBLEMS[code]
     return code
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
@@ -13,9 +13,33 @@ from django.core.exceptions import ImproperlyConfigured
 from idempotency import Operation, idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from tests.http.callers import Caller, effects
+from tests.http.views import Methods, drf_answer, plain_answer
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 WAYS = ["decorator", "mixin"]
+
+
+class EveryMethod:
+    def get(self, request: Any) -> Any:
+        return plain_answer(request)
+
+    post = put = patch = delete = get
+
+
+class Declaring(IdempotentMixin):
+    """A mixin of the project's own, which passes the protection on."""
+
+    idempotent_operations: ClassVar = {"post": "tests.declaring"}
+
+
+class Creating:
+    """A mixin of the project's own with a decorated method."""
+
+    @idempotent("declarations.creating")
+    def post(self, request: Any) -> Any:
+        return drf_answer(request)
+
+    put = Methods.put
 
 
 @contextmanager

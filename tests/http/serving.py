@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from django.http import JsonResponse
+from django.http import HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
 from rest_framework.decorators import api_view, parser_classes, renderer_classes
 from rest_framework.parsers import BaseParser, FormParser, JSONParser, MultiPartParser
@@ -73,3 +73,11 @@ def serve_answer(
         return make()
 
     serve(drf_view(view, renderers=renderers) if framework == "drf" else view)
+
+
+def parse_as_post(http: HttpRequest) -> None:
+    """Parse a form of any method, as Django Ninja's middleware does."""
+    method, http.method = http.method, "POST"
+    http.META["REQUEST_METHOD"] = "POST"
+    http.POST  # noqa: B018 - parses the form
+    http.META["REQUEST_METHOD"] = http.method = method

@@ -10,10 +10,8 @@ import pytest
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from idempotency import idempotent
-from idempotency.contrib.rest_framework import RestFrameworkAdapter
 from idempotency.exceptions import IdempotencyError
-from idempotency.http import adapters
-from idempotency.http.adapters import Adapter, adapter_for, register, unregister
+from idempotency.http.adapter import Adapter, adapter_for, register, unregister
 from idempotency.operation import Operation
 from idempotency.outcome import Outcome
 from tests.http.callers import Caller, effects, replayed
@@ -62,9 +60,8 @@ class ToyAdapter(Adapter):
     def speaks_for(cls, request: object) -> bool:
         return isinstance(request, ToyRequest)
 
-    @classmethod
-    def request_of_django(cls, request: Any) -> HttpRequest:
-        return request.http
+    def __init__(self, request: Any) -> None:
+        super().__init__(request, http=request.http)
 
     def payload(self, operation: Operation) -> object:
         return json.loads(self.http.body)["command"]
@@ -125,24 +122,25 @@ def test_a_refusal_of_a_third_framework_is_recorded_and_its_crash_is_not(alice: 
     assert effects() == 0
 
 
-def test_the_adapter_registered_last_is_asked_first() -> None:
+def test_the_adapter_registered_last_is_asked_first(rf: Any) -> None:
     class Later(ToyAdapter):
         """Speaks for the same requests."""
 
-    request = object.__new__(ToyRequest)
-    assert adapters.adapter_type_for(request) is ToyAdapter
+    http = rf.post("/")
+    http.user = None
+    request = ToyRequest(http)
+    assert type(adapter_for(request)) is ToyAdapter
     register(Later)
     register(ToyAdapter)  # again, as by a module that is imported twice: it stays where it is
     try:
-        assert adapters.adapter_type_for(request) is Later
+        assert type(adapter_for(request)) is Later
     finally:
         unregister(Later)
         unregister(Later)
-    assert adapters.adapter_type_for(request) is ToyAdapter
+    assert type(adapter_for(request)) is ToyAdapter
 
 
 def test_django_itself_is_asked_last_and_a_crash_is_no_answer_of_it(rf: Any) -> None:
-    assert RestFrameworkAdapter in adapters._registered  # by the app
     assert adapter_for("request") is None
     adapter = adapter_for(rf.post("/"))
     assert type(adapter) is Adapter

@@ -124,7 +124,7 @@ def visited(*visits: Visit) -> list[int]:
     return asyncio.run(one_by_one(), debug=False)
 
 
-@pytest.mark.failure_mode(33)
+@pytest.mark.failure_33
 @policies
 def test_a_run_whose_client_goes_away_ends_and_is_recorded(alice: Caller, serve: Serve, policy: Any) -> None:
     asyncio.run(Slow(serve, **policy).visit_and_leave(alice))
@@ -137,7 +137,7 @@ def test_a_claim_is_made_in_the_thread_whose_connections_django_closes(
     alice: Caller, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
-    monkeypatch.setitem(faults.armed, "claim.committed", lambda: threads.append(threading.get_ident()))
+    monkeypatch.setitem(faults.fault_point, "claim.committed", lambda: threads.append(threading.get_ident()))
     slow = Slow(serve)
     slow.go_on.set()
 
@@ -149,7 +149,7 @@ def test_a_claim_is_made_in_the_thread_whose_connections_django_closes(
     assert (len(threads), len(set(threads))) == (2, 1)
 
 
-@pytest.mark.failure_mode(33)
+@pytest.mark.failure_33
 @policies
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_cancelled_async_view_ends_its_run_first(alice: Caller, serve: Serve, policy: Any, times: int) -> None:
@@ -182,7 +182,7 @@ def test_a_cancelled_async_view_ends_its_run_first(alice: Caller, serve: Serve, 
     assert effects() == 1
 
 
-@pytest.mark.failure_mode(33)
+@pytest.mark.failure_33
 @policies
 def test_a_failed_run_whose_client_has_gone_is_released(alice: Caller, serve: Serve, policy: Any) -> None:
     def fail(request: HttpRequest) -> None:
@@ -192,7 +192,7 @@ def test_a_failed_run_whose_client_has_gone_is_released(alice: Caller, serve: Se
     assert IdempotencyRecord.objects.get().status == (Status.PARKED if policy else Status.RECOVERABLE)
 
 
-@pytest.mark.failure_mode(33)
+@pytest.mark.failure_33
 def test_a_client_that_goes_while_another_request_runs_disturbs_nobody(alice: Caller, serve: Serve) -> None:
     async def scenario() -> tuple[Visit, Visit]:
         slow = Slow(serve, **OUTSIDE)
@@ -210,7 +210,7 @@ def test_a_client_that_goes_while_another_request_runs_disturbs_nobody(alice: Ca
     assert effects() == IdempotencyRecord.objects.completed().count() == 2
 
 
-@pytest.mark.failure_mode(39)
+@pytest.mark.failure_39
 @pytest.mark.parametrize(
     ("size", "unprotected"), [(1_000, {200}), (3 * 1024 * 1024, {200, 400})], ids=["small", "above the limit of memory"]
 )
@@ -232,7 +232,7 @@ def test_a_form_in_chunks_is_compared_by_its_bytes(
     assert protected == ([400, 400, 400] if twin == 400 else [200, 200, 422])
 
 
-@pytest.mark.failure_mode(46)
+@pytest.mark.failure_46
 def test_a_body_in_chunks_is_compared_though_drf_takes_it_for_empty(alice: Caller, serve: Serve) -> None:
     def handler(request: Any) -> dict[str, Any]:
         work(request)
@@ -245,7 +245,7 @@ def test_a_body_in_chunks_is_compared_though_drf_takes_it_for_empty(alice: Calle
 
 
 @pytest.mark.once
-@pytest.mark.failure_mode(40)
+@pytest.mark.failure_40
 def test_any_byte_in_a_header_is_taken_or_refused(alice: Caller, serve: Serve) -> None:
     """What is a key by its characters stands in ``tests/unit/test_keys.py``. This is the way of its bytes to there."""
     serve(idempotent("tests.plain")(plain_answer))
@@ -257,14 +257,14 @@ def test_any_byte_in_a_header_is_taken_or_refused(alice: Caller, serve: Serve) -
     assert effects() == len(taken)
 
 
-@pytest.mark.failure_mode(40)
+@pytest.mark.failure_40
 def test_a_header_sent_twice_is_refused(alice: Caller, serve: Serve) -> None:
     serve(idempotent("tests.plain")(plain_answer))
     assert visited(Visit(alice, (b"idempotency-key", b"a"), (b"idempotency-key", b"b"))) == [400]
     assert effects() == 0
 
 
-@pytest.mark.failure_mode(40)
+@pytest.mark.failure_40
 def test_a_header_with_an_underscore_is_no_key(alice: Caller, serve: Serve) -> None:
     """Servers drop it, since it could be passed off as the other one. Django's ASGI handler does from 5.2.8 on."""
     serve(idempotent("tests.plain")(plain_answer))

@@ -21,7 +21,7 @@ from rest_framework.test import APIRequestFactory
 from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Reconcile, Unknown, idempotent, require_claim
 from idempotency.testing import ChecksNotRunWarning, Request, assert_idempotent
 from idempotency.testing.checks import concurrent
-from idempotency.testing.report import NotRun
+from idempotency.testing.trial import NotRun
 from testproject.models import Transfer
 from tests.factories import TokenFactory, UserFactory
 from tests.http.serving import Serve
@@ -206,7 +206,11 @@ MUTANTS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     ),
     "an answer that differs": (
         lambda view: signed(idempotent("kit.signed")(view)),
-        {"retry": "instead of 201", "concurrent": "", "lost_response": ""},
+        {
+            "retry": "Put every decorator that changes the answer below @idempotent",
+            "concurrent": "",
+            "lost_response": "",
+        },
     ),
 }
 
@@ -222,6 +226,12 @@ def test_each_mistake_breaks_its_promises(mutant: str, serve: Serve) -> None:
     assert found.keys() == expected.keys()
     for name, text in expected.items():
         assert text in found[name]
+
+
+@transactional
+def test_the_advice_on_an_answer_that_differs_holds(serve: Serve) -> None:
+    serve(idempotent("kit.signed")(signed(plain_answer)))
+    assert examine(leave_out=all_but("retry", "lost_response")).kept == ["retry", "lost_response"]
 
 
 OUTSIDE_MUTANTS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -286,7 +296,7 @@ def test_what_a_crash_leaves_behind_must_not_keep_the_retry_from_running(serve: 
 
 #: What a view answers to a key that it has seen before, and what its check says.
 DUPLICATES: dict[str, tuple[int, str]] = {
-    "concurrent": (500, "A duplicate gets the outcome, or is told to come back"),
+    "concurrent": (500, "A duplicate gets the outcome, or is asked to come back"),
     "other_account": (500, "another account with the same key was answered 500"),
     "expiry": (500, "It must make a new request"),
     "crash": (201, "but there are 0 effects instead of 1"),

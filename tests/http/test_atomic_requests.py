@@ -22,7 +22,7 @@ ASYNC = ("async_function", "async_method")
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.urls("tests.http.views"),
-    pytest.mark.scenario(20),
+    pytest.mark.scenario_20,
 ]
 
 
@@ -115,7 +115,7 @@ class Hidden(View):
         return plain_answer(request)
 
 
-@pytest.mark.failure_mode(23)
+@pytest.mark.failure_23
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("view", [Hidden.as_view(), transaction.atomic(idempotent("atomic.inside")(plain_answer))])
 def test_an_open_transaction_around_the_view_is_an_error_that_names_the_remedy(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from django.apps import apps
 from django.core.checks import run_checks
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import CreateView
 from rest_framework import generics
 from rest_framework.routers import SimpleRouter
@@ -17,30 +23,40 @@ from rest_framework.views import APIView
 from idempotency import Operation, idempotent
 from idempotency.checks import check_settings
 from idempotency.contrib.rest_framework import IdempotentMixin
-from idempotency.http.checks import check_cors, check_models, check_visitors
+from idempotency.http.checks import check_atomic_requests, check_cors, check_models, check_visitors
 from testproject.models import Transfer
 from tests.http.serving import OUTSIDE
-from tests.http.views import LabelSerializer, Methods, ModelActions, PlainView, plain_answer
+from tests.http.views import LabelSerializer, Methods, MethodView, ModelActions, PlainView, plain_answer
 
-pytestmark = [pytest.mark.failure_mode(27), pytest.mark.urls(__name__)]
+pytestmark = [pytest.mark.failure_27, pytest.mark.urls(__name__)]
+
+
+EXPOSED = ["retry-after", "Idempotency-Replayed", "Idempotency-Retention", "Idempotency-Status"]
 
 
 @pytest.mark.parametrize(
-    ("installed", "allowed", "warned"),
+    ("installed", "headers", "warnings"),
     [
-        (True, None, True),
-        (True, ["accept"], True),
-        (True, ["accept", "Idempotency-Key"], False),
-        (False, None, False),
+        (True, {}, ["W012", "W016"]),
+        (True, {"CORS_ALLOW_HEADERS": ["accept"], "CORS_EXPOSE_HEADERS": EXPOSED}, ["W012"]),
+        (True, {"CORS_ALLOW_HEADERS": ["accept", "Idempotency-Key"], "CORS_EXPOSE_HEADERS": EXPOSED[1:]}, ["W016"]),
+        (True, {"CORS_ALLOW_HEADERS": ["accept", "Idempotency-Key"], "CORS_EXPOSE_HEADERS": EXPOSED}, []),
+        (True, {"CORS_ALLOW_HEADERS": ["*"], "CORS_EXPOSE_HEADERS": ["*"]}, []),
+        (
+            True,
+            {"CORS_ALLOW_HEADERS": ["*"], "CORS_EXPOSE_HEADERS": ["*"], "CORS_ALLOW_CREDENTIALS": True},
+            ["W012", "W016"],
+        ),
+        (False, {}, []),
     ],
 )
-def test_browsers_have_to_be_allowed_to_send_the_header(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, installed: bool, allowed: Any, warned: bool
+def test_browsers_have_to_be_allowed_to_send_and_to_read_the_headers(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, installed: bool, headers: dict[str, Any], warnings: list[str]
 ) -> None:
     monkeypatch.setattr(apps, "is_installed", lambda name: installed and name == "corsheaders")
-    if allowed is not None:
-        settings.CORS_ALLOW_HEADERS = allowed
-    assert [message.id for message in check_cors(None)] == ["idempotency.W012"] * warned
+    for name, value in headers.items():
+        setattr(settings, name, value)
+    assert [message.id for message in check_cors(None)] == [f"idempotency.{warning}" for warning in warnings]
 
 
 class TransfersElsewhere:
@@ -81,14 +97,13 @@ urlpatterns = [
 ]
 
 
-def test_a_model_that_is_written_elsewhere_is_warned_of(settings: Any) -> None:
+def test_models_that_are_written_elsewhere_are_warned_of_once(settings: Any) -> None:
     assert named() == []
     settings.DATABASE_ROUTERS = [TransfersElsewhere()]
-    found = named()
-    assert len(found) == 3
+    (found,) = named()
+    assert "models are written to database 'elsewhere'" in found
     for operation, view in (("create", "Transfers"), ("put", "BySerializer"), ("post", "ByModel")):
-        assert any(f"Operation 'urls.{operation}' of {view} has transaction=True" in message for message in found)
-    assert all("testproject.Transfer is written to database 'elsewhere'" in message for message in found)
+        assert f"'urls.{operation}' of {view} (testproject.Transfer)" in found
 
 
 VIEWS = """
@@ -122,3 +137,96 @@ def test_a_project_without_urls_has_nothing_to_check(settings: Any) -> None:
     settings.DATABASE_ROUTERS = [TransfersElsewhere()]
     settings.ROOT_URLCONF = None
     assert check_models(None) == check_visitors(None) == []
+
+
+# ATOMIC_REQUESTS
+
+
+class Hidden(PlainView):
+    """Another decorator hides from the class what is protected."""
+
+    @method_decorator(never_cache)
+    @idempotent("urls.hidden")
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return plain_answer(request)
+
+
+class Calling(Hidden):
+    """Guarded, because a class sees what its own body declares."""
+
+    @idempotent("urls.calling")
+    def put(self, request: HttpRequest) -> HttpResponse:
+        return plain_answer(request)
+
+
+protected = idempotent("urls.function")(plain_answer)
+
+
+class Proxy:
+    """As tracers put it around views, with wrapt."""
+
+    def __init__(self, view: Any) -> None:
+        self.__dict__["__wrapped__"] = view
+
+    @property
+    def __class__(self) -> Any:
+        return type(self.__wrapped__)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["__wrapped__"], name)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self.__wrapped__(request)
+
+
+class Copy:
+    def __call__(self, request: HttpRequest) -> Any: ...
+
+
+TRANSACTIONS: dict[str, tuple[Any, list[str]]] = {
+    "unprotected": (plain_answer, []),
+    "function": (protected, []),
+    "decorated": (csrf_exempt(never_cache(protected)), []),
+    "proxy": (Proxy(never_cache(protected)), []),
+    "class": (csrf_exempt(MethodView.as_view()), []),
+    "around": (idempotent("urls.around")(PlainView.as_view()), []),
+    "drf": (Transfers.as_view({"post": "create"}), []),
+    "hidden": (Hidden.as_view(), ["E031"]),
+    "exempted": (transaction.non_atomic_requests(Hidden.as_view()), []),
+    "seen": (Calling.as_view(), []),
+    "copied": (functools.wraps(protected)(lambda request: plain_answer(request)), ["W019"]),
+    "copied by an object": (functools.update_wrapper(Copy(), protected), ["W019"]),
+    "copied class by an object": (functools.update_wrapper(Copy(), MethodView.as_view()), ["W019"]),
+    "copied class": (functools.wraps(MethodView.as_view())(lambda request: plain_answer(request)), ["W019"]),
+}
+
+
+@pytest.mark.failure_77
+@pytest.mark.parametrize("kind", TRANSACTIONS)
+def test_a_transaction_around_a_protected_view_and_none_around_another_one_are_found(
+    kind: str, settings: Any, atomic: bool
+) -> None:
+    view, expected = TRANSACTIONS[kind]
+    settings.ROOT_URLCONF = (path("api/", include([path("pay/", view)])),)
+    found = check_atomic_requests(None)
+    assert [message.id for message in found] == [f"idempotency.{each}" for each in expected if atomic]
+    assert all("/api/pay/" in message.msg for message in found)
+
+
+@pytest.mark.usefixtures("atomic_requests")
+def test_routes_of_django_ninja_within_a_transaction_are_found(settings: Any) -> None:
+    ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
+    api = ninja.NinjaAPI(urls_namespace="atomic")
+
+    @api.post("/pay")
+    @idempotent("urls.ninja")
+    def pay(request: HttpRequest) -> dict[str, str]: ...
+
+    urls = api.urls
+    settings.ROOT_URLCONF = (path("api/", urls),)
+    (found,) = check_atomic_requests(None)
+    assert found.id == "idempotency.E031"
+    assert "around /api/pay, where no claim of 'urls.ninja' can be committed" in found.msg
+    for pattern in urls[0]:
+        transaction.non_atomic_requests(pattern.callback)
+    assert check_atomic_requests(None) == []

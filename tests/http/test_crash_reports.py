@@ -20,7 +20,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.outcome import Outcome
 from tests.http.views import CrashError
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(70), pytest.mark.once]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_70, pytest.mark.once]
 
 CARD = "4111111111111111"
 KEY = "a-key-that-nobody-else-may-know"

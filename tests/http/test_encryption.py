@@ -16,9 +16,9 @@ from idempotency.conf import settings as in_force
 from idempotency.exceptions import OutcomeUnreadableError
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.outcome import ENVELOPE
-from idempotency.testing import body_gone
 from tests.http.callers import Caller, assert_refused, replayed
 from tests.http.serving import Framework, Serve, serve_answer
+from tests.records import purge_body_of
 
 pytest.importorskip("cryptography", reason="cryptography is not installed")
 
@@ -48,7 +48,7 @@ def stored() -> str:
     return body
 
 
-@pytest.mark.failure_mode(52)
+@pytest.mark.failure_52
 def test_a_body_is_encrypted_and_its_replay_is_the_same(settings: Any, framework: Framework, alice: Caller) -> None:
     use_keys(settings, OLD)
     framework.serve(lambda request: SECRET)
@@ -58,7 +58,7 @@ def test_a_body_is_encrypted_and_its_replay_is_the_same(settings: Any, framework
     assert "4111-1111" not in stored()
 
 
-@pytest.mark.failure_mode(52)
+@pytest.mark.failure_52
 def test_keys_are_rotated(settings: Any, framework: Framework, alice: Caller) -> None:
     framework.serve(lambda request: SECRET)
     answers = {}
@@ -70,7 +70,7 @@ def test_keys_are_rotated(settings: Any, framework: Framework, alice: Caller) ->
     use_keys(settings, NEW)  # too early: a record is left that was made with the old key
     assert alice.post(key="new").content == answers["new"]
     assert_refused(alice, "idempotency_outcome_unreadable", key="old")
-    body_gone("old")
+    purge_body_of("old")
     assert_refused(alice, "idempotency_body_gone", key="old")  # nobody needs a key to know that
     use_keys(settings)
     assert_refused(alice, "idempotency_outcome_unreadable", key="new")

@@ -11,12 +11,15 @@ from django.contrib.auth.decorators import permission_required
 from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.http import HttpRequest
 from django.utils.functional import SimpleLazyObject
+from rest_framework.authentication import BaseAuthentication
 from rest_framework.authtoken.models import Token
 from rest_framework.decorators import api_view, permission_classes, throttle_classes
+from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.throttling import UserRateThrottle
+from rest_framework.throttling import SimpleRateThrottle, UserRateThrottle
+from rest_framework.views import APIView
 
 from idempotency import idempotent
 from idempotency.conf import authenticated_user
@@ -38,7 +41,7 @@ def revoke_token(caller: Caller) -> None:
     Token.objects.all().delete()
 
 
-@pytest.mark.scenario(21)
+@pytest.mark.scenario_21
 @pytest.mark.parametrize("lock_out", [deactivate, revoke_token])
 def test_who_is_locked_out_gets_no_stored_answer(alice: Caller, framework: Framework, lock_out: Any) -> None:
     framework.serve()
@@ -66,7 +69,8 @@ def transfers_of_a_viewset() -> Any:
     return Charges.as_view({"post": "create"})
 
 
-@pytest.mark.failure_mode(48, 50)
+@pytest.mark.failure_48
+@pytest.mark.failure_50
 @pytest.mark.parametrize(
     "view",
     [
@@ -98,7 +102,7 @@ class TwiceAnHour(UserRateThrottle):
     rate = "2/hour"
 
 
-@pytest.mark.failure_mode(50)
+@pytest.mark.failure_50
 def test_a_429_of_a_throttle_is_not_stored_and_replays_are_throttled(alice: Caller, bob: Caller, serve: Serve) -> None:
     serve(api_view(["POST"])(throttle_classes([TwiceAnHour])(idempotent("tests.throttled")(drf_answer))))
     replayed(alice)
@@ -109,6 +113,53 @@ def test_a_429_of_a_throttle_is_not_stored_and_replays_are_throttled(alice: Call
     assert IdempotencyRecord.objects.count() == 1
     assert bob.post(key="k").status_code == 201
     assert effects() == 2
+
+
+@pytest.mark.failure_86
+def test_a_handler_that_throttles_itself_is_stopped(alice: Caller, serve: Serve) -> None:
+    class Throttling(APIView):
+        @idempotent("tests.throttling")
+        def post(self, request: Request) -> Response:
+            if effects() == 2:
+                self.throttled(request, wait=60)
+            return drf_answer(request)
+
+    serve(Throttling.as_view())
+    assert [alice.post(key=key).status_code for key in ("k1", "k2", "k3", "k3", "k1")] == [201, 201, 429, 429, 201]
+    assert effects() == 2
+
+
+@pytest.mark.failure_86
+def test_a_throttle_before_authentication_bounds_the_passwords_that_are_checked(serve: Serve) -> None:
+    checked: list[str] = []
+
+    class Slow(SimpleRateThrottle):
+        rate = "3/hour"
+
+        def get_cache_key(self, request: Request, view: Any) -> str:
+            return "passwords"
+
+    class Password(BaseAuthentication):
+        def authenticate(self, request: Request) -> Any:
+            checked.append(request.META["HTTP_X_PASSWORD"])
+            raise AuthenticationFailed
+
+    class Guarded(APIView):
+        throttle_classes = (Slow,)
+        authentication_classes = (Password,)
+
+        def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+            self.check_throttles(request)
+            self.perform_authentication(request)
+
+        @idempotent("tests.guarded")
+        def post(self, request: Request) -> Response:
+            raise AssertionError
+
+    serve(Guarded.as_view())
+    for password in "abcdefghijkl":
+        Caller(None).post(key="k", headers={"X-Password": password})
+    assert checked == ["a", "b", "c"]
 
 
 class Customer(AbstractBaseUser):
@@ -142,7 +193,8 @@ def account_of(user: Any) -> str | None:
     return authenticated_user(request)
 
 
-@pytest.mark.failure_mode(49, 66)
+@pytest.mark.failure_49
+@pytest.mark.failure_66
 @pytest.mark.parametrize(
     ("user", "account"),
     [
@@ -162,7 +214,7 @@ def test_two_kinds_of_user_never_share_an_account(user: Any, account: str | None
     assert account_of(user) == account
 
 
-@pytest.mark.failure_mode(66)
+@pytest.mark.failure_66
 def test_without_a_user_or_a_user_model_there_is_no_account_or_one_that_says_its_kind(settings: Any) -> None:
     assert authenticated_user(HttpRequest()) is None
     settings.AUTH_USER_MODEL = "missing.User"
@@ -173,7 +225,7 @@ def account_of_header(request: Any) -> str | None:
     return request.headers.get("X-Organisation")
 
 
-@pytest.mark.failure_mode(49)
+@pytest.mark.failure_49
 @pytest.mark.parametrize("by", ["policy", "setting", "dotted path"])
 def test_a_resolver_says_the_account(alice: Caller, bob: Caller, framework: Framework, settings: Any, by: str) -> None:
     if by != "policy":

@@ -20,7 +20,7 @@ from tests.http.callers import Caller, assert_refused, claim_anew, effects, reco
 from tests.http.serving import OUTSIDE, Framework, Serve, policies
 from tests.http.views import plain_answer, work
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario(12)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_12]
 
 PAYLOADS = ({"amount": 1}, {"amount": 2})  # another payload learns no more than the same one
 

@@ -18,7 +18,7 @@ from idempotency import idempotent
 from idempotency.http.key_sources import FromCookie, FromForm, FromHeader, FromJSON
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import FORM, Caller, assert_refused, effects, multipart, replayed
-from tests.http.serving import Framework, Serve
+from tests.http.serving import Framework, Serve, parse_as_post
 from tests.http.views import plain_answer
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -107,6 +107,20 @@ def test_it_is_validated_as_the_header_is(
 def test_what_is_no_key_is_refused(alice: Caller, framework: Framework, source: Any, sent: Any, code: str) -> None:
     framework.serve(key=source)
     assert_refused(alice, code, **sent)
+
+
+@pytest.mark.parametrize("sent", [form(token="k"), multipart({"token": "k"})], ids=["form", "multipart"])
+def test_a_form_that_a_middleware_has_parsed_for_another_method_has_its_key(
+    alice: Caller, serve: Serve, sent: dict[str, Any]
+) -> None:
+    protected = idempotent("tests.parsed", key=FromForm("token"))(plain_answer)
+
+    def parsing(request: HttpRequest) -> Any:
+        parse_as_post(request)
+        return protected(request)
+
+    serve(parsing)
+    replayed(alice, method="PATCH", key=None, **sent)
 
 
 def test_a_key_is_echoed_as_a_header_can_hold_it(alice: Caller, framework: Framework) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from idempotency import Operation, claim, idempotent
-from idempotency.exceptions import KeyExpiredError
-from idempotency.identity import timed
-from idempotency.identity.timed import new_key
+from idempotency.exceptions import KeyExpiredError, KeyInvalidError
+from idempotency.identity import keys
+from idempotency.identity.keys import new_key
+from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol import lateness
+from idempotency.protocol import claims
 from tests.http.callers import Caller, assert_refused, claim_anew, effects, records, replayed
 from tests.http.serving import Framework, Serve
 from tests.http.test_cost import CLAIM, COMPLETE, LOOK, WORK, authentication, statements
@@ -33,8 +36,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_800_000_000.0
-        monkeypatch.setattr(timed, "time", SimpleNamespace(time_ns=lambda: int(self.now * 1e9)))
-        monkeypatch.setattr(lateness, "time", SimpleNamespace(time=lambda: self.now))
+        monkeypatch.setattr(keys, "time", SimpleNamespace(time_ns=lambda: int(self.now * 1e9)))
+        monkeypatch.setattr(claims, "time", SimpleNamespace(time=lambda: self.now))
 
     def advance(self, duration: timedelta) -> None:
         self.now += duration.total_seconds()
@@ -96,6 +99,32 @@ def test_the_option_decides_about_keys_without_a_time(alice: Caller, framework: 
     assert alice.post(key="order-71").status_code == 201  # recorded before
     assert_refused(alice, "idempotency_key_invalid", key="order-72")
     replayed(alice, key=new_key())
+
+
+SENT = Scope("1", "orders.create", "order-71")
+RANDOM = UUID("18817113-3f18-4cae-8b73-d79cc9739af9")
+
+
+@pytest.mark.parametrize(
+    ("key", "begins"),
+    [
+        (str(SENT.derive_key("ship")), True),
+        (str(SENT.derive_key("ship")).upper(), True),
+        (SENT.key_for(SENT.derive_key("ship")), True),  # of a message
+        (str(RANDOM), False),
+        (SENT.key_for(RANDOM), False),
+        (SENT.derive_text("ship"), False),
+        (f"{SENT.derive_key('ship')}-1", False),
+    ],
+)
+def test_a_derived_key_has_no_time_and_may_begin(key: str, begins: bool) -> None:
+    """Each attempt of the operation that sends it sends the same one."""
+    with (
+        nullcontext() if begins else pytest.raises(KeyInvalidError),
+        claim("late.derived", account_id="1", key=key, timed_keys=True, **LATE) as run,
+    ):
+        run.result = None
+    assert len(records()) == begins
 
 
 def test_a_block_refuses_a_late_key_too(clock: Clock) -> None:

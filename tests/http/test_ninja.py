@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
-from django.urls import path
+from django.urls import path, resolve
 from rest_framework.authtoken.models import Token
 
 from idempotency import ACCEPTED, idempotent
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import Caller, effects, problem_code, replayed
+from tests.http.callers import Caller, effects, multipart, problem_code, replayed
 
 ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
 
@@ -195,6 +196,29 @@ def test_a_route_is_protected_whatever_its_one_method(api: Any, settings: Any, a
     assert 409 not in paths["/both"]["post"]["responses"]  # Ninja describes all methods of a route as one
 
 
+@pytest.mark.parametrize("method", ["put", "patch"])
+def test_a_form_that_ninjas_middleware_has_parsed_is_compared_by_its_parts(
+    api: Any, settings: Any, alice: Caller, transport: str, method: str
+) -> None:
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "ninja.compatibility.files.fix_request_files_middleware"]
+
+    @getattr(api, method)("/file")
+    @protect("tests.ninja_file")
+    def change(request: HttpRequest, amount: ninja.Form[int], file: ninja.File[ninja.UploadedFile]) -> Any:
+        return {"id": transfer(request, amount).pk, "size": file.size}
+
+    def sent(content: bytes, boundary: str) -> dict[str, Any]:
+        return {"method": method.upper(), **multipart({"amount": "5", "file": BytesIO(content)}, boundary)}
+
+    serve(api, settings)
+    alice.transport = transport
+    first = alice.request(url="/file", key="k", **sent(b"one", "one"))
+    assert json.loads(first.content)["size"] == 3
+    assert alice.request(url="/file", key="k", **sent(b"one", "two")).content == first.content
+    assert problem_code(alice.request(url="/file", key="k", **sent(b"two", "one"))) == "idempotency_key_reused"
+    assert effects() == 1
+
+
 def test_a_router_may_be_nested_and_its_test_client_works(api: Any, settings: Any, alice: Caller) -> None:
     router, outer = ninja.Router(), ninja.Router()
 
@@ -216,6 +240,42 @@ def test_a_router_may_be_nested_and_its_test_client_works(api: Any, settings: An
     answers = [client.post("/outer/inner/transfers/1", json=PAYLOAD, headers=headers) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 200]
     assert answers[1]["Idempotency-Replayed"] == "true"
+
+
+def test_one_function_on_two_paths_is_two_places(api: Any, settings: Any, alice: Caller) -> None:
+    """Ninja names both patterns after the function."""
+    router = ninja.Router()
+
+    @router.post("/c")
+    @api.post("/b")
+    @api.post("/a")
+    @protect()
+    def create(request: HttpRequest) -> Any:
+        return transfer(request, 1).pk
+
+    api.add_router("/first", router)
+    serve(api, settings)
+    places = ["/a", "/b", "/first/c"]
+    assert len({resolve(place).view_name for place in places}) == 1
+    for place in places:
+        key = f"of {place}".replace(" ", "-")
+        replayed(alice, place, key=key)
+        for other in places:
+            if other != place:
+                assert problem_code(alice.post(other, key=key)) == "idempotency_key_reused"
+    assert effects() == len(places)
+
+
+def test_two_paths_with_a_name_of_the_projects_own_are_one_place(api: Any, settings: Any, alice: Caller) -> None:
+    @api.post("/old", url_name="transfers")
+    @api.post("/new", url_name="transfers")
+    @protect()
+    def create(request: HttpRequest) -> Any:
+        return transfer(request, 1).pk
+
+    serve(api, settings)
+    first, _ = replayed(alice, "/old")
+    assert alice.post("/new", key="k").content == first.content
 
 
 def test_a_route_that_could_not_be_protected_is_refused(api: Any) -> None:
@@ -262,7 +322,7 @@ def test_the_schema_describes_the_header_and_the_answers(api: Any) -> None:
     assert responses["409"]["content"].keys() == {"application/json", "application/problem+json"}
     assert responses["409"]["description"] == "Conflict"
     problem = responses["422"]["content"]["application/problem+json"]["schema"]
-    assert (problem["title"], problem["required"][-1]) == ("IdempotencyProblem", "code")
+    assert (problem["title"], problem["required"][-1]) == ("IdempotencyProblem", "retryable")
 
 
 def test_what_a_route_says_itself_wins(api: Any) -> None:

@@ -22,7 +22,7 @@ from testproject.models import Transfer
 from tests.http.callers import Caller, assert_refused, effects, problem_code, records
 from tests.http.serving import Serve, drf_view
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(61)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_61]
 
 policies = pytest.mark.parametrize(
     "policy", [{}, {"transaction": False, "recovery": REEXECUTE}], ids=["in a transaction", "outside"]
@@ -109,9 +109,9 @@ def test_the_other_database_commits_first(alice: Caller, serve: Serve, policy: A
     seen: list[tuple[bool, list[str]]] = []
     complete = claims.complete
 
-    def look(*arguments: Any) -> None:
+    def look(*arguments: Any, **options: Any) -> None:
         seen.append((open_on_other(), notes()))
-        complete(*arguments)
+        complete(*arguments, **options)
 
     monkeypatch.setattr(claims, "complete", look)
     serve_writing(serve, **policy)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.db import IntegrityError
 from django.http import Http404
+from django.template.response import TemplateResponse
 from rest_framework import exceptions
 
-from idempotency import PARK, REEXECUTE
+from idempotency import PARK, REEXECUTE, signals
 from idempotency.conf import is_recordable_unless_invalid
+from idempotency.models import IdempotencyRecord
 from tests.http.callers import Caller, assert_nothing_kept, assert_refused, effects, records, replayed
-from tests.http.serving import OUTSIDE, Framework, Serve
+from tests.http.serving import OUTSIDE, Framework, Serve, serve_answer
 from tests.http.views import CrashError, work
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario(13)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_13]
 
 
 class Conflict(exceptions.APIException):
@@ -62,6 +64,66 @@ def test_the_same_payload_runs_again_after_a_refusal(alice: Caller, framework: F
     # The attempt was claimed for that payload, so its key is not another payload's: it couldn't be told whether the
     # first one is still on its way.
     assert_refused(alice, "idempotency_key_reused", key="k")
+
+
+@pytest.fixture
+def sent() -> Iterator[list[str]]:
+    """The names of the signals that say how an attempt ended."""
+    names: list[str] = []
+    receivers = {name: lambda name=name, **_: names.append(name) for name in ("unrecorded", "released", "parked")}
+    for name, receive in receivers.items():
+        getattr(signals, name).connect(receive)
+    yield names
+    for name, receive in receivers.items():
+        getattr(signals, name).disconnect(receive)
+
+
+@pytest.mark.failure_81
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("status", "policy", "name"),
+    [
+        (422, {"recordable": is_recordable_unless_invalid}, "unrecorded"),
+        (429, {}, "unrecorded"),
+        (499, {"recordable": only_success}, "unrecorded"),
+        (500, {}, "released"),
+        (503, {"recordable": only_success}, "released"),
+        (422, {"recordable": only_success, **OUTSIDE}, "parked"),
+        (422, {"recordable": only_success, "transaction": False, "recovery": REEXECUTE}, "unrecorded"),
+    ],
+)
+def test_an_answer_that_is_declared_as_no_outcome_is_no_failure(
+    alice: Caller, framework: Framework, sent: list[str], status: int, policy: Any, name: str
+) -> None:
+    framework.serve(**policy)
+    assert alice.post(f"/?status={status}", key="k").status_code == status
+    assert sent == [name]
+
+
+@pytest.mark.failure_81
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("error", "recordable", "name", "kept"),
+    [
+        (lambda: exceptions.ValidationError({"amount": ["4242"]}), is_recordable_unless_invalid, "unrecorded", None),
+        (lambda: exceptions.Throttled(wait=7), None, "unrecorded", None),
+        (lambda: exceptions.APIException("4242"), None, "released", "APIException: 4242"),
+    ],
+)
+def test_an_error_that_becomes_such_an_answer_is_no_failure_and_leaves_no_reason(
+    alice: Caller, serve: Serve, sent: list[str], error: Any, recordable: Any, name: str, kept: str | None
+) -> None:
+    serve_raising(serve, "drf", error, recordable=recordable)
+    alice.post("/", key="k")
+    assert sent == [name]
+    assert IdempotencyRecord.objects.get().error == kept
+
+
+@pytest.mark.once
+def test_such_an_answer_that_fails_to_render_is_a_failure(alice: Caller, serve: Serve, sent: list[str]) -> None:
+    serve_answer(serve, lambda: TemplateResponse(None, "none.html", status=422), recordable=only_success)
+    assert alice.post("/", key="k").status_code == 500
+    assert sent == ["released"]
 
 
 def test_every_other_refusal_stays_an_outcome() -> None:

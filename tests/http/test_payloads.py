@@ -29,34 +29,36 @@ AS_TEXT = {"content_type": "text/plain"}
 LATIN = {"content_type": "application/json; charset=latin-1"}
 
 
-@pytest.mark.scenario(16)
-@pytest.mark.failure_mode(42, 44)
+@pytest.mark.scenario_16
+@pytest.mark.failure_42
+@pytest.mark.failure_44
 @pytest.mark.parametrize(
     ("first", "second"),
     [
         (b'{"to": {"bank": [1], "name": "c"}, "a": 1}', b'{"a":1,\n\t"to":{"name":"c","bank":[1]}}'),
         (b'{"a": "\\u00fc"}', '{"a": "ü"}'.encode()),
         (b'{"a": 9007199254740992.5}', b'{"a":9007199254740992.50}'),
+        (b'{"a": [1, 9007199254740993, 100]}', b'{"a": [1.0, 9007199254740993.0, 1e2]}'),
         (b'{"a": 1, "a": 2}', b'{"a":1,"a":2}'),
     ],
-    ids=["order", "escapes", "zeros", "a name twice"],
+    ids=["order", "escapes", "zeros", "numbers", "a name twice"],
 )
 def test_json_that_says_the_same_is_one_request(same: Same, framework: Framework, first: bytes, second: bytes) -> None:
     framework.serve()
     assert same(first, second)
 
 
-@pytest.mark.failure_mode(42)
+@pytest.mark.failure_42
 def test_values_that_look_alike_differ(same: Same, framework: Framework) -> None:
     framework.serve()
     # What else looks alike: ``tests/unit/fingerprint``.
-    bodies = [b'{"a": %s}' % value for value in (b"1", b"1.0", b"9007199254740993", b"9007199254740993.0")]
+    bodies = [b'{"a": %s}' % value for value in (b"1", b'"1"', b"true", b"9007199254740993", b"9007199254740992")]
     bodies += [b'[{"a": 1}]', b'{"a": 1, "a": 2}', b'{"a": 2}']
     for first, second in pairwise(bodies):
         assert not same(first, second), (first, second)
 
 
-@pytest.mark.failure_mode(68)
+@pytest.mark.failure_68
 def test_no_pass_in_python_goes_over_a_json_body(same: Same, framework: Framework, monkeypatch: Any) -> None:
     """It may hold a million containers, over which such a pass takes seconds."""
     framework.serve()
@@ -64,15 +66,15 @@ def test_no_pass_in_python_goes_over_a_json_body(same: Same, framework: Framewor
     assert same(b'{"amount": {"a": [[[]]]}}', b'{"amount": {"a":[[[]]]}}')
 
 
-@pytest.mark.failure_mode(42)
+@pytest.mark.failure_42
 def test_json_in_another_character_set_is_compared_by_what_drf_makes_of_it(same: Same, serve: Serve) -> None:
     serve(drf_view(idempotent("tests.latin")(plain_answer), parsers=[JSONParser]))
     assert same(b'{"a": "\xe9", "b": 1}', b'{"b": 1, "a": "\xe9"}', **LATIN)
     assert not same(b'{"a": "\xe9"}', b'{"a": "\xe8"}', **LATIN)
 
 
-@pytest.mark.scenario(16)
-@pytest.mark.failure_mode(46)
+@pytest.mark.scenario_16
+@pytest.mark.failure_46
 @pytest.mark.parametrize(
     ("first", "second", "options", "expected"),
     [
@@ -94,7 +96,7 @@ def test_what_is_not_json_is_compared_byte_for_byte(
     assert same(first, second, **options) == expected
 
 
-@pytest.mark.failure_mode(71)
+@pytest.mark.failure_71
 def test_a_payload_that_no_parser_reads_is_left_to_the_handler(alice: Caller, serve: Serve, settings: Any) -> None:
     """It need not look at it; if it does, it answers 415 as it would unprotected."""
 
@@ -117,8 +119,8 @@ def upload(name: str = "a.txt", content: bytes = b"content") -> SimpleUploadedFi
     return SimpleUploadedFile(name, content, content_type="text/plain")
 
 
-@pytest.mark.scenario(16)
-@pytest.mark.failure_mode(46)
+@pytest.mark.scenario_16
+@pytest.mark.failure_46
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 def test_a_multipart_form_is_compared_by_its_parts(same: Same, framework: Framework, method: str) -> None:
     framework.serve()
@@ -137,8 +139,8 @@ def test_a_multipart_form_is_compared_by_its_parts(same: Same, framework: Framew
         assert not same(first, {**first, **multipart(other)})
 
 
-@pytest.mark.scenario(16)
-@pytest.mark.failure_mode(46)
+@pytest.mark.scenario_16
+@pytest.mark.failure_46
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 def test_a_form_is_compared_by_its_fields(same: Same, framework: Framework, method: str) -> None:
     framework.serve()
@@ -150,7 +152,7 @@ def test_a_form_is_compared_by_its_fields(same: Same, framework: Framework, meth
     assert not same(b"a=2&%61=1", b"%61=1&a=2", **form)  # one name, however it is spelled
 
 
-@pytest.mark.failure_mode(71)
+@pytest.mark.failure_71
 def test_the_csrf_token_of_a_form_does_not_count(same: Same, framework: Framework) -> None:
     """It is masked anew each time that the form is shown."""
     framework.serve()
@@ -163,7 +165,7 @@ def test_the_csrf_token_of_a_form_does_not_count(same: Same, framework: Framewor
     assert not same(parts, multipart({"csrfmiddlewaretoken": "one", "a": "2"}))
 
 
-@pytest.mark.failure_mode(68)
+@pytest.mark.failure_68
 @pytest.mark.parametrize(
     "sent",
     [
@@ -197,16 +199,22 @@ def test_a_form_of_more_fields_than_django_allows_is_djangos_400(
     assert statuses() == [201, 201]
 
 
-@pytest.mark.failure_mode(45)
+@pytest.mark.failure_68
+def test_hostile_numbers_are_refused_or_compared_as_they_are_written(alice: Caller, framework: Framework) -> None:
+    framework.serve()
+    for number in (b"1e999999999", b"-1e400", b"1" * 100_000, b"1" * 100_000 + b".5"):
+        assert_refused(alice, "idempotency_payload_invalid", data=b'{"a": %s}' % number, key="k")
+    for key, number in {"zero": b"0e999999999", "small": b"1e-999999999", "long": b"1." + b"0" * 100_000}.items():
+        replayed(alice, data=b'{"a": %s}' % number, key=key)
+
+
+@pytest.mark.failure_45
 def test_an_older_record_is_checked_by_its_algorithm(alice: Caller, framework: Framework, monkeypatch: Any) -> None:
     framework.serve()
-    first = alice.post(data={"amount": 1}, key="old")
-
-    def v2(payload: fingerprint.Payload) -> str:
-        return f"v2 {fingerprint._canonical_v1(payload)}"
-
-    monkeypatch.setattr(fingerprint, "_ALGORITHMS", {**fingerprint._ALGORITHMS, "v2": v2})
-    monkeypatch.setattr(fingerprint, "CURRENT_VERSION", "v2")
+    with monkeypatch.context() as older:
+        older.setattr(fingerprint, "CURRENT_VERSION", "v1")
+        first = alice.post(data={"amount": 1}, key="old")
+        assert IdempotencyRecord.objects.get().request_hash.startswith("v1:")
     assert alice.post(data={"amount": 1}, key="old").content == first.content
     assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="old")
     replayed(alice, data={"amount": 1}, key="new")
@@ -231,7 +239,7 @@ class CommandSerializer(serializers.Serializer[Any]):
     line = Line(required=False)
 
 
-@pytest.mark.scenario(16)
+@pytest.mark.scenario_16
 def test_a_command_of_a_serializer_reads_what_it_declares_in_its_own_types(same: Same, serve: Serve) -> None:
     serve(drf_view(idempotent("tests.command", command=CommandSerializer)(drf_answer)))
     first = {"amount": 1, "lines": [{"price": "1.50"}], "line": {"price": 2}, "account": 7, "note": None}
@@ -250,7 +258,7 @@ class BoxesSerializer(serializers.Serializer[Any]):
     tags = serializers.MultipleChoiceField(choices=["a", "b"], required=False)
 
 
-@pytest.mark.scenario(16)
+@pytest.mark.scenario_16
 def test_a_partial_update_tells_a_box_that_is_left_out_from_one_that_is_not_ticked(same: Same, serve: Serve) -> None:
     serve(drf_view(idempotent("tests.boxes", command=BoxesSerializer)(drf_answer), parsers=[FormParser]))
     absent, unticked = b"other=1", b"active=false"
@@ -259,7 +267,29 @@ def test_a_partial_update_tells_a_box_that_is_left_out_from_one_that_is_not_tick
     assert same(absent, unticked, content_type=FORM)
 
 
-@pytest.mark.scenario(16)
+class Measured(serializers.Serializer[Any]):
+    whole = serializers.IntegerField(required=False)
+    ratio = serializers.FloatField(required=False)
+    price = serializers.DecimalField(max_digits=20, decimal_places=2, required=False)
+    raw = serializers.JSONField(required=False)
+
+
+@pytest.mark.scenario_16
+@pytest.mark.parametrize("field", ["whole", "ratio", "price", "raw"])
+def test_a_serializer_compares_numbers_by_value(same: Same, serve: Serve, field: str) -> None:
+    serve(drf_view(idempotent("tests.numbers", command=Measured)(drf_answer)))
+
+    def body(number: bytes) -> bytes:
+        return b'{"%s": %s}' % (field.encode(), number)
+
+    for other in (b"1.0", b"1e0"):
+        assert same(body(b"1"), body(other))
+    assert not same(body(b"1"), body(b"2"))
+    if field != "ratio":  # of which the handler gets the same float
+        assert not same(body(b"9007199254740993"), body(b"9007199254740992"))
+
+
+@pytest.mark.scenario_16
 def test_a_command_may_be_any_callable(same: Same, serve: Serve) -> None:
     serve(idempotent("tests.command", command=lambda request: json.loads(request.body)["amount"])(plain_answer))
     assert same({"data": {"amount": 1, "sent_at": "now"}}, {"data": {"amount": 1, "sent_at": "later"}})
@@ -272,7 +302,7 @@ def test_a_command_that_can_not_be_fingerprinted_is_a_mistake_of_the_project(ali
     assert (effects(), records()) == (0, [])
 
 
-@pytest.mark.failure_mode(42)
+@pytest.mark.failure_42
 def test_a_command_that_recurses_without_end_is_refused(alice: Caller, serve: Serve) -> None:
     def recurse(request: HttpRequest) -> object:
         return recurse(request)
@@ -298,7 +328,7 @@ def checked_by_hand(request: HttpRequest) -> object:
     return order
 
 
-@pytest.mark.scenario(13)
+@pytest.mark.scenario_13
 def test_a_payload_that_the_command_refuses_may_be_corrected(alice: Caller, framework: Framework) -> None:
     framework.serve(work, command=checked_by_hand if framework.name == "plain" else checked_by_serializer)
     for _ in range(2):

@@ -60,7 +60,7 @@ def test_an_account_resolver_that_returns_no_text_is_a_mistake(alice: Caller, se
     assert (effects(), records()) == (0, [])
 
 
-@pytest.mark.failure_mode(42)
+@pytest.mark.failure_42
 @pytest.mark.parametrize(
     "body", [b'{"amount": NaN}', b'{"amount": Infinity}', b'{"amount": 1e400}', b"[" * 500 + b"]" * 500]
 )
@@ -83,7 +83,7 @@ def store_refusing(statement: str, error: Exception) -> Iterator[None]:
         yield
 
 
-@pytest.mark.failure_mode(29)
+@pytest.mark.failure_29
 @pytest.mark.parametrize("error", ["OperationalError", "InternalError", "InterfaceError", "IntegrityError"])
 def test_nothing_runs_without_a_store(alice: Caller, framework: Framework, error: str, caplog: Any) -> None:
     framework.serve()
@@ -95,7 +95,7 @@ def test_nothing_runs_without_a_store(alice: Caller, framework: Framework, error
     replayed(alice)
 
 
-@pytest.mark.failure_mode(29)
+@pytest.mark.failure_29
 def test_an_outcome_that_cannot_be_written_undoes_the_run(alice: Caller, framework: Framework) -> None:
     framework.serve()
     with store_refusing("UPDATE", db.OperationalError("disk full")):
@@ -108,7 +108,7 @@ def test_an_outcome_that_cannot_be_written_undoes_the_run(alice: Caller, framewo
 WRONG: list[dict[str, Any]] = [{"TTL": timedelta(0)}, {"METHODS": ["post", "patch"]}, {"RECORDABLE": "no.such.thing"}]
 
 
-@pytest.mark.failure_mode(10)
+@pytest.mark.failure_10
 @pytest.mark.parametrize("entries", WRONG, ids=str)
 @policies
 def test_nothing_runs_under_a_wrong_setting(
@@ -205,7 +205,7 @@ def test_what_drf_refuses_before_the_claim_echoes_the_key_too(alice: Caller, ser
 
 # The errors of ``claim()``: in a view of its own they are answered, in a protected view they are a crash
 
-MIDDLEWARE = "idempotency.http.middleware.IdempotencyErrorMiddleware"
+MIDDLEWARE = "idempotency.http.middleware.IdempotencyMiddleware"
 
 
 @pytest.fixture
@@ -274,7 +274,7 @@ INNER: list[exceptions.IdempotencyError] = [
 ]
 
 
-@pytest.mark.failure_mode(65)
+@pytest.mark.failure_65
 @pytest.mark.parametrize("error", INNER, ids=lambda error: error.code)
 @pytest.mark.parametrize("middleware", [[], [MIDDLEWARE]], ids=["", "middleware"])
 def test_the_error_of_an_inner_claim_is_no_answer_to_the_outer_key(
@@ -290,7 +290,40 @@ def test_the_error_of_an_inner_claim_is_no_answer_to_the_outer_key(
     assert "problem" not in assert_nothing_kept(alice, 500)["Content-Type"]
 
 
-@pytest.mark.failure_mode(1)
+def answering_every_refusal(error: Exception, context: Any) -> Response:
+    return Response({"refused": type(error).__name__}, status=400)
+
+
+@pytest.mark.failure_65
+def test_what_a_project_answers_to_the_error_of_an_inner_claim_is_an_outcome(
+    alice: Caller, serve: Serve, settings: Any
+) -> None:
+    settings.REST_FRAMEWORK = {
+        **settings.REST_FRAMEWORK,
+        "EXCEPTION_HANDLER": f"{__name__}.{answering_every_refusal.__name__}",
+    }
+
+    def reuse() -> None:
+        raise exceptions.KeyReusedError
+
+    serve_answer(serve, reuse, framework="drf")
+    first, _ = replayed(alice, wrote=0)
+    assert (first.status_code, first.json()) == (400, {"refused": "KeyReusedError"})
+
+
+@pytest.mark.parametrize("error", INNER, ids=lambda error: error.code)
+def test_the_error_of_a_claim_in_a_request_without_a_key_is_that_of_the_unprotected_view(
+    alice: Caller, framework: Framework, error: Exception
+) -> None:
+    def failing(request: Any) -> None:
+        raise error
+
+    framework.serve(failing, required=False)
+    answer = alice.post()
+    assert (answer.status_code, "problem" in answer["Content-Type"]) == (500, False)
+
+
+@pytest.mark.failure_1
 def test_the_lease_that_the_handler_finds_lost_is_its_own(alice: Caller, serve: Serve) -> None:
     def finding() -> None:
         held = require_claim()

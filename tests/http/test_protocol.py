@@ -21,7 +21,7 @@ from tests.records import HOUR, expire, from_now
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.scenario(2)
+@pytest.mark.scenario_2
 def test_another_payload_is_rejected_and_the_first_answer_is_not_shown(alice: Caller, framework: Framework) -> None:
     framework.serve()
     first = alice.post(data={"amount": 1}, key="k")
@@ -32,7 +32,7 @@ def test_another_payload_is_rejected_and_the_first_answer_is_not_shown(alice: Ca
     assert effects() == 1
 
 
-@pytest.mark.scenario(5)
+@pytest.mark.scenario_5
 @pytest.mark.parametrize("purged", [False, True], ids=["not purged", "purged"])
 @pytest.mark.parametrize("payload", [{"amount": 1}, {"amount": 2}], ids=["same payload", "other payload"])
 def test_a_retry_past_the_retention_is_new(alice: Caller, framework: Framework, purged: bool, payload: Any) -> None:
@@ -51,7 +51,7 @@ def test_a_retry_past_the_retention_is_new(alice: Caller, framework: Framework, 
     assert abs(renewed.created_at - timezone.now()) < timedelta(minutes=5)
 
 
-@pytest.mark.scenario(5)
+@pytest.mark.scenario_5
 def test_a_recoverable_record_past_its_retention_takes_another_payload(alice: Caller, framework: Framework) -> None:
     framework.serve()
     assert_nothing_kept(alice, 503, "/?status=503", data={"amount": 1})
@@ -60,7 +60,7 @@ def test_a_recoverable_record_past_its_retention_takes_another_payload(alice: Ca
     replayed(alice, data={"amount": 2})
 
 
-@pytest.mark.scenario(5)
+@pytest.mark.scenario_5
 def test_the_operations_own_ttl_decides(alice: Caller, serve: Serve, settings: Any) -> None:
     settings.IDEMPOTENCY = {"TTL": timedelta(hours=2)}
     own = idempotent("tests.own", ttl=timedelta(hours=5))(plain_answer)
@@ -71,8 +71,8 @@ def test_the_operations_own_ttl_decides(alice: Caller, serve: Serve, settings: A
     assert kept == {"tests.default": timedelta(hours=2), "tests.own": timedelta(hours=5)}
 
 
-@pytest.mark.scenario(6)
-@pytest.mark.failure_mode(46)
+@pytest.mark.scenario_6
+@pytest.mark.failure_46
 def test_two_accounts_with_one_key_are_two_requests(alice: Caller, bob: Caller, framework: Framework) -> None:
     framework.serve()
     claimed = {"account_id": alice.user.pk, "user": "alice"}  # the account is never taken from the body
@@ -87,7 +87,7 @@ def test_two_accounts_with_one_key_are_two_requests(alice: Caller, bob: Caller, 
         assert IdempotencyRecord.objects.filter(account_id=str(caller.user.pk)).count() == 2
 
 
-@pytest.mark.scenario(18)
+@pytest.mark.scenario_18
 def test_no_scope_collides_with_another_by_concatenation(alice: Caller, serve: Serve) -> None:
     def protect(operation: str) -> Any:
         return idempotent(operation, account=lambda request: request.headers["X-Account"])(plain_answer)
@@ -106,14 +106,14 @@ def test_no_scope_collides_with_another_by_concatenation(alice: Caller, serve: S
         replayed(alice, url, key=key, headers={"X-Account": account})
 
 
-@pytest.mark.scenario(9)
+@pytest.mark.scenario_9
 def test_different_keys_both_run_and_keys_differ_by_case(alice: Caller, framework: Framework) -> None:
     framework.serve()
     for key in ("Key", "key", "other"):
         replayed(alice, key=key)
 
 
-@pytest.mark.scenario(9)
+@pytest.mark.scenario_9
 @pytest.mark.parametrize("by", ["policy", "setting"])
 def test_without_an_optional_key_nothing_is_kept(alice: Caller, framework: Framework, settings: Any, by: str) -> None:
     if by == "setting":
@@ -140,8 +140,9 @@ BAD_KEYS = [
 ]
 
 
-@pytest.mark.scenario(9, 10)
-@pytest.mark.failure_mode(40)
+@pytest.mark.scenario_9
+@pytest.mark.scenario_10
+@pytest.mark.failure_40
 def test_a_key_that_is_malformed_or_missing_is_refused(alice: Caller, framework: Framework) -> None:
     framework.serve()
     assert "Idempotency-Key" not in assert_refused(alice, "idempotency_key_missing")
@@ -165,7 +166,7 @@ GOOD_KEYS = {
 }
 
 
-@pytest.mark.scenario(10)
+@pytest.mark.scenario_10
 def test_every_well_formed_key_is_taken_and_echoed(alice: Caller, framework: Framework) -> None:
     framework.serve()
     for sent, key in GOOD_KEYS.items():

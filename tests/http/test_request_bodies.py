@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.files.uploadhandler import FileUploadHandler, TemporaryFileUploadHandler
 from django.http import HttpRequest, JsonResponse
+from django.test import Client
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework.parsers import MultiPartParser
 
 from idempotency import idempotent
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import FORM, Caller, assert_refused, multipart
-from tests.http.serving import Framework, Serve
+from tests.http.serving import Framework, Serve, parse_as_post
 from tests.http.views import work
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_mode(39), pytest.mark.once]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_39, pytest.mark.once]
 
 SMALL = 100
 #: Above DATA_UPLOAD_MAX_MEMORY_SIZE and FILE_UPLOAD_MAX_MEMORY_SIZE.
@@ -77,6 +80,19 @@ def test_a_body_above_the_limit_is_no_crash(alice: Caller, framework: Framework,
         assert twin.status_code == (400 if reads else 200)
         assert protected.status_code in {400, twin.status_code}
         IdempotencyRecord.objects.all().delete()
+
+
+@pytest.mark.parametrize("content_type", ["application/json", FORM, "text/plain"])
+def test_half_a_body_neither_runs_nor_claims_the_key(
+    alice: Caller, framework: Framework, content_type: str, client: Client
+) -> None:
+    """A server of WSGI hands over what had arrived when the client's connection ended."""
+    framework.serve(lambda request: {"body": str(request.body)})
+    headers = {"Idempotency-Key": "one", "Authorization": f"Token {alice.token}"}
+    sent = {"CONTENT_TYPE": content_type, "CONTENT_LENGTH": "20", "wsgi.input": BytesIO(b"amount=10")}
+    cut = client.generic("POST", "/", headers=headers, **sent)
+    assert cut.status_code in (400, 415)
+    assert not IdempotencyRecord.objects.exists()
 
 
 def test_a_drf_handler_is_told_that_a_parsed_body_is_too_large(alice: Caller, serve: Serve, settings: Any) -> None:
@@ -163,6 +179,67 @@ def test_a_form_that_was_parsed_before_is_the_same_form(alice: Caller, serve: Se
     first = alice.post(key="k", headers={"Parsed": "yes"}, **upload(size))
     assert json.loads(first.content) == {"size": size}
     assert alice.post(key="k", **upload(size)).content == first.content
+
+
+@sizes
+@pytest.mark.parametrize(("name", "method"), [("plain", "PUT"), ("plain", "PATCH"), ("drf", "PATCH")])
+def test_a_form_that_a_middleware_has_parsed_for_another_method(
+    alice: Caller, serve: Serve, name: str, method: str, size: int
+) -> None:
+    def handler(request: Any) -> dict[str, Any]:
+        work(request)
+        files = request.FILES if name == "plain" else request.data
+        fields = request.POST if name == "plain" else request.data
+        return {"size": len(files["file"].read()), "amount": fields["amount"]}
+
+    protect = idempotent("tests.parsed", methods=("PUT", "PATCH"))
+    view = Framework(name, serve).view(handler)
+    protected = Framework(name, serve).view(handler, protect)
+
+    def parsed(inner: Any) -> Any:
+        def parsing(request: HttpRequest) -> Any:
+            parse_as_post(request)
+            return inner(request)
+
+        return csrf_exempt(parsing)
+
+    serve(parsed(protected), **{"twin/": parsed(view)})
+    first = alice.request(method, key="k", **upload(size))
+    assert json.loads(first.content) == {"size": size, "amount": "1"}
+    assert alice.request(method, "/twin/", **upload(size)).content == first.content
+    replay = alice.request(method, key="k", **upload(size, boundary="two"))
+    assert (replay.content, replay.headers.get("Idempotency-Replayed")) == (first.content, "true")
+    assert_refused(alice, "idempotency_key_reused", method=method, key="k", **upload(size, last=b"b"))
+
+
+@pytest.mark.parametrize("reads_body", [False, True], ids=["a stream", "a body in memory"])
+def test_a_form_without_fields_that_a_middleware_has_parsed(alice: Caller, serve: Serve, reads_body: bool) -> None:
+    protected = idempotent("tests.parsed")(lambda request: JsonResponse({"fields": len(request.POST)}))
+
+    def parsing(request: HttpRequest) -> Any:
+        if reads_body:
+            request.body  # noqa: B018 - buffers it
+        parse_as_post(request)
+        return protected(request)
+
+    serve(parsing)
+    first = alice.request("PATCH", key="k", **multipart({}))
+    assert json.loads(first.content) == {"fields": 0}
+    assert alice.request("PATCH", key="k", **multipart({})).content == first.content
+
+
+def test_a_form_that_was_asked_for_and_is_not_parsed_is_compared_by_its_bytes(alice: Caller, serve: Serve) -> None:
+    """Django answers with an empty form for PATCH, and the handler may read the body."""
+    protected = idempotent("tests.bytes")(lambda request: JsonResponse({"length": len(request.body)}))
+
+    def asking(request: HttpRequest) -> Any:
+        assert not request.POST
+        return protected(request)
+
+    serve(asking)
+    first = alice.request("PATCH", key="k", **upload(SMALL))
+    assert json.loads(first.content)["length"] > SMALL
+    assert_refused(alice, "idempotency_key_reused", method="PATCH", key="k", **upload(SMALL, last=b"b"))
 
 
 def test_the_stream_of_a_large_form_is_read_as_unprotected(alice: Caller, serve: Serve) -> None:

@@ -62,7 +62,7 @@ def _without_content_type(response: HttpResponse) -> HttpResponse:
     return response
 
 
-@pytest.mark.scenario(15)
+@pytest.mark.scenario_15
 @pytest.mark.parametrize("depth", [10, 200, 990, 2_000, 4_000, 8_000, 16_000, 50_000, 100_000])
 def test_json_of_any_depth_replays(alice: Caller, serve: Serve, depth: int) -> None:
     """Each parser gives up at a depth of its own: Python's, and the database's where it checks what it is given."""
@@ -72,8 +72,8 @@ def test_json_of_any_depth_replays(alice: Caller, serve: Serve, depth: int) -> N
     assert (first.status_code, first.content) == (200, content)
 
 
-@pytest.mark.scenario(15)
-@pytest.mark.failure_mode(38)
+@pytest.mark.scenario_15
+@pytest.mark.failure_38
 @pytest.mark.parametrize("make", BODIES.values(), ids=BODIES)
 def test_a_body_of_any_kind_replays_byte_for_byte(alice: Caller, serve: Serve, make: Callable[[], Any]) -> None:
     serve_answer(serve, make)
@@ -84,7 +84,7 @@ def test_a_body_of_any_kind_replays_byte_for_byte(alice: Caller, serve: Serve, m
         assert first.get(header) == replay.get(header) == unprotected.get(header)
 
 
-@pytest.mark.failure_mode(38)
+@pytest.mark.failure_38
 def test_gzip_of_a_middleware_is_made_anew(alice: Caller, serve: Serve, settings: Any) -> None:
     settings.MIDDLEWARE = ["django.middleware.gzip.GZipMiddleware", *settings.MIDDLEWARE]
     serve_answer(serve, lambda: JsonResponse({"text": "a" * 1000}))
@@ -99,14 +99,14 @@ def template(text: str, **context: Any) -> SimpleTemplateResponse:
     return SimpleTemplateResponse(engines["django"].from_string(text), context, status=201)  # type: ignore[arg-type]
 
 
-@pytest.mark.failure_mode(32)
+@pytest.mark.failure_32
 def test_a_template_is_rendered_within_the_transaction_and_recorded_as_rendered(alice: Caller, serve: Serve) -> None:
     serve_answer(serve, lambda: template("{{ count }} transfers", count=Transfer.objects.count))
     first, _ = replayed(alice)
     assert first.content == b"1 transfers"
 
 
-@pytest.mark.failure_mode(32)
+@pytest.mark.failure_32
 def test_a_rendering_that_fails_undoes_the_run(alice: Caller, serve: Serve) -> None:
     def fail() -> None:
         raise ValueError
@@ -115,7 +115,7 @@ def test_a_rendering_that_fails_undoes_the_run(alice: Caller, serve: Serve) -> N
     assert_nothing_kept(alice, 500)
 
 
-@pytest.mark.failure_mode(32)
+@pytest.mark.failure_32
 def test_a_drf_response_is_rendered_once_within_the_transaction(alice: Caller, serve: Serve) -> None:
     rendered: list[Any] = []
 
@@ -131,7 +131,7 @@ def test_a_drf_response_is_rendered_once_within_the_transaction(alice: Caller, s
         assert first[header] == replay[header]
 
 
-@pytest.mark.failure_mode(32)
+@pytest.mark.failure_32
 def test_a_drf_replay_comes_in_the_form_of_the_first_answer(alice: Caller, serve: Serve) -> None:
     """The recorded bytes are what was sent. Content negotiation has no say in a replay."""
     serve_answer(serve, lambda: Response({"a": 1}), framework="drf")
@@ -140,8 +140,8 @@ def test_a_drf_replay_comes_in_the_form_of_the_first_answer(alice: Caller, serve
     assert replay.content == first.content == b'{\n    "a": 1\n}'
 
 
-@pytest.mark.scenario(17)
-@pytest.mark.failure_mode(43)
+@pytest.mark.scenario_17
+@pytest.mark.failure_43
 def test_a_create_with_a_unique_field_replays_its_201(alice: Caller, bob: Caller) -> None:
     payload = {"amount": 1000, "currency": "usd", "reference": "unique", "label": "order 1"}
     first, replay = replayed(alice, "/charges/", payload, wrote=0)
@@ -185,8 +185,9 @@ def referring(reference: str, response: Any = None) -> Any:
     return HttpResponse(status=201) if response is None else response
 
 
-@pytest.mark.scenario(15)
-@pytest.mark.failure_mode(31, 37)
+@pytest.mark.scenario_15
+@pytest.mark.failure_31
+@pytest.mark.failure_37
 @pytest.mark.parametrize("kind", UNRECORDABLE)
 def test_what_cannot_be_recorded_is_refused(alice: Caller, serve: Serve, kind: str, caplog: Any) -> None:
     serve_answer(serve, UNRECORDABLE[kind], max_body=100)
@@ -198,7 +199,7 @@ def test_what_cannot_be_recorded_is_refused(alice: Caller, serve: Serve, kind: s
         assert remedy in caplog.text
 
 
-@pytest.mark.failure_mode(37)
+@pytest.mark.failure_37
 def test_the_cap_is_a_setting_and_a_body_just_below_it_is_kept(alice: Caller, serve: Serve, settings: Any) -> None:
     settings.IDEMPOTENCY = {"MAX_BODY": 10}
     serve_answer(serve, lambda: HttpResponse(b"0123456789"))
@@ -208,7 +209,7 @@ def test_the_cap_is_a_setting_and_a_body_just_below_it_is_kept(alice: Caller, se
     assert effects() == 1
 
 
-@pytest.mark.failure_mode(37)
+@pytest.mark.failure_37
 def test_an_effect_outside_of_a_transaction_is_parked_rather_than_repeated(alice: Caller, serve: Serve) -> None:
     serve_answer(serve, UNRECORDABLE["stream"], **OUTSIDE)
     assert problem_code(alice.post(key="k")) == "idempotency_response_unrecordable"
@@ -216,13 +217,13 @@ def test_an_effect_outside_of_a_transaction_is_parked_rather_than_repeated(alice
     assert effects() == 1
 
 
-@pytest.mark.failure_mode(31)
+@pytest.mark.failure_31
 def test_a_passing_failure_may_be_a_stream(alice: Caller, serve: Serve) -> None:
     serve_answer(serve, lambda: StreamingHttpResponse(stream(), status=503))
     assert_nothing_kept(alice, 503)
 
 
-@pytest.mark.failure_mode(31)
+@pytest.mark.failure_31
 def test_a_stream_is_rebuilt_from_a_reference(alice: Caller, serve: Serve) -> None:
     def report(reference: str, request: HttpRequest) -> Any:
         return StreamingHttpResponse([f"report {reference} for {request.user}".encode()], status=201)
@@ -242,7 +243,7 @@ def test_a_stream_is_rebuilt_from_a_reference(alice: Caller, serve: Serve) -> No
     assert (record.response_reference, record.response_body) == ("7", None)
 
 
-@pytest.mark.failure_mode(31)
+@pytest.mark.failure_31
 def test_a_drf_response_is_rebuilt_from_a_reference(alice: Caller, serve: Serve) -> None:
     def rebuild(reference: str, request: Any) -> Response:
         return Response({"id": int(reference)}, status=201)
@@ -251,7 +252,7 @@ def test_a_drf_response_is_rebuilt_from_a_reference(alice: Caller, serve: Serve)
     replayed(alice)
 
 
-@pytest.mark.failure_mode(51)
+@pytest.mark.failure_51
 def test_a_rebuild_that_fails_is_never_a_second_run(alice: Caller, serve: Serve) -> None:
     def rebuild(reference: str, request: HttpRequest) -> HttpResponse:
         raise LookupError(reference)
@@ -262,7 +263,7 @@ def test_a_rebuild_that_fails_is_never_a_second_run(alice: Caller, serve: Serve)
         assert_refused(alice, "idempotency_outcome_unreadable", key="k")
 
 
-@pytest.mark.failure_mode(51)
+@pytest.mark.failure_51
 @pytest.mark.parametrize(
     "damage",
     [

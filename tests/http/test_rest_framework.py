@@ -16,13 +16,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
-from idempotency import idempotent
+from idempotency import current_claim, idempotent
 from idempotency.contrib.rest_framework import IdempotencyAPIException, IdempotentMixin
 from idempotency.exceptions import InProgressError, KeyReusedError
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import Caller, claim_anew, effects, problem_code, replayed
+from tests.http.callers import Caller, claim_anew, effects, problem_code, records, replayed
 from tests.http.serving import Framework, Serve, drf_view, serve_answer
-from tests.http.views import LabelSerializer, drf_answer
+from tests.http.views import CrashError, LabelSerializer, drf_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -39,7 +39,7 @@ def test_our_errors_are_made_of_drfs_own_types() -> None:
     assert IdempotencyAPIException(InProgressError(retry_after=3)).wait == 3
 
 
-@pytest.mark.failure_mode(73)
+@pytest.mark.failure_73
 def test_drf_standardized_errors_tells_them_in_its_own_envelope(alice: Caller, serve: Serve, settings: Any) -> None:
     pytest.importorskip("drf_standardized_errors")
     handler = "drf_standardized_errors.handler.exception_handler"
@@ -73,7 +73,7 @@ def adding_handler(error: Exception, context: Any) -> Response | None:
     return response
 
 
-@pytest.mark.failure_mode(73)
+@pytest.mark.failure_73
 def test_a_handler_that_adds_to_drfs_answer_adds_to_the_problem(alice: Caller, serve: Serve, settings: Any) -> None:
     settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": f"{__name__}.adding_handler"}
     Framework("drf", serve).serve()
@@ -81,7 +81,7 @@ def test_a_handler_that_adds_to_drfs_answer_adds_to_the_problem(alice: Caller, s
     assert refused["Content-Type"] == "application/problem+json"
     problem = json.loads(refused.content)
     assert problem.pop("status_code") == 400
-    assert problem.keys() == {"type", "title", "status", "detail", "code"}
+    assert problem.keys() == {"type", "title", "status", "detail", "code", "retryable"}
     assert problem["code"] == "idempotency_key_missing"
 
 
@@ -109,7 +109,7 @@ def finalized(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return statuses
 
 
-@pytest.mark.failure_mode(71)
+@pytest.mark.failure_71
 def test_a_response_is_finalized_once(alice: Caller, serve: Serve, finalized: list[int]) -> None:
     serve(Noting.as_view())
     assert alice.post(key="k").status_code == 201
@@ -122,7 +122,7 @@ def test_a_response_is_finalized_once(alice: Caller, serve: Serve, finalized: li
     assert finalized[2:] == [400, 503, 404, 429]
 
 
-@pytest.mark.failure_mode(71)
+@pytest.mark.failure_71
 def test_a_response_in_place_of_the_handlers_is_finalized_too(alice: Caller, serve: Serve, finalized: Any) -> None:
     """A method that calls the protected one and answers with something else."""
 
@@ -144,7 +144,112 @@ def test_a_response_in_place_of_the_handlers_is_finalized_too(alice: Caller, ser
     assert effects() == 1
 
 
-@pytest.mark.failure_mode(72)
+def add_member(response: Response) -> None:
+    response.data["extra"] = 1
+
+
+def add_to_list(response: Response) -> None:
+    response.data["list"].append({})
+
+
+def replace_data(response: Response) -> None:
+    response.data = {"other": 1}
+
+
+class Answering(APIView):
+    @idempotent("declarations.answering", rebuild=lambda reference, request: Response({"list": []}))
+    def post(self, request: Request) -> Response:
+        claim = current_claim()
+        assert claim is not None
+        claim.reference = request.GET.get("reference")
+        return Response({**drf_answer(request).data, "list": [1]}, status=201)
+
+
+@pytest.mark.parametrize("change", [add_member, add_to_list, replace_data])
+@pytest.mark.parametrize("place", ["override", "decorator"])
+@pytest.mark.parametrize("url", ["/", "/?reference=1"], ids=["body", "reference"])
+def test_a_change_that_would_reach_no_client_is_refused_and_the_retry_replays(
+    alice: Caller, serve: Serve, caplog: pytest.LogCaptureFixture, change: Any, place: str, url: str
+) -> None:
+    def changing(handler: Any) -> Any:
+        def post(self: Any, request: Request) -> Response:
+            response: Response = handler(self, request)
+            change(response)
+            return response
+
+        return post
+
+    class Changing(Answering):
+        post = changing(Answering.post) if place == "decorator" else changing(lambda self, request: self.inner(request))
+
+        def inner(self, request: Request) -> Response:
+            return super().post(request)
+
+    serve(Changing.as_view())
+    assert alice.post(url, key="k").status_code == 500
+    assert "Changing was changed after the response had been rendered and recorded" in caplog.text
+    assert "in a decorator below @idempotent, or return a new Response." in caplog.text.replace("\n", "")
+    assert records() == [("completed", 1)]
+    retry = alice.post(url, key="k")
+    assert (retry.status_code, retry["Idempotency-Replayed"]) == (201 if url == "/" else 200, "true")
+    assert "extra" not in json.loads(retry.content)
+    assert effects() == 1
+
+
+def test_data_that_is_given_to_an_empty_response_is_refused_and_headers_are_not(alice: Caller, serve: Serve) -> None:
+    class Empty(APIView):
+        @idempotent("tests.empty")
+        def delete(self, request: Request) -> Response:
+            drf_answer(request)
+            return Response(status=204)
+
+    class Changing(Empty):
+        def delete(self, request: Request) -> Response:
+            response = super().delete(request)
+            response["X-Extra"] = "1"
+            if "data" in request.GET:
+                response.data = {"extra": 1}
+            return response
+
+    serve(Changing.as_view())
+    assert alice.request("DELETE", "/?data=1", key="data").status_code == 500
+    first, replay = replayed(alice, method="DELETE")
+    assert first["X-Extra"] == replay["X-Extra"] == "1"
+
+
+@pytest.mark.parametrize("raised", [exceptions.NotFound, ZeroDivisionError])
+def test_an_override_may_raise_another_error_than_its_protected_handler(
+    alice: Caller, serve: Serve, settings: Any, raised: type[Exception]
+) -> None:
+    class Protected(APIView):
+        @idempotent("tests.crashing")
+        def post(self, request: Request) -> Response:
+            return drf_answer(request)
+
+    class Translating(Protected):
+        def post(self, request: Request) -> Response:
+            try:
+                return super().post(request)
+            except CrashError as error:
+                raise raised from error
+
+    seen: list[type[Exception]] = []
+
+    class Noting(Translating):
+        def get_exception_handler(self) -> Any:
+            def handle(error: Exception, context: Any) -> Any:
+                seen.append(type(error))
+                return exception_handler(error, context)
+
+            return handle
+
+    serve(Noting.as_view())
+    assert alice.post("/?crash=1", key="k").status_code == (404 if raised is exceptions.NotFound else 500)
+    assert seen == [CrashError, raised]
+    assert effects() == 0
+
+
+@pytest.mark.failure_72
 def test_a_replay_is_a_response_with_data_and_renderer(alice: Caller, serve: Serve) -> None:
     class Enveloping(APIView):
         """A project's own ``finalize_response`` that looks into the data."""
@@ -181,7 +286,7 @@ class BrokenJSONRenderer(TextRenderer):
     media_type = "application/json"
 
 
-@pytest.mark.failure_mode(72)
+@pytest.mark.failure_72
 @pytest.mark.parametrize(
     ("answer", "renderer", "is_drf"),
     [

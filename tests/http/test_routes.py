@@ -15,10 +15,11 @@ from tests.http.callers import Caller, Same, effects, records
 from tests.http.serving import Framework
 from tests.http.views import plain_answer, work
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario(16), pytest.mark.once]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_16, pytest.mark.once]
 
 
-@pytest.mark.failure_mode(41, 46)
+@pytest.mark.failure_41
+@pytest.mark.failure_46
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import Any, ClassVar
 
 import pytest
+from django.contrib.auth.models import User
+from django.db import connection, transaction
+from django.http import HttpResponse
 from django.test import TestCase, override_settings
-from rest_framework.test import APITestCase
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework.exceptions import APIException
+from rest_framework.request import Request
+from rest_framework.test import APIClient, APIRequestFactory, APITestCase
+from rest_framework.views import APIView
 
-from idempotency import current_claim
-from testproject.models import Charge
-from tests.factories import TokenFactory
+from idempotency import Operation, current_claim, idempotent
+from idempotency.contrib.rest_framework import IdempotentMixin
+from testproject.models import Charge, Transfer
+from tests.factories import TokenFactory, UserFactory
 from tests.http.callers import effects
 from tests.http.views import KINDS
 
@@ -48,6 +61,11 @@ class ProtectedViewsInTestCase(TestCase):
                 assert effects() == 0
                 assert current_claim() is None
 
+    def test_a_test_that_looks_at_callbacks_of_on_commit_finds_its_own_only(self) -> None:
+        with self.captureOnCommitCallbacks() as callbacks:
+            assert self.post("/kinds/function/", "k").status_code == 201
+        assert callbacks == []
+
     async def test_the_async_client_works(self) -> None:
         headers = {**self.headers, "Idempotency-Key": "k"}
         answers = [
@@ -78,3 +96,72 @@ class SampleChargesInAPITestCase(APITestCase):
 @pytest.mark.usefixtures("atomic_requests")
 class SampleChargesInAPITestCaseUnderAtomicRequests(SampleChargesInAPITestCase):
     pass
+
+
+class Failing(APIView):
+    """After its effect it fails as the query asks."""
+
+    authentication_classes = permission_classes = ()
+
+    def post(self, request: Request) -> HttpResponse:
+        Transfer.objects.create(account=User.objects.get(), recipient="carol", amount=1)
+        if "api" in request.GET:
+            raise APIException
+        if "crash" in request.GET:
+            raise ValueError
+        return HttpResponse()
+
+
+class OptionallyProtected(Failing):
+    post = idempotent("testcase.optional", required=False)(Failing.post)
+
+
+class OptionallyProtectedByMixin(IdempotentMixin, Failing):
+    idempotent_operations: ClassVar = {"post": Operation("testcase.mixin", required=False)}
+
+
+def directly(view: Any, query: str) -> None:
+    view(APIRequestFactory().post(f"/{query}", {}, format="json"))
+
+
+def by_the_client(view: Any, query: str) -> None:
+    with override_settings(ROOT_URLCONF=(path("", view),)):
+        APIClient().post(f"/{query}", {}, format="json")
+
+
+def below_a_decorator(view: Any, query: str) -> None:
+    by_the_client(never_cache(view), query)
+
+
+def by_another_view(view: Any, query: str) -> None:
+    by_the_client(csrf_exempt(lambda request: view(request)), query)
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.parametrize("call", [directly, by_the_client, below_a_decorator, by_another_view])
+@pytest.mark.parametrize("query", ["", "?api=1", "?crash=1"])
+@pytest.mark.parametrize("protected", [OptionallyProtected, OptionallyProtectedByMixin])
+def test_without_a_key_the_transactions_are_those_of_the_unprotected_view(
+    protected: Any, call: Callable[[Any, str], None], query: str
+) -> None:
+    """The statements, the block that DRF marks for rollback, and the effects, with and without an ``atomic()`` around.
+
+    DRF's own tests call a view directly, in an ``atomic()`` of theirs.
+    """
+    UserFactory()
+
+    def seen(view: Any) -> list[object]:
+        found: list[object] = []
+        for block in (transaction.atomic, nullcontext):
+            if block is nullcontext and call is directly and query == "?api=1":
+                continue  # DRF marks the transaction of the test
+            before = effects()
+            with CaptureQueriesContext(connection) as queries, block():
+                with suppress(ValueError):
+                    call(view, query)
+                found.append(transaction.get_rollback())
+            found += [len(queries), effects() - before]
+        return found
+
+    assert seen(protected.as_view()) == seen(Failing.as_view())

@@ -16,7 +16,7 @@ from idempotency import PARK, idempotent
 from idempotency.contrib import pytest as fixtures
 from idempotency.contrib.rest_framework.testing import IdempotentAPIClient
 from idempotency.models import IdempotencyRecord
-from idempotency.testing import IdempotentClient, abandoned, body_gone, completed, expired, in_progress
+from idempotency.testing import IdempotentClient, abandoned, completed, expired, in_progress
 from tests.factories import RecordFactory
 from tests.http.callers import Caller, effects, problem_code
 from tests.http.serving import Serve
@@ -41,7 +41,6 @@ STATES: dict[str, tuple[Callable[[Any], IdempotencyRecord], int, str, int]] = {
     "in progress": (in_progress, 409, "idempotency_in_progress", 1),
     "abandoned": (abandoned, 201, "", 2),
     "expired": (expired, 201, "", 2),
-    "body gone": (body_gone, 409, "idempotency_body_gone", 1),
     "completed": (lambda record: completed(record, other_answer()), 202, "", 1),
 }
 

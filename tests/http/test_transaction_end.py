@@ -40,7 +40,7 @@ def fail_without_a_savepoint() -> None:
     raise IntegrityError
 
 
-@pytest.mark.failure_mode(24)
+@pytest.mark.failure_24
 def test_an_error_that_broke_the_transaction_is_no_success(alice: Caller, serve: Serve, caplog: Any) -> None:
     serve_ending(serve, fail_without_a_savepoint)
     assert problem_code(assert_nothing_kept(alice, 500)) == "idempotency_transaction_broken"
@@ -50,7 +50,7 @@ def test_an_error_that_broke_the_transaction_is_no_success(alice: Caller, serve:
     replayed(alice, "/?status=400", key="k2", wrote=0)
 
 
-@pytest.mark.failure_mode(24)
+@pytest.mark.failure_24
 @pytest.mark.postgres
 @pytest.mark.parametrize("status", [200, 400])
 def test_a_swallowed_error_that_postgresql_has_not_forgotten(alice: Caller, serve: Serve, status: int) -> None:
@@ -58,14 +58,14 @@ def test_a_swallowed_error_that_postgresql_has_not_forgotten(alice: Caller, serv
     assert problem_code(assert_nothing_kept(alice, 500, f"/?status={status}")) == "idempotency_transaction_broken"
 
 
-@pytest.mark.failure_mode(24)
+@pytest.mark.failure_24
 def test_a_savepoint_keeps_an_error_from_breaking_the_transaction(alice: Caller, serve: Serve) -> None:
     serve_ending(serve, transaction.atomic(lambda: connection.cursor().execute("SELECT * FROM no_such_table")))
     first, _ = replayed(alice)
     assert first.status_code == 201
 
 
-@pytest.mark.failure_mode(25)
+@pytest.mark.failure_25
 def test_raised_and_returned_failures_of_drf_are_both_defined(alice: Caller, serve: Serve, atomic: bool) -> None:
     @serve
     @api_view(["POST"])
@@ -87,7 +87,7 @@ def test_raised_and_returned_failures_of_drf_are_both_defined(alice: Caller, ser
         assert first.status_code == 400
 
 
-@pytest.mark.failure_mode(25)
+@pytest.mark.failure_25
 def test_a_plain_view_that_undoes_its_writes_may_answer_with_a_failure(alice: Caller, serve: Serve) -> None:
     serve_ending(serve, lambda: transaction.set_rollback(True))
     # A success that has undone itself is a lie, and a passing failure isn't kept in any case.
@@ -97,7 +97,7 @@ def test_a_plain_view_that_undoes_its_writes_may_answer_with_a_failure(alice: Ca
     replayed(alice, "/?status=409", key="k3", wrote=0)
 
 
-@pytest.mark.failure_mode(26)
+@pytest.mark.failure_26
 def test_on_commit_runs_after_the_outcome_is_there_and_not_for_what_is_undone(alice: Caller, serve: Serve) -> None:
     seen: list[Any] = []
     serve_ending(serve, lambda: transaction.on_commit(lambda: seen.append(records())))

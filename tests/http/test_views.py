@@ -27,7 +27,8 @@ from tests.http.views import KINDS, Methods, PlainView, drf_answer, plain_answer
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.http.views")]
 
 
-@pytest.mark.scenario(8, 20)
+@pytest.mark.scenario_8
+@pytest.mark.scenario_20
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_view_runs_once_and_replays(alice: Caller, kind: str, transport: str, atomic: bool) -> None:
     alice.transport = transport
@@ -46,7 +47,7 @@ def test_every_kind_of_view_runs_once_and_replays(alice: Caller, kind: str, tran
     assert_refused(alice, "idempotency_key_reused", url, {"amount": 2}, key="k")
 
 
-@pytest.mark.scenario(20)
+@pytest.mark.scenario_20
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_kind_of_view_keeps_anything_of_a_failure(alice: Caller, kind: str, atomic: bool) -> None:
     url = f"/kinds/{kind}/"
@@ -58,7 +59,7 @@ def test_no_kind_of_view_keeps_anything_of_a_failure(alice: Caller, kind: str, a
     assert_nothing_kept(alice, 503, f"{url}?status=503")
 
 
-@pytest.mark.scenario(20)
+@pytest.mark.scenario_20
 def test_an_action_is_protected_whichever_decorator_stands_above(alice: Caller, settings: Any) -> None:
     class ViewSet(viewsets.GenericViewSet[Any]):
         queryset = Transfer.objects.none()
@@ -81,7 +82,7 @@ def test_an_action_is_protected_whichever_decorator_stands_above(alice: Caller, 
     assert set(IdempotencyRecord.objects.values_list("operation", flat=True)) == {"tests.below", "tests.above"}
 
 
-@pytest.mark.scenario(20)
+@pytest.mark.scenario_20
 def test_a_decorated_method_called_by_a_decorated_override_is_one_operation(alice: Caller, serve: Serve) -> None:
     class ViewSet(views.DecoratedModelViewSet):
         @idempotent("kinds.model_viewset")
@@ -96,7 +97,7 @@ def test_a_decorated_method_called_by_a_decorated_override_is_one_operation(alic
 PLAIN_API_VIEW: Any = type("PlainAPIView", (Methods, APIView), {})
 
 
-@pytest.mark.failure_mode(35)
+@pytest.mark.failure_35
 @pytest.mark.parametrize(
     "unprotectable",
     [
@@ -116,7 +117,7 @@ def test_a_decorator_that_could_not_protect_is_refused_when_applied(unprotectabl
         idempotent("tests.refused")(unprotectable)
 
 
-@pytest.mark.failure_mode(35)
+@pytest.mark.failure_35
 @pytest.mark.parametrize("arguments", [(), (1,), (1, 2, 3)])
 def test_a_call_without_a_request_says_so(arguments: tuple[int, ...]) -> None:
     with pytest.raises(TypeError, match=r"@idempotent\('tests.helper'\) expects a request"):
@@ -136,7 +137,7 @@ def outer(operation: str, inner: Any, **policy: Any) -> Any:
     return view
 
 
-@pytest.mark.failure_mode(36)
+@pytest.mark.failure_36
 @pytest.mark.parametrize(
     ("policy", "inner_operation", "recorded"),
     [
@@ -155,13 +156,13 @@ def test_a_view_inside_another_joins_its_transaction_or_is_an_operation_of_its_o
     assert current_claim() is None
 
 
-@pytest.mark.failure_mode(36)
+@pytest.mark.failure_36
 def test_the_crash_of_a_view_inside_anothers_transaction_undoes_both(alice: Caller, serve: Serve) -> None:
     serve(outer("tests.outer", idempotent("tests.inner")(plain_answer)))
     assert_nothing_kept(alice, 500, "/?crash=1")
 
 
-@pytest.mark.failure_mode(36)
+@pytest.mark.failure_36
 def test_an_outside_effect_inside_a_transaction_is_an_error(alice: Caller, serve: Serve, caplog: Any) -> None:
     """To join would break its promise: what it does outside would be done again after a rollback."""
     serve(outer("tests.outer", idempotent("tests.inner", **OUTSIDE)(plain_answer)))
@@ -181,7 +182,7 @@ class Updating(viewsets.ModelViewSet[Transfer]):
         work(self.request)
 
 
-@pytest.mark.failure_mode(36)
+@pytest.mark.failure_36
 @policies
 @pytest.mark.parametrize("way", WAYS)
 def test_update_and_partial_update_are_two_operations(alice: Caller, serve: Serve, policy: Any, way: str) -> None:

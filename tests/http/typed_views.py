@@ -5,9 +5,10 @@ A call that is wrong has an ``ignore`` beside it. mypy complains of one that it 
 
 from __future__ import annotations
 
+from typing import assert_type
+
 from django.http import HttpRequest, JsonResponse
 from django.views import View
-from typing_extensions import assert_type
 
 from idempotency import idempotent, require_claim
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,10 +18,11 @@ from django.db import OperationalError, connection, connections
 from django.test import override_settings
 
 from idempotency import PARK, Attach, Operation
-from idempotency.checks import check_databases
+from idempotency.checks import check_databases, check_settings
 from idempotency.conf import settings
-from idempotency.options.table import SETTINGS
-from idempotency.sql import Replication, store
+from idempotency.options.settings import SETTINGS
+from idempotency.store import Replication, store_for
+from tests.aliases import another_alias
 from tests.operations import forgetting_operations
 
 pytestmark = pytest.mark.django_db  # Django's own checks of a SQLite database ask it what it can do
@@ -34,7 +37,7 @@ def messages() -> dict[str, Any]:
     }
 
 
-@pytest.mark.scenario(30)
+@pytest.mark.scenario_30
 def test_the_defaults_and_the_sample_project_are_sound() -> None:
     assert messages() == {}
 
@@ -45,8 +48,8 @@ def declared() -> Iterator[Callable[..., Operation]]:
         yield Operation
 
 
-@pytest.mark.scenario(30)
-@pytest.mark.failure_mode(10)
+@pytest.mark.scenario_30
+@pytest.mark.failure_10
 @pytest.mark.parametrize(
     ("entries", "message_id", "said"),
     [
@@ -60,19 +63,26 @@ def declared() -> Iterator[Callable[..., Operation]]:
         ({"IN_PROGRESS": Attach(str)}, "idempotency.E005", "belongs to one operation and its job: declare it there."),
         ({"REQUIRED": None}, "idempotency.E006", "'REQUIRED'"),
         ({"METHODS": "POST"}, "idempotency.E007", "'METHODS'"),
-        ({"METHODS": ["post"]}, "idempotency.E007", "in capitals"),
+        ({"METHODS": []}, "idempotency.E007", "at least one"),
+        ({"METHODS": ["PUT", "post"]}, "idempotency.E007", "which names 'post': write 'POST'"),
         ({"ACCOUNT": "no.such.thing"}, "idempotency.E008", "can't be imported (No module named 'no')."),
         ({"ACCOUNT": "tests.unit.test_checks.NOT_A_FUNCTION"}, "idempotency.E008", "must name a callable"),
         ({"RECORDABLE": 201}, "idempotency.E009", "'RECORDABLE'"),
         ({"RECORDED_HEADERS": "Location"}, "idempotency.E010", "'RECORDED_HEADERS'"),
+        ({"RECORDED_HEADERS": ["ETag", "Set-Cookie"]}, "idempotency.E010", "which names 'Set-Cookie', which must not"),
         ({"MAX_BODY": -1}, "idempotency.E011", "'MAX_BODY'"),
         ({"ERROR_RESPONSE": "nope"}, "idempotency.E012", "'ERROR_RESPONSE'"),
+        ({"RENEWAL_DATABASES": ["default"]}, "idempotency.E029", "must be a dict of aliases"),
+        ({"RENEWAL_DATABASES": {"default": None}}, "idempotency.E029", "must be a dict of aliases"),
+        ({"RENEWAL_DATABASES": {"default": "none"}}, "idempotency.E029", "names 'none', which DATABASES does not have"),
         ({"MAX_RETRY_AFTER": 30}, "idempotency.E013", "'MAX_RETRY_AFTER'"),
         ({"KEY": "nope"}, "idempotency.E022", "'KEY'"),
         ({"MAX_KEY_AGE": 3}, "idempotency.E023", "'MAX_KEY_AGE'"),
         ({"BODY_TTL": timedelta(0)}, "idempotency.E027", "'BODY_TTL'"),
         ({"TIMED_KEYS": "yes"}, "idempotency.E024", "'TIMED_KEYS'"),
         ({"LEASE": timedelta(days=3)}, "idempotency.E014", "shorter than"),
+        ({"MAX_KEY_AGE": timedelta(days=3)}, "idempotency.E025", "shorter than"),
+        ({"BODY_TTL": timedelta(days=3)}, "idempotency.E028", "shorter than"),
         ({"TTL": timedelta(seconds=60)}, "idempotency.E014", "shorter than"),
     ],
 )
@@ -81,8 +91,9 @@ def test_a_wrong_setting_is_a_check_with_a_hint_and_an_error_at_the_first_use_of
 ) -> None:
     operation = declared("unit.wrong")
     with override_settings(IDEMPOTENCY=entries):
+        (message,) = check_settings(None)  # one, however many operations there are
         found = messages()
-        assert list(found) == [message_id]
+        assert list(found) == [message_id] == [message.id]
         assert said in found[message_id].msg
         assert found[message_id].hint
         for holder, name in ((operation, "required"), (settings, "max_retry_after"), (operation, "required")):
@@ -91,21 +102,23 @@ def test_a_wrong_setting_is_a_check_with_a_hint_and_an_error_at_the_first_use_of
             assert said in str(raised.value)
 
 
-@pytest.mark.scenario(30)
+@pytest.mark.scenario_30
 def test_the_check_command_fails_on_a_wrong_setting() -> None:
     with override_settings(IDEMPOTENCY=[]), pytest.raises(SystemCheckError, match=r"idempotency\.E001"):
         call_command("check")
 
 
-@pytest.mark.scenario(30)
+@pytest.mark.scenario_30
 def test_an_unknown_name_is_answered_with_the_one_that_was_meant() -> None:
     with override_settings(IDEMPOTENCY={"MAXBODY": 1}):
+        assert messages()["idempotency.E002"].hint == "Did you mean 'MAX_BODY'?"
+    with override_settings(IDEMPOTENCY={"max_body": 1}):
         assert messages()["idempotency.E002"].hint == "Did you mean 'MAX_BODY'?"
     with override_settings(IDEMPOTENCY={"QQQQ": 1}):
         assert all(name in messages()["idempotency.E002"].hint for name in SETTINGS)
 
 
-@pytest.mark.failure_mode(70)
+@pytest.mark.failure_70
 @pytest.mark.parametrize("value", ["hunter2", [], ["hunter2", ""], [7, "hunter2"], {"hunter2"}])
 def test_a_secret_is_not_shown_when_it_is_wrong(value: Any) -> None:
     with (
@@ -116,7 +129,7 @@ def test_a_secret_is_not_shown_when_it_is_wrong(value: Any) -> None:
     assert "hunter2" not in str(refused.value)
 
 
-@pytest.mark.failure_mode(11)
+@pytest.mark.failure_11
 @pytest.mark.parametrize(
     ("policy", "entries", "message_id"),
     [
@@ -158,7 +171,7 @@ class ElsewhereRouter:
         return "records" if model._meta.app_label == "idempotency" else None  # type: ignore[attr-defined]
 
 
-@pytest.mark.failure_mode(27)
+@pytest.mark.failure_27
 def test_records_in_another_database_than_the_default_one_are_pointed_out(
     declared: Callable[..., Operation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +183,44 @@ def test_records_in_another_database_than_the_default_one_are_pointed_out(
     del connections["records"]
 
 
-@pytest.mark.failure_mode(21)
+@pytest.fixture
+def renewals(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Leases of the default database are renewed over an alias with these settings."""
+    with (
+        another_alias(monkeypatch, "renewals", os.environ["DATABASE_URL"]),
+        override_settings(IDEMPOTENCY={"RENEWAL_DATABASES": {"default": "renewals"}}),
+    ):
+        yield connections.settings["renewals"]
+
+
+def test_leases_are_renewed_in_the_same_database(renewals: dict[str, Any], tmp_path: Path) -> None:
+    assert messages() == {}
+    connections["renewals"].close()
+    del connections["renewals"]
+    renewals["NAME"] = str(tmp_path / "another.sqlite3") if connection.vendor == "sqlite" else "another"
+    assert "can't be reached or is another database" in messages()["idempotency.E030"].msg
+    assert {message.id for message in check_databases(None)} == set()  # it may not connect
+
+
+def test_an_alias_for_renewals_is_checked_as_that_of_records_is(renewals: dict[str, Any]) -> None:
+    renewals["AUTOCOMMIT"] = False
+    found = {message.id: message for message in check_databases(None)}
+    assert "'renewals' has AUTOCOMMIT off" in found["idempotency.E016"].msg
+
+
+@pytest.mark.parametrize(
+    ("pooled", "known", "warned"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_heartbeats_behind_a_pooler_are_pointed_out(
+    declared: Callable[..., Operation], monkeypatch: pytest.MonkeyPatch, pooled: bool, known: bool, warned: bool
+) -> None:
+    declared("a.beating", heartbeat=timedelta(minutes=5))
+    monkeypatch.setattr(type(store_for("default")), "is_pooled", lambda store: pooled)
+    with override_settings(IDEMPOTENCY={"RENEWAL_DATABASES": {"default": "default"} if known else {}}):
+        assert ["a.beating" in message.msg for message in messages().values()] == ([True] if warned else [])
+
+
+@pytest.mark.failure_21
 @pytest.mark.sqlite
 def test_sqlite_with_deferred_transactions_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(connection.settings_dict["OPTIONS"], "transaction_mode")
@@ -220,7 +270,7 @@ def test_a_server_that_may_lose_claims_is_pointed_out_for_effects_outside_of_it(
             raise found
         return found
 
-    monkeypatch.setattr(store("default"), "replication", replication)
+    monkeypatch.setattr(store_for("default"), "replication", replication)
     outside = [declared(f"unit.{name}", transaction=False, recovery=PARK) for name in "abcd"]
     monkeypatch.setattr("idempotency.checks.declared_operations", lambda: outside)
     assert {message_id.removeprefix("idempotency.") for message_id in messages()} == expected
@@ -231,3 +281,10 @@ def test_a_server_that_may_lose_claims_is_pointed_out_for_effects_outside_of_it(
     inside = [declared("unit.inside")]
     monkeypatch.setattr("idempotency.checks.declared_operations", lambda: inside)
     assert messages() == {}
+
+
+@pytest.mark.django_db
+def test_a_cluster_that_does_not_know_a_table_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_for("default"), "tables_outside_of_citus", lambda: ["shop_order"])
+    assert "shop_order" in messages()["idempotency.W014"].msg
+    assert check_databases(None) == []  # which may not connect

@@ -16,7 +16,8 @@ from django.test import override_settings
 from idempotency import ACCEPTED, CONFLICT, PARK, REEXECUTE, Operation, Wait, claim, idempotent
 from idempotency.conf import Defaults, Settings, settings
 from idempotency.operation import operation_for, registry
-from idempotency.options.table import OPTIONS, SETTINGS, RequestPolicy
+from idempotency.options.settings import SETTINGS
+from idempotency.options.table import OPTIONS, RequestPolicy
 from tests.operations import forgetting_operations
 
 
@@ -59,7 +60,7 @@ def only_created(status: int) -> bool:
     return status == 201
 
 
-@pytest.mark.failure_mode(10)
+@pytest.mark.failure_10
 def test_what_is_declared_wins_over_the_settings_even_when_it_is_false() -> None:
     operation = Operation("unit.declared", required=False, ttl=timedelta(hours=1), account=an_account)
     with override_settings(IDEMPOTENCY={"REQUIRED": True, "TTL": timedelta(days=9)}):
@@ -159,7 +160,7 @@ def test_each_attribute_of_an_operation_has_the_type_of_its_argument() -> None:
 
 
 def test_the_settings_have_an_attribute_for_each_entry() -> None:
-    assert set(get_type_hints(Settings)) == {option.name for option in SETTINGS.values()}
+    assert set(get_type_hints(Settings)) == {option.name for option in SETTINGS.values()} | {"fingerprint_secrets"}
     assert set(get_type_hints(Defaults)) == {option.name for option in OPTIONS.values() if option.setting}
     assert [name for name, option in SETTINGS.items() if option.setting != name] == []
 

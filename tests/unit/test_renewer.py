@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from idempotency.identity.scope import Scope
 from idempotency.protocol import renewal
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import Beat, Renewer
+from idempotency.store import Fence
 from tests.operations import forgetting_operations
 
 Arrange = Callable[[Callable[[Ownership], bool]], None]
@@ -25,7 +27,9 @@ Arrange = Callable[[Callable[[Ownership], bool]], None]
 def owned() -> Any:
     with forgetting_operations():
         operation = Operation("unit.renewed")
-        yield Ownership(operation, Scope("a", operation.name, "k"), 1, 1, "v1:0", "default")
+        yield Ownership(
+            operation, Fence(Scope("a", operation.name, "k"), 1, 1, "v1:0"), SimpleNamespace(using="default")
+        )
 
 
 @pytest.fixture
@@ -53,7 +57,7 @@ def test_a_renewal_nobody_waits_for_any_more_is_not_made(
 
     renewing(slow)
     monkeypatch.setattr(renewal, "PATIENCE", 0.01)
-    renewer = Renewer()
+    renewer = Renewer("default")
     while not made:  # until the thread is at it, each is given up before it began
         with pytest.raises(UnavailableError):
             renewer.renew(owned)
@@ -69,7 +73,7 @@ def test_a_renewal_that_fails_is_told_to_who_asked_for_it(owned: Ownership, rene
         raise OperationalError("the database has gone")
 
     renewing(fails)
-    renewer = Renewer()
+    renewer = Renewer("default")
     with pytest.raises(OperationalError, match="the database has gone"):
         renewer.renew(owned)
     end(renewer)
@@ -84,7 +88,7 @@ def test_without_a_thread_nothing_is_renewed_until_one_can_be_had(
         raise RuntimeError("can't start new thread")
 
     renewing(lambda renewed: True)
-    renewer = Renewer()
+    renewer = Renewer("default")
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         patch.setattr(renewal, "PATIENCE", 0.01)
@@ -105,12 +109,12 @@ def test_a_renewal_that_comes_after_the_end_of_its_attempt_says_nothing_of_it(
         return False
 
     renewing(ended_meanwhile)
-    assert Renewer()._renew_for(beat) is None
+    assert Renewer("default")._renew_for(beat) is None
     assert not owned.lost
 
 
 def test_a_beat_that_was_stopped_is_not_scheduled_again(owned: Ownership) -> None:
-    renewer = Renewer()
+    renewer = Renewer("default")
     beat = Beat(owned, ends=time.monotonic() + 60)
     renewer.stop(beat)
     renewer._schedule(time.monotonic(), lambda: None, beat)

@@ -7,8 +7,7 @@ from uuid import RFC_4122, UUID
 
 import pytest
 
-from idempotency.identity.keys import parse_header
-from idempotency.identity.timed import new_key, time_of
+from idempotency.identity.keys import new_key, parse_header, time_of
 
 
 def test_a_new_key_is_a_uuid_of_version_7_that_carries_its_time() -> None:

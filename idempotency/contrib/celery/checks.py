@@ -16,17 +16,16 @@ from django.core.checks import Warning as CheckWarning
 
 from ...checks import check_settings
 from ...conf import settings
-from .deliveries import patience
-from .lost import LOOK_BACK
-from .policy import TaskPolicy, idempotent_tasks
+from .deliveries import longest_wait
+from .policy import LOOK_BACK, TaskPolicy, idempotent_tasks
 
 #: If a message is not acknowledged for this long, another worker gets it. These are the defaults of the
 #: ``visibility_timeout`` of kombu's Redis transport and of RabbitMQ's ``consumer_timeout``.
 VISIBILITY_TIMEOUT = timedelta(hours=1)
 CONSUMER_TIMEOUT = timedelta(minutes=30)
 
-#: The task that has lost messages sent again. It is named and not imported, because ``tasks`` imports this package.
-RESEND = "idempotency.tasks.resend_lost_messages"
+#: The task that has lost messages sent again. It is named and not imported, because there may be no outbox.
+RESEND = "idempotency.contrib.celery.tasks.resend_lost_messages"
 
 
 def check_tasks(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
@@ -71,8 +70,7 @@ def _check(app: Any, task: Any, policy: TaskPolicy) -> Iterator[CheckMessage]:
     if limit is not None and alive < limit:
         yield CheckWarning(
             f"Task {task.name!r} may run for {limit}, but a claim of operation {operation.name!r} can be taken over "
-            f"after "
-            f"{alive}. A slow run would then be rolled back at its end.",
+            f"after {alive}. A slow run would then be rolled back at its end.",
             hint="Give the operation a longer lease= or a heartbeat=, or give the task a shorter time limit.",
             id="idempotency.W005",
         )
@@ -98,7 +96,7 @@ def longest_redelivery(app: Any, task: Any, policy: TaskPolicy) -> timedelta:
         getattr(task, "retry_kwargs", {}).get("countdown", 0),
         getattr(task, "retry_backoff_max", 600) if getattr(task, "retry_backoff", False) else 0,
     ]
-    return unacknowledged + timedelta(seconds=max(countdowns)) + patience(policy.operation)
+    return unacknowledged + timedelta(seconds=max(countdowns)) + longest_wait(policy.operation)
 
 
 def look_back(app: Any) -> timedelta | None:

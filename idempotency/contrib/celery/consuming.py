@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from celery import current_task
 from celery.local import Proxy
@@ -16,6 +16,7 @@ from django.db import DatabaseError, InterfaceError
 from ... import signals
 from ...exceptions import (
     AccountRequiredError,
+    BodyGoneError,
     InProgressError,
     KeyReusedError,
     LeaseLostError,
@@ -30,15 +31,13 @@ from ...operation import Operation, operation_for
 from ...options.table import OperationPolicy
 from ...outcome import Outcome, outcome_of_result
 from ...protocol import claims
-from ...protocol.block import result_of
 from ...protocol.claim import Claim
-from ...protocol.execution import acquire_or_wait, running
+from ...protocol.claim_block import result_of
+from ...protocol.claims import ClaimRequest
+from ...protocol.execution import Running, acquire_or_wait, running
 from ...protocol.ownership import Ownership
 from .deliveries import Delivery
 from .policy import ATTRIBUTE, TaskPolicy, policy_of
-
-if TYPE_CHECKING:  # Python 3.10 has no Unpack, and only a type checker reads it
-    from typing_extensions import Unpack
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,18 +103,18 @@ def idempotent_task(
 
     def decorate(function: F) -> F:
         _refuse_all_but_functions(function, declared)
-        kept = TaskPolicy(declared, function, consumer, dead_letter, max_attempts)
+        task_policy = TaskPolicy(declared, function, consumer, dead_letter, max_attempts)
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             task: Any = current_task._get_current_object() if current_task else None
-            if policy_of(task) is not kept or task.request.called_directly:
+            if policy_of(task) is not task_policy or task.request.called_directly:
                 return function(*args, **kwargs)
-            return _consume(Delivery(kept, task), args, kwargs)
+            return _consume(Delivery(task_policy, task), args, kwargs)
 
         # When a task is published, Celery checks its arguments against the signature of this function, and not against
         # that of the function that it wraps.
-        vars(run).update({"__signature__": inspect.signature(function), ATTRIBUTE: kept})
+        vars(run).update({"__signature__": inspect.signature(function), ATTRIBUTE: task_policy})
         return cast(F, run)
 
     return decorate
@@ -139,7 +138,7 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     policy, request = delivery.policy, delivery.request
     payload = Payload(policy.arguments(args, kwargs, bound=bool(args) and args[0] is delivery.task))
     try:
-        held = acquire_or_wait(policy.operation, delivery.scope, payload)
+        owned = acquire_or_wait(ClaimRequest(policy.operation, delivery.scope, payload))
     except (InProgressError, UnavailableError) as error:
         delivery.wait(error)
     except (RequestError, KeyReusedError, OutcomeUnknownError) as error:
@@ -148,28 +147,30 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     except OuterTransactionError:
         if not request.is_eager:
             raise
-        # An eager call in the caller's transaction commits or rolls back with it, and no message can be delivered
-        # twice.
+        # An eager call in the caller's transaction commits or rolls back with it, and no message is delivered twice.
         return policy.function(*args, **kwargs)
-    if isinstance(held, Outcome):
-        if held.is_body_gone:
-            delivery.end_without_result()
-        delivery.log(logging.INFO, "has been consumed before, and gets the recorded result")
-        return result_of(held)
-    if delivery.is_poison(held.attempt):
+    if isinstance(owned, Outcome):
         try:
-            delivery.dead_letter(f"{policy.max_attempts} runs were cut off", attempt=held.attempt)
+            result = result_of(owned)
+        except BodyGoneError as error:
+            delivery.end_without_result(error)
+        delivery.log(logging.INFO, "has been consumed before, and gets the recorded result")
+        return result
+    if delivery.is_poison(owned.attempt):
+        try:
+            delivery.dead_letter(f"{policy.max_attempts} runs were cut off", attempt=owned.attempt)
         finally:
             # If the process dies before the release, the lease runs out and recovery settles the claim.
-            _give_back(held)
-    request.idempotency_attempt = held.attempt  # a dead letter carries this number
-    delivery.log(logging.INFO, f"runs as attempt {held.attempt}")
+            _give_back(owned)
+    request.idempotency_attempt = owned.attempt  # a dead letter carries this number
+    delivery.log(logging.INFO, f"runs as attempt {owned.attempt}")
+    attempt = Running(Claim(owned))
     try:
-        with running(Claim(held)) as attempt:
+        with running(attempt):
             result = policy.function(*args, **kwargs)
             attempt.outcome = outcome = outcome_of_result(result, policy.operation)
     except (LeaseLostError, UnavailableError) as error:
-        if error.raised_by is not held:
+        if error is attempt.foreign_error:
             raise  # the error of another claim inside the function counts as the function's own error
         # Another attempt has taken over, or it is not known whether this one committed. The next delivery finds out.
         delivery.wait(error, ended=1)
@@ -177,7 +178,7 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _give_back(owned: Ownership) -> None:
-    """Release a claim under which nothing has run. This is safe whatever recovery the operation declares."""
+    """Release a claim under which nothing has run. This is safe for every declared recovery."""
     try:
         released = claims.release(owned)
     except (DatabaseError, InterfaceError):

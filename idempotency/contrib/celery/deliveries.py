@@ -1,6 +1,6 @@
-"""A message that is not consumed now waits, or becomes a dead letter.
+"""A message that is not consumed now waits, or becomes a dead letter, and dead letters are published again.
 
-In both cases the message is first published again and then acknowledged. If the process dies in between, there are two
+In all cases the message is first published again and then acknowledged. If the process dies in between, there are two
 messages with one identity, and they take effect once.
 """
 
@@ -10,14 +10,16 @@ import logging
 from datetime import timedelta
 from typing import Any, NoReturn
 
+from celery import current_app
 from celery.exceptions import Ignore, Reject
+from kombu.entity import Queue
 
 from ...conf import settings
-from ...exceptions import BodyGoneError, BrokerUnavailableError, IdempotencyError
+from ...exceptions import BrokerUnavailableError, IdempotencyError
 from ...operation import Operation
 from .messages import ATTEMPTS_HEADER, REDELIVERED_HEADER, WAITED_HEADER, Message
 from .policy import policy_of
-from .publishing import publish_again
+from .publishing import BOUNDS, confirming_producer, publish_again
 
 #: The header of a dead letter that says why it is one.
 REASON_HEADER = "idempotency_dead_letter_reason"
@@ -25,7 +27,7 @@ MAX_REASON_LENGTH = 255
 
 #: A message waits for up to this long in total, or longer if its operation has a long lease. Waiting is cheap: it costs
 #: one message for each ``MAX_RETRY_AFTER``. Giving up costs a person's time, and most outages are over within an hour.
-PATIENCE = timedelta(hours=1)
+LONGEST_WAIT = timedelta(hours=1)
 
 
 class MessageRefused(Ignore, Reject):  # type: ignore[misc]
@@ -36,9 +38,9 @@ class MessageRefused(Ignore, Reject):  # type: ignore[misc]
     """
 
 
-def patience(operation: Operation) -> timedelta:
+def longest_wait(operation: Operation) -> timedelta:
     """How long a message of the operation waits in total. It is longer than any of its claims can be alive."""
-    return max(PATIENCE, 2 * (operation.lease + (operation.heartbeat or timedelta(0))))
+    return max(LONGEST_WAIT, 2 * (operation.lease + (operation.heartbeat or timedelta(0))))
 
 
 class Delivery(Message):
@@ -58,7 +60,7 @@ class Delivery(Message):
         if self.request.is_eager:
             raise error  # there is no message
         waited = self.waited
-        if waited >= patience(self.policy.operation).total_seconds():
+        if waited >= longest_wait(self.policy.operation).total_seconds():
             self.dead_letter(f"waited for {waited} s: {error}", error)
         longest = max(1, int(settings.max_retry_after.total_seconds()))
         countdown = min(max(1, error.retry_after or 0, waited // 2), longest)
@@ -69,15 +71,15 @@ class Delivery(Message):
         self.log(logging.INFO, f"waits for {countdown} s: {error}")
         raise Ignore(f"published again, for in {countdown} s: {error}") from error
 
-    def end_without_result(self) -> NoReturn:
+    def end_without_result(self, error: Exception) -> NoReturn:
         """End the delivery of a message that has been consumed and whose result is deleted. The task's result, which an
         earlier delivery has stored, is not changed.
 
         :raises Ignore: the worker acknowledges this delivery.
-        :raises BodyGoneError: the task is called eagerly, so its caller waits for a result.
+        :raises Exception: the task is called eagerly, so its caller waits for a result, and gets ``error``.
         """
         if self.request.is_eager:
-            raise BodyGoneError
+            raise error
         reason = "has been consumed before, and its result is no longer kept"
         self.log(logging.INFO, reason)
         raise Ignore(reason)
@@ -147,7 +149,53 @@ def dead_letter_failed_message(sender: Any = None, task_id: str = "", exception:
         return  # a refused message was published again or rejected already
     request = sender.request
     if request.id == task_id and not request.is_eager:
-        name = getattr(
-            exception, "exc_cls_name", type(exception).__name__
-        )  # Celery wraps an exception that it can't pickle
+        # Celery wraps an exception that it can't pickle.
+        name = getattr(exception, "exc_cls_name", type(exception).__name__)
         Delivery(policy, sender).dead_letter_failed(f"failed: {name}")
+
+
+def redrive(queue: str, *, limit: int = 100, app: Any = None) -> int:
+    """Publish the messages of a dead-letter queue again, oldest first, each to the queue of its task.
+
+    The messages keep their ids, headers and arguments, and so their identity: one that has taken effect does not take
+    effect again. If the process dies in the middle, the remaining messages are still in the dead-letter queue, and one
+    message may be in both queues.
+
+    :param queue: the name that was given as ``dead_letter``, or the name of a RabbitMQ dead-letter queue.
+    :param limit: how many messages to redrive at most.
+    :param app: the Celery app; by default the current one.
+    :returns: how many messages were redriven.
+    :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
+    :raises Exception: there is no such queue. Each broker raises its own error.
+    """
+    app = app or current_app._get_current_object()
+    redriven = 0
+    with confirming_producer(app) as producer:
+        make: Any = Queue  # kombu has few type annotations
+        source = make(queue, channel=producer.channel, no_declare=True)
+        while redriven < limit and (message := source.get()) is not None:
+            _publish(app, producer, message)
+            message.ack()
+            redriven += 1
+    return redriven
+
+
+def _publish(app: Any, producer: Any, message: Any) -> None:
+    headers = {name: value for name, value in message.headers.items() if name != REASON_HEADER}
+    route = app.amqp.router.route({}, headers["task"], (), {})
+    queue = route["queue"]
+    properties = message.properties
+    direct = queue.exchange.type == "direct"  # then publish directly to the queue, as Celery does
+    producer.publish(
+        message.body,
+        exchange="" if direct else queue.exchange.name,
+        routing_key=queue.name if direct else route.get("routing_key") or queue.routing_key,
+        declare=[queue],
+        headers=headers,
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        **{name: properties[name] for name in ("correlation_id", "reply_to", "priority") if properties.get(name)},
+        retry=BOUNDS["retry"],
+        retry_policy=BOUNDS["retry_policy"],
+        confirm_timeout=BOUNDS["confirm_timeout"],
+    )

@@ -16,16 +16,15 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from ...identity.scope import Scope
-from ...models import IdempotencyRecord, MessageStatus, OutboxMessage
-from ...outbox import CELERY, alias
-from .identity import ACCOUNT_HEADER, DEFAULT_ACCOUNT, KEY_HEADER
-from .policy import TaskPolicy, idempotent_tasks
+from ...models import IdempotencyRecord
+from ...outbox import CELERY
+from ...outbox.models import MessageStatus, OutboxMessage, outbox_database
+from .messages import ACCOUNT_HEADER, DEFAULT_ACCOUNT, KEY_HEADER
+from .policy import LOOK_BACK, TaskPolicy, idempotent_tasks
 
 #: A message without a record is taken for lost this long after it was sent. This is longer than messages usually wait
 #: in a queue. A message that still waits there is sent a second time, which is harmless: its consumer finds its record.
 OLDER_THAN = timedelta(minutes=10)
-#: Messages that were sent longer ago than this are not looked at any more.
-LOOK_BACK = timedelta(days=1)
 
 #: The number of messages that are compared at once. One statement finds the records of all of them.
 PAGE = 100
@@ -56,7 +55,7 @@ def resend_lost_messages(
     :raises DatabaseError: the database refuses. Messages that were made due stay due.
     """
     policies = {task.name: policy for task, policy in idempotent_tasks(app or current_app._get_current_object())}
-    messages = OutboxMessage.objects.using(using or alias())
+    messages = OutboxMessage.objects.using(using or outbox_database())
     sent = messages.filter(
         status=MessageStatus.SENT,
         sender=CELERY,
@@ -64,7 +63,7 @@ def resend_lost_messages(
         sent_at__lte=Now() - older_than,
         sent_at__gt=Now() - look_back,
     )
-    found = 0
+    resent = 0
     after: datetime | None = None
     while page := _page(sent, after):
         missing = _without_record(page, policies)
@@ -76,9 +75,9 @@ def resend_lost_messages(
             again = messages.filter(
                 pk=message.pk, status=MessageStatus.SENT, sent_at=message.sent_at, created_at__gt=remembered
             )
-            found += again.update(status=MessageStatus.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None)
+            resent += again.update(status=MessageStatus.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None)
         after = page[-1].sent_at
-    return found
+    return resent
 
 
 def _page(sent: QuerySet[OutboxMessage], after: datetime | None) -> list[Any]:
@@ -101,8 +100,8 @@ def _without_record(page: list[Any], policies: Mapping[str, TaskPolicy]) -> list
         operation__in={scope.operation for scope in scopes.values()},
         idempotency_key__in={scope.idempotency_key for scope in scopes.values()},
     )
-    known = {Scope(*row) for row in records.values_list("account_id", "operation", "idempotency_key")}
-    return [message for message in page if scopes[message.pk] not in known and _has_waited(message)]
+    recorded = {Scope(*row) for row in records.values_list("account_id", "operation", "idempotency_key")}
+    return [message for message in page if scopes[message.pk] not in recorded and _has_waited(message)]
 
 
 def _has_waited(message: Any) -> bool:
@@ -111,7 +110,7 @@ def _has_waited(message: Any) -> bool:
 
 
 def _scope_of(message: OutboxMessage, policy: TaskPolicy) -> Scope:
-    """The identity under which its consumer claims the message. See ``identity.scope_of_message``."""
+    """The identity under which its consumer claims the message. See ``messages.scope_of_message``."""
     headers = {
         KEY_HEADER: message.idempotency_key,
         ACCOUNT_HEADER: message.account_id or DEFAULT_ACCOUNT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,9 @@ from ...operation import Operation
 #: The attribute of a task's function that holds the policy. Decorators that use ``functools.wraps``, such as Celery's
 #: autoretry, copy it.
 ATTRIBUTE = "__idempotent_task__"
+
+#: The search for lost messages looks at none that were sent longer ago than this.
+LOOK_BACK = timedelta(days=1)
 
 _POSITIONAL = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
@@ -59,11 +63,13 @@ def policy_of(task: Any) -> TaskPolicy | None:
     return policy
 
 
-def consumers() -> set[tuple[str, str]]:
-    """The names under which tasks claim messages instead of their producers' accounts, as (name, operation) pairs."""
-    app = current_app._get_current_object()
-    app.loader.import_default_modules()  # a process without a worker has not imported them
-    return {(policy.consumer, policy.operation.name) for _, policy in idempotent_tasks(app) if policy.consumer}
+def import_tasks() -> None:
+    """Import the modules of tasks that the project's Celery app names or discovers, as its workers do.
+
+    A worker has done so. There, a second time would undo its logging, because Celery sets Django up before.
+    """
+    if not current_app.loader.worker_initialized:
+        current_app.loader.import_default_modules()
 
 
 def idempotent_tasks(app: Any) -> Iterator[tuple[Any, TaskPolicy]]:

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import AccessRefused, NotAllowed
 from celery import current_app
@@ -22,8 +22,10 @@ from kombu.exceptions import LimitExceeded, OperationalError
 from kombu.pools import ProducerPool
 
 from ...exceptions import BrokerUnavailableError
-from ...models import OutboxMessage
-from .identity import ACCOUNT_HEADER, KEY_HEADER
+from .messages import ACCOUNT_HEADER, KEY_HEADER
+
+if TYPE_CHECKING:
+    from ...outbox.models import OutboxMessage
 
 logger = logging.getLogger("idempotency")
 
@@ -49,7 +51,7 @@ CONNECT_BOUNDS: Mapping[str, Any] = {"max_retries": 1, "interval_start": 0.1, "i
 SOCKET_TIMEOUTS: Mapping[str, Any] = {"socket_connect_timeout": 4.0, "socket_timeout": CONFIRM_TIMEOUT}
 
 #: The task that a nudge asks for. It is named here, and not imported, because the tasks use this package.
-RELAY_TASK = "idempotency.tasks.relay_outbox"
+RELAY_TASK = "idempotency.contrib.celery.tasks.relay_outbox"
 
 #: Seconds without nudges after the broker could not be reached. Otherwise each request would wait for a connection that
 #: fails. The scheduled relay sends the messages meanwhile.
@@ -109,7 +111,7 @@ def publish(app: Any, name: str, args: Any = None, kwargs: Any = None, **options
     if app.conf.task_always_eager:
         if name not in app.tasks:
             # Celery discovers tasks when a worker starts, and this process may not be a worker. If the task were
-            # missing, the message would go to a broker that nobody reads, and would count as sent.
+            # missing, the message would go to a broker without consumers, and would count as sent.
             app.loader.import_default_modules()
         app.tasks[name].apply_async(args, kwargs, **options)
         return
@@ -168,7 +170,7 @@ class CelerySender:
             return
         try:
             publish(current_app, RELAY_TASK, ignore_result=True, expires=NUDGE_EXPIRES)
-        except Exception:  # the caller has committed, and the scheduled relay sends its messages whatever happens here
+        except Exception:  # the caller has committed, and the scheduled relay sends its messages
             self._quiet_until = time.monotonic() + QUIET
             logger.warning(
                 "No worker could be asked to relay the outbox. None will be asked for the next %g s; the scheduled "
@@ -177,6 +179,10 @@ class CelerySender:
                 QUIET,
                 exc_info=True,
             )
+
+
+#: The default sender of the outbox, as the dotted path ``idempotency.contrib.celery.send``.
+send = CelerySender()
 
 
 def arguments_of(message: OutboxMessage) -> tuple[list[Any], dict[str, Any]]:

@@ -15,6 +15,6 @@ except ImportError as error:
         "    python -m pip install 'django-idempotency[opentelemetry]'"
     ) from error
 
-from .links import link_to_producer
+from .tracing import link_to_producer
 
 __all__ = ["link_to_producer"]

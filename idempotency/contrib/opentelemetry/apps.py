@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
-
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.utils.translation import gettext_lazy as _
 
 
@@ -15,6 +12,12 @@ class OpenTelemetryConfig(AppConfig):
     verbose_name = _("Idempotency: OpenTelemetry")
 
     def ready(self) -> None:
-        modules = ["spans", "messages", "meters", *(["celery"] if find_spec("celery") is not None else [])]
-        for module in modules:
-            import_module(f"idempotency.contrib.opentelemetry.{module}").connect()
+        # Imported here, because they need the models.
+        from . import meters, tracing
+
+        meters.connect()
+        tracing.connect_spans()
+        if apps.is_installed("idempotency.outbox"):
+            tracing.connect_outbox()
+        if apps.is_installed("idempotency.contrib.celery"):
+            tracing.connect_celery()

@@ -31,11 +31,11 @@ def connect() -> None:
     """Count from now on, with the names of Prometheus's counters, dots in place of the first underscore."""
     meter = metrics.get_meter("idempotency", __version__)
     events = meter.create_counter(_dotted(EVENTS), "{event}", EVENTS_DESCRIPTION)
-    counts = [meter.create_counter(_dotted(one.name), description=one.description) for one in COUNTS]
+    counters = [meter.create_counter(_dotted(count.name), description=count.description) for count in COUNTS]
     connect_counters(
         "opentelemetry",
         lambda operation, event: events.add(1, {"operation": operation, "event": event}),
-        [one.add for one in counts],
+        [counter.add for counter in counters],
     )
 
 

@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ...upkeep.counters import Counters
+from ... import signals
 from ..metrics import (
     AVAILABLE,
     AVAILABLE_DESCRIPTION,
@@ -27,24 +27,24 @@ _connected: list[CollectorRegistry] = []
 def connect(registry: CollectorRegistry = REGISTRY) -> None:
     """Count from now on, and let each scrape of ``registry`` read the gauges. Called again, it does nothing.
 
-    :param registry: by default the one that every exporter exports unless told otherwise.
+    :param registry: by default that of ``prometheus_client``, which exporters export by default.
     """
     if registry in _connected:
         return
     events = Counter(EVENTS, EVENTS_DESCRIPTION, ["operation", "event"], registry=registry)
-    counts = [Counter(one.name, one.description, registry=registry) for one in COUNTS]
+    counters = [Counter(count.name, count.description, registry=registry) for count in COUNTS]
     registry.register(StatsCollector())
     seen: set[str] = set()
 
-    def count(operation: str, event: str) -> None:
+    def count_event(operation: str, event: str) -> None:
         if operation not in seen:
             # Prometheus sees no increase in a series that begins with 1. So each event of an operation begins with 0.
-            for known in Counters.WATCHED:
-                events.labels(operation, known)
+            for name in signals.EVENTS:
+                events.labels(operation, name)
             seen.add(operation)
         events.labels(operation, event).inc()
 
-    connect_counters("prometheus", count, [one.inc for one in counts])
+    connect_counters("prometheus", count_event, [counter.inc for counter in counters])
     _connected.append(registry)
 
 

@@ -1,8 +1,7 @@
 """Django REST framework: ``IdempotentMixin``, and the adapter with which ``@idempotent`` protects DRF views.
 
-``mixin`` declares the protected handlers of a class. ``adapter`` translates between the core and DRF for one request.
-``errors`` turns the package's errors into DRF's exceptions. ``commands`` reads a payload through a serializer's fields.
-``throttling`` answers throttled retries. ``key_status`` is a view that tells what has become of a key.
+``view_classes`` says which handlers of a class are protected. ``adapter`` translates between the core and DRF for one
+request. ``commands`` reads a payload through a serializer's fields.
 """
 
 try:
@@ -12,10 +11,8 @@ except ImportError as error:  # pragma: no cover - the base environment has no D
         "idempotency.contrib.rest_framework needs Django REST framework: pip install 'django-idempotency[drf]'"
     ) from error
 
-from .adapter import RestFrameworkAdapter
+from .adapter import IdempotencyAPIException, KeyStatusView, RestFrameworkAdapter
 from .commands import declared_fields
-from .errors import IdempotencyAPIException
-from .key_status import KeyStatusView
-from .mixin import IdempotentMixin
+from .view_classes import IdempotentMixin
 
 __all__ = ["IdempotencyAPIException", "IdempotentMixin", "KeyStatusView", "RestFrameworkAdapter", "declared_fields"]

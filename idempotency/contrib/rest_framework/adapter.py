@@ -1,4 +1,4 @@
-"""The adapter for a request to a DRF view.
+"""The adapter for a request to a DRF view, the package's errors as DRF's exceptions, and the view of a key's status.
 
 Authentication, permissions and throttles run before this, because DRF calls a handler after ``initial()``.
 """
@@ -6,33 +6,41 @@ Authentication, permissions and throttles run before this, because DRF calls a h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 
-from django.core.exceptions import RequestDataTooBig
+from django.core.exceptions import ImproperlyConfigured, RequestDataTooBig
 from django.db import connections, transaction
-from django.http import HttpRequest, RawPostDataException
+from django.http import Http404, RawPostDataException
 from rest_framework import serializers
-from rest_framework.exceptions import UnsupportedMediaType
+from rest_framework.exceptions import APIException, UnsupportedMediaType
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.parsers import JSONParser, MultiPartParser
 from rest_framework.renderers import BrowsableAPIRenderer
+from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ...exceptions import IdempotencyError
-from ...http import bodies
-from ...http.adapters import Adapter, register
-from ...http.class_views import methods_of_class
-from ...http.problems import CONTENT_TYPE, problem
+from ...http.adapter import Adapter, register
+from ...http.key_status import asked_operation, tell_status
+from ...http.payload import content_length, fits_in_memory, has_parts, keep_readable, parts
+from ...http.problems import problem, text_of
+from ...http.profiles import PROFILES, Profile
+from ...http.protection import RoutedHandler, class_of, methods_of_class
 from ...identity.parsing import parse_json
 from ...operation import Operation
-from ...outcome import UNREADABLE, Outcome, decode_body, is_json
-from ...protocol.transactions import alias
+from ...options.values import IETF
+from ...outcome import STATUS_HEADER, UNREADABLE, Outcome, decode_body, is_json
+from ...store import records_database
 from .commands import as_sent, declared_fields
-from .errors import IdempotencyAPIException
-from .throttling import answer_throttled_retries
+from .view_classes import Docstring, finds_object, handlers_of_view, methods_of_action, names_of_object_permissions
+
+HOOKS = frozenset(
+    {"initial", "perform_authentication", "check_permissions", "check_object_permissions", "check_throttles"}
+)
 
 
 @register
@@ -40,30 +48,56 @@ class RestFrameworkAdapter(Adapter):
     """The adapter for DRF's ``Request`` and its view."""
 
     def __init__(self, request: Any) -> None:
-        super().__init__(request)
+        super().__init__(request, http=request._request)
         self.view: Any = request.parser_context["view"]
         self._form_to_record: Response | None = None
+        self._finalized: _Finalized
 
     @classmethod
     def speaks_for(cls, request: object) -> bool:
         return getattr(request, "parser_context", None) is not None
 
     @classmethod
-    def prepare_class(cls, view_class: Any) -> None:
-        if issubclass(view_class, APIView):
-            answer_throttled_retries(view_class)
+    def prepare_view(cls, view: Any) -> None:
+        view.__doc__ = Docstring(view.__doc__ or "")
 
     @classmethod
-    def request_of_django(cls, request: Any) -> HttpRequest:
-        http: HttpRequest = request._request  # Django's request, because DRF's wrapper proxies attributes slowly
-        return http
+    def handlers_of(cls, callback: Any) -> list[RoutedHandler] | None:
+        view_class = class_of(callback)
+        if view_class is None or not issubclass(view_class, APIView):
+            return None
+        return handlers_of_view(view_class, getattr(callback, "actions", None))
 
-    def served_methods(self) -> set[str]:
-        return methods_of_class(type(self.view))  # the class that @api_view made
+    @classmethod
+    def hooks_of(cls, view_class: type) -> Collection[str]:
+        return HOOKS if issubclass(view_class, APIView) else ()
+
+    @classmethod
+    def doubts_about(cls, routed: RoutedHandler, callback: Any, parameters: Collection[str]) -> list[str]:
+        view_class = class_of(callback)
+        if view_class is None or not set(parameters) - {"format"} or finds_object(view_class, parameters):
+            return []
+        permissions = getattr(callback, "initkwargs", {}).get("permission_classes", view_class.permission_classes)
+        return [
+            f"{name}.has_object_permission() is checked within the handler, so not before a replay. The package checks "
+            f"it if the view has get_object() and the URL has its lookup_url_kwarg."
+            for name in sorted(names_of_object_permissions(permissions))
+        ]
+
+    def served_methods(self, name: str) -> Collection[str]:
+        if not name:
+            return methods_of_class(type(self.view))  # the class that @api_view made
+        actions = getattr(self.view, "action_map", None)
+        return super().served_methods(name) if actions is None else methods_of_action(name, actions)
 
     def payload(self, operation: Operation) -> object:
         # If DRF answers by itself, for example because it can't parse the payload, its response has the view's headers.
         self.view.headers.update(self.headers)
+        payload = self._payload(operation)
+        del self.view.headers[STATUS_HEADER]  # from now on it is decided later, and DRF sets its headers last
+        return payload
+
+    def _payload(self, operation: Operation) -> object:
         command: Any = operation.command
         if isinstance(command, type) and issubclass(command, serializers.BaseSerializer):
             context = {"request": self.request, "view": self.view, "format": None}
@@ -77,37 +111,37 @@ class RestFrameworkAdapter(Adapter):
             with suppress(ValueError):
                 return parse_json(self.http.body)
         elif self._has_parts():
-            return bodies.parts(self.http)
+            return parts(self.http)
         return as_sent(self._data(), self.http)
 
     def _is_json_of_drf(self) -> bool:
-        """Whether the payload goes to DRF's own JSON parser, which takes whatever has a canonical form.
+        """Whether the payload goes to DRF's own JSON parser, which accepts each document that has a canonical form.
 
         Then it need not parse before the handler asks for it, which on a replay is never.
         """
         request = self.request
         return (
             self.http.content_type == "application/json"
-            and bodies.content_length(self.http) > 0
-            and bodies.fits_in_memory(self.http)
+            and content_length(self.http) > 0
+            and fits_in_memory(self.http)
             and type(request.negotiator) is DefaultContentNegotiation
             and type(next(iter(request.parsers), None)) is JSONParser
         )
 
     def _has_parts(self) -> bool:
-        if not bodies.has_parts(self.http):
+        if not has_parts(self.http):
             return False
         parser = self.request.negotiator.select_parser(self.request, self.request.parsers)
         return type(parser) is MultiPartParser  # a project's own parser may read a form differently
 
     def _data(self) -> object:
-        bodies.keep_readable(self.http)
-        if not bodies.content_length(self.http) and self.request.body:
+        keep_readable(self.http)
+        if not content_length(self.http) and self.request.body:
             return self.request.body  # chunked: DRF takes it for empty, but a handler may still read it
         try:
             return self.request.data  # a ParseError is the view's own answer: nothing is claimed
         except UnsupportedMediaType:
-            if not bodies.fits_in_memory(self.http):
+            if not fits_in_memory(self.http):
                 raise
             return self.request.body  # the handler answers 415 itself if it reads the payload
 
@@ -123,7 +157,7 @@ class RestFrameworkAdapter(Adapter):
         context = self.request.parser_context
         finalize = self.view.finalize_response
         response = finalize(self.request, answer, *context["args"], **context["kwargs"])
-        self.view.finalize_response = _Finalized(response, finalize)
+        self.view.finalize_response = self._finalized = _Finalized(response, finalize)
         return response
 
     def _as_data(self, page: Response, renderer: BrowsableAPIRenderer) -> Response | None:
@@ -140,12 +174,13 @@ class RestFrameworkAdapter(Adapter):
         return response
 
     def form_to_record(self, response: Any) -> Any:
+        self._finalized.note_recorded()
         # Don't record the page of the browsable API, because it contains the person's name and forms with CSRF tokens.
         return response if self._form_to_record is None else self._form_to_record
 
     def answer_to_exception(self, error: Exception) -> Any | None:
         self._form_to_record = None
-        if isinstance(error, RawPostDataException) and not bodies.fits_in_memory(self.http):
+        if isinstance(error, RawPostDataException) and not fits_in_memory(self.http):
             # An unprotected handler that reads a body above the limit gets this error, so a protected one gets it, too.
             error = RequestDataTooBig("Request body exceeded settings.DATA_UPLOAD_MAX_MEMORY_SIZE.")
         try:
@@ -155,23 +190,38 @@ class RestFrameworkAdapter(Adapter):
                 raise
         response = super().answer_to_exception(error)  # errors that Django answers with 400 and DRF doesn't know
         if response is None:
-            # The handler crashed. The project's exception handler has just seen the error, so dispatch() must not call
-            # it a second time.
-            self.view.handle_exception = _raise
+            self.view.handle_exception = _Crashed(error, self.view.handle_exception)
         return response
 
     def answer_to_error(self, error: IdempotencyError) -> Any:
-        exception = IdempotencyAPIException(error)
-        if error.status_code == 401:
+        exception = IdempotencyAPIException(error, self.profile)
+        if exception.status_code == 401:
             exception.auth_header = self.view.get_authenticate_header(self.request)
         response = self._handle(exception)
         data = getattr(response, "data", None)
         if isinstance(data, dict) and data.get("detail") is exception.detail:
             # DRF's own exception handler made this response, or a handler that adds to it.
-            response.data = {**problem(error), **{name: value for name, value in data.items() if name != "detail"}}
+            response.data = {
+                **problem(error, self.profile),
+                **{name: value for name, value in data.items() if name != "detail"},
+            }
             if getattr(getattr(self.request, "accepted_renderer", None), "format", None) == "json":
-                response.content_type = CONTENT_TYPE
+                response.content_type = self.profile.content_type
         return response
+
+    def permit_replay(self) -> None:
+        """Find the view's object, which checks the permissions on it, if there are such.
+
+        If there is no such object any more, there is nothing to check: the operation itself may have deleted it.
+        """
+        view = self.view
+        if not finds_object(view, view.kwargs) or not names_of_object_permissions(map(type, view.get_permissions())):
+            return
+        view.headers.update(self.headers)  # DRF makes the response to a refusal
+        # The project's query may lock the row, which needs a transaction.
+        with suppress(Http404), transaction.atomic(using=records_database()):
+            view.get_object()
+        del view.headers[STATUS_HEADER]
 
     def replay(self, outcome: Outcome) -> Any:
         """Make a DRF ``Response`` with ``data`` if the recorded body is JSON or empty. Others have no ``data``."""
@@ -197,21 +247,93 @@ class RestFrameworkAdapter(Adapter):
         DRF's handler marks the transactions of ATOMIC_REQUESTS databases for rollback. No such transaction of the
         request is open here, but in a TestCase the test's transaction is. The block takes the mark in its place.
         """
-        using = alias()
+        using = records_database()
         with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
             return self.view.handle_exception(error)
 
 
+@dataclass(eq=False)
 class _Finalized:
     """Replaces a view's ``finalize_response``, so that ``dispatch()`` does not finalize the final response again."""
 
-    def __init__(self, response: Any, finalize: Callable[..., Any]) -> None:
-        self.response = response
-        self.finalize = finalize
+    response: Any
+    finalize: Callable[..., Any]
+    is_recorded: bool = False
+    data: Any = None
+
+    def note_recorded(self) -> None:
+        """Remember the data of the response, whose rendered form is being recorded."""
+        self.is_recorded, self.data = True, _containers_of(self.response)
 
     def __call__(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
-        return response if response is self.response else self.finalize(request, response, *args, **kwargs)
+        if response is not self.response:
+            return self.finalize(request, response, *args, **kwargs)
+        if self.is_recorded and _containers_of(response) != self.data:
+            view = type(request.parser_context["view"])
+            raise ImproperlyConfigured(
+                f"The data of a response of {view.__qualname__} was changed after the response had been rendered and "
+                f"recorded, so the change would reach no client. An override that calls a protected super() method, "
+                f"and a decorator above @idempotent, come too late. Change the data in the protected handler or in a "
+                f"decorator below @idempotent, or return a new Response."
+            )
+        return response
 
 
-def _raise(error: Exception) -> Any:
-    raise error
+def _containers_of(response: Any) -> Any:
+    """The data of a response with its dicts and lists copied, so that a later change of one of them shows."""
+    return _copied(getattr(response, "data", None))
+
+
+_CONTAINERS = (dict, list, tuple, Mapping)
+
+
+def _copied(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {name: _copied(value) if isinstance(value, _CONTAINERS) else value for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_copied(value) if isinstance(value, _CONTAINERS) else value for value in data]
+    return data
+
+
+class _Crashed:
+    """Replaces a view's ``handle_exception`` for one error, which the project's exception handler has just seen.
+
+    ``dispatch()`` must not show it a second time. An override of the handler may catch the error and raise another one.
+    """
+
+    def __init__(self, error: Exception, handle: Callable[..., Any]) -> None:
+        self.error = error
+        self.handle = handle
+
+    def __call__(self, error: Exception) -> Any:
+        if error is self.error:
+            raise error
+        return self.handle(error)
+
+
+class IdempotencyAPIException(APIException):
+    """An ``IdempotencyError`` as an ``APIException``. ``__cause__`` is the original error.
+
+    ``detail`` is an ``ErrorDetail``, as in DRF's own errors, because exception handlers, loggers and packages that
+    standardize errors expect that type.
+    """
+
+    def __init__(self, error: IdempotencyError, profile: Profile = PROFILES[IETF]) -> None:
+        answer = profile.answer_to(error)
+        self.status_code = answer.status
+        self.default_code = answer.code
+        super().__init__(detail=text_of(error), code=answer.code)
+        self.wait = error.retry_after  # DRF's handler turns it into Retry-After
+        self.auth_header: str | None = None
+        self.__cause__ = error
+
+
+class KeyStatusView(APIView):
+    """Tells the owner of an Idempotency-Key what has become of it, without running anything."""
+
+    operation: str | Operation | None = None
+
+    def get(self, request: Request, **route: Any) -> Response:
+        operation = asked_operation(self.operation, route)
+        response: Response = tell_status(operation, RestFrameworkAdapter(request), Response)
+        return response

@@ -8,28 +8,29 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...upkeep.erasure import (
+from ...operate.erasure import (
     DEFAULT_BATCH_SIZE,
     ERASED,
     MAX_BATCH_SIZE,
     UNRESOLVED,
-    AccountTraces,
+    AccountRows,
     ErasureResult,
     erase_batches,
-    find_traces,
+    find_rows,
     record_erasure,
 )
 from ..running import (
     EXIT_REFUSED,
     EXIT_USAGE,
     EXIT_WORK_LEFT,
+    Stop,
     StoppableCommand,
     add_batch_size,
     check_batch_size,
     check_database,
+    counted,
     describe_exit_codes,
     refusals_as_errors,
-    stop_between_batches,
 )
 
 EPILOG = describe_exit_codes(
@@ -40,8 +41,10 @@ EPILOG = describe_exit_codes(
     }
 )
 
+_NEWER = "in a state of a newer release. Finish the deploy, then run this again."
+
 #: What is left, in the singular and in the plural, and what to do about it. The names are those of
-#: ``AccountTraces.count``.
+#: ``AccountRows.count``.
 REASONS = {
     "live": ("claim is", "claims are", "alive. Run this again when the lease is over."),
     "abandoned": ("claim is", "claims are", "abandoned. Run recover_idempotency first, or use --include-unresolved."),
@@ -50,13 +53,14 @@ REASONS = {
     "pending": ("message is", "messages are", "still to be sent. Run relay_outbox first."),
     "dead": ("message is", "messages are", "dead. Requeue every dead message first, or use --include-unresolved."),
     "sent": ("sent message is", "sent messages are", "in use. Run this again later."),
+    "unknown_records": ("record is", "records are", _NEWER),
+    "unknown_messages": ("message is", "messages are", _NEWER),
 }
 
 
 class Command(StoppableCommand):
     help = (
-        "Erase an account's idempotency records with their steps, its messages, and what consumers recorded when they "
-        "consumed those messages.\n"
+        "Erase an account's idempotency records with their steps, and its messages.\n"
         "Close the account first, because a retry or a delivery that comes later runs again.\n"
         "Live claims and messages that are still to be sent are never erased. The command may be killed and run again."
     )
@@ -93,14 +97,14 @@ class Command(StoppableCommand):
         if not account_id:
             raise CommandError("The account must not be empty.", returncode=EXIT_USAGE)
         with refusals_as_errors(database or "default", "What earlier batches erased stays erased."):
-            found = find_traces(account_id, using=database)
+            rows = find_rows(account_id, using=database)
             if dry_run:
-                self._count(found, ERASED | UNRESOLVED if include_unresolved else ERASED)
+                self._count(rows, ERASED | UNRESOLVED if include_unresolved else ERASED)
                 return
-            self._erase(found, include_unresolved, batch_size, reason)
+            self._erase(rows, include_unresolved, batch_size, reason)
 
-    def _count(self, found: AccountTraces, erased: Collection[str]) -> None:
-        counts = found.count()
+    def _count(self, rows: AccountRows, erased: Collection[str]) -> None:
+        counts = rows.count()
         going = [f"{counts.pop(name):,} {name}" for name in list(counts) if name in erased]
         self.write(f"Would erase {', '.join(going) or 'nothing'}.")
         self._say_what_is_left(counts)
@@ -110,22 +114,18 @@ class Command(StoppableCommand):
             one, several, why = REASONS[name]
             self.write(f"Left: {count:,} {one if count == 1 else several} {why}")
 
-    def _erase(self, found: AccountTraces, include_unresolved: bool, batch_size: int, reason: str) -> None:
+    def _erase(self, rows: AccountRows, include_unresolved: bool, batch_size: int, reason: str) -> None:
         total = ErasureResult()
-        with stop_between_batches() as stop:
-            for batch in erase_batches(found, include_unresolved=include_unresolved, batch_size=batch_size):
+        with Stop() as stop:
+            for batch in erase_batches(rows, include_unresolved=include_unresolved, batch_size=batch_size):
                 total += batch
                 if stop.signum is not None:
                     break
-        left = found.count()
+        left = rows.count()
         record_erasure(total, left, by="manage.py erase_idempotency", reason=reason)
-        self.write(f"Erased {_described(total.records, 'record')} and {_described(total.messages, 'message')}.")
+        self.write(f"Erased {counted(total.records, 'record')} and {counted(total.messages, 'message')}.")
         self._say_what_is_left(left)
         if stop.signum is not None:
             self.end_with_work_left(stop, None, "Run it again.", verbosity=1)
         if left:
             sys.exit(EXIT_WORK_LEFT)
-
-
-def _described(count: int, name: str) -> str:
-    return f"1 {name}" if count == 1 else f"{count:,} {name}s"

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ...http.audit import Audit, AuditedRoute, Verdict, audit
+from ...http.route_audit import Audit, AuditedRoute, Verdict, audit
 from ..running import EXIT_USAGE, HelpFormatter
 
 EXIT_FOUND = 1
@@ -78,12 +78,12 @@ class Command(BaseCommand):
         include_admin: bool,
         **options: Any,
     ) -> None:
-        found = audit(allow=[*allow, *_read_patterns(allow_file)], include_admin=include_admin)
-        self.stdout.write(dumps(_as_json(found), indent=2) if json else _as_table(found))
-        if found.unused:
-            unused = ", ".join(map(repr, found.unused))
+        report = audit(allow=[*allow, *_read_patterns(allow_file)], include_admin=include_admin)
+        self.stdout.write(dumps(_as_json(report), indent=2) if json else _as_table(report))
+        if report.unused:
+            unused = ", ".join(map(repr, report.unused))
             raise CommandError(f"No route matches {unused}. Correct the pattern, or remove it.", returncode=EXIT_USAGE)
-        failing = [route for route in found.routes if str(route.verdict) in fail_on]
+        failing = [route for route in report.routes if str(route.verdict) in fail_on]
         if failing:
             counts = Counter(str(route.verdict) for route in failing)
             listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
@@ -100,30 +100,30 @@ def _read_patterns(name: str | None) -> list[str]:
     return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
-def _counts(found: Audit) -> dict[Verdict, int]:
-    counts = Counter(route.verdict for route in found.routes)
+def _counts(report: Audit) -> dict[Verdict, int]:
+    counts = Counter(route.verdict for route in report.routes)
     return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
 
-def _as_json(found: Audit) -> dict[str, Any]:
+def _as_json(report: Audit) -> dict[str, Any]:
     return {
-        "routes": [route.as_dict() for route in found.routes],
-        "summary": {str(verdict): count for verdict, count in _counts(found).items()},
-        "admin_routes_left_out": found.admin_routes,
+        "routes": [route.as_dict() for route in report.routes],
+        "summary": {str(verdict): count for verdict, count in _counts(report).items()},
+        "admin_routes_left_out": report.admin_routes,
     }
 
 
-def _as_table(found: Audit) -> str:
-    rows = [(route.method, route.route, str(route.verdict), _how(route)) for route in found.routes]
+def _as_table(report: Audit) -> str:
+    rows = [(route.method, route.route, str(route.verdict), _how(route)) for route in report.routes]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     lines = []
-    for route, row in zip(found.routes, rows, strict=True):
+    for route, row in zip(report.routes, rows, strict=True):
         cells = [f"{text:{width}}" for text, width in zip(row, widths, strict=False)]
         lines.append("  ".join([*cells, row[3]]))
         lines += [f"{'':{widths[0]}}  {reason}" for reason in route.reasons]
-    lines += ["", *(f"{count:>5}  {MEANINGS[verdict]}" for verdict, count in _counts(found).items())]
-    if found.admin_routes:
-        lines += [f"{found.admin_routes:>5}  routes of Django's admin left out (--include-admin)"]
+    lines += ["", *(f"{count:>5}  {MEANINGS[verdict]}" for verdict, count in _counts(report).items())]
+    if report.admin_routes:
+        lines += [f"{report.admin_routes:>5}  routes of Django's admin left out (--include-admin)"]
     return "\n".join([*lines, "", LIMITS])
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import operator
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from json import dumps
-from typing import Any
+from typing import Any, ClassVar
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ...protocol.transactions import alias
-from ...upkeep.stats import EVENTS, Number, Precision, stats
-from ...upkeep.stats import by_operation as stats_by_operation
-from ..conditions import Condition
+from ...operate.stats import EVENTS, Number, Precision, stats
+from ...operate.stats import by_operation as stats_by_operation
+from ...store import records_database
 from ..running import EXIT_REFUSED, EXIT_USAGE, check_database, refusals_as_errors
 
 LABELS = {
@@ -35,6 +38,7 @@ LABELS = {
     "conflicts": "conflicts (409)",
     "reused_keys": "reused keys (422)",
     "releases": "releases",
+    "unrecorded": "answers that are no outcome",
     "lease_losses": "lease losses",
     "recoveries": "recoveries",
     "parkings": "parkings",
@@ -44,6 +48,69 @@ LABELS = {
 OF_OPERATIONS = (*EVENTS, "parked", "abandoned")
 WIDTH = max(len(LABELS[name].strip()) for name in OF_OPERATIONS)
 UNKNOWN_OPERATION = "(settled by an operator, the operation was not known)"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A comparison of one number, such as ``parked > 0``, under which the command fails.
+
+    So a cron job or a health check can watch the number.
+    """
+
+    OPERATORS: ClassVar[dict[str, Callable[[float, float], bool]]] = {
+        ">": operator.gt,
+        ">=": operator.ge,
+        "<": operator.lt,
+        "<=": operator.le,
+        "==": operator.eq,
+        "!=": operator.ne,
+    }
+    FORM: ClassVar[re.Pattern[str]] = re.compile(r"\s*(\w+)\s*(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+)?)\s*", re.ASCII)
+
+    name: str
+    sign: str
+    bound: float
+
+    @classmethod
+    def parser(cls, names: Collection[str]) -> Callable[[str], Condition]:
+        """A function that reads a condition on one of the numbers ``names``, for argparse."""
+
+        def parse(text: str) -> Condition:
+            comparison = cls.FORM.fullmatch(text)
+            if comparison is None:
+                raise ArgumentTypeError(
+                    f"{text!r} is not a comparison. Write a name, one of {' '.join(cls.OPERATORS)}, and a number, such "
+                    f"as 'parked > 0'."
+                )
+            name, sign, bound = comparison.groups()
+            if name not in names:
+                raise ArgumentTypeError(f"there is no number {name!r}. The numbers are {', '.join(names)}.")
+            return cls(name, sign, float(bound))
+
+        return parse
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.sign} {self.bound:g}"
+
+    def holds(self, number: Number) -> bool:
+        """Whether the comparison is true, or may be true of a number that was counted up to a bound only.
+
+        It is false if there is nothing to measure.
+
+        :raises CommandError: the number is not known for this database.
+        """
+        if number.kind is Precision.UNKNOWN:
+            raise CommandError(
+                f"This database can't tell {self.name}, so {str(self)!r} can't be checked.", returncode=EXIT_USAGE
+            )
+        if number.value is None:
+            return False
+        if number.kind is Precision.AT_LEAST:
+            if self.sign in {">", ">=", "!="}:
+                return True
+            if self.sign == "==":
+                return number.value <= self.bound
+        return self.OPERATORS[self.sign](number.value, self.bound)
 
 
 class Command(BaseCommand):
@@ -78,7 +145,7 @@ class Command(BaseCommand):
         database: str | None,
         **options: Any,
     ) -> None:
-        using = alias() if database is None else database
+        using = records_database() if database is None else database
         check_database(using)
         if by_operation:
             _refuse_totals(fail_if)
@@ -116,15 +183,15 @@ def _numbers_of(counts: Mapping[str, int]) -> dict[str, Number]:
 def _complaints(
     conditions: list[Condition], numbers: Mapping[str, Mapping[str, Number]], by_operation: bool
 ) -> Iterator[str]:
-    for operation, known in numbers.items():
+    for operation, of_operation in numbers.items():
         place = f"{operation or UNKNOWN_OPERATION}: " if by_operation else ""
         for condition in conditions:
-            number = known[condition.name]
+            number = of_operation[condition.name]
             if condition.holds(number):
-                yield f"{place}{condition} is true: {condition.name} is {_told(number)}."
+                yield f"{place}{condition} is true: {condition.name} is {_describe(number)}."
 
 
-def _told(number: Number) -> str:
+def _describe(number: Number) -> str:
     return f"at least {number.value}" if number.kind is Precision.AT_LEAST else str(number.value)
 
 

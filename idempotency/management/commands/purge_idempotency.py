@@ -11,10 +11,17 @@ from django.db.models.functions import Now
 
 from ...lifecycle import Status
 from ...models import IdempotencyRecord
-from ...outbox.backlog import purge_sent_batches, sent_past_retention
-from ...protocol.transactions import alias
-from ...upkeep.bodies import bodies_past_retention, purge_body_batches
-from ...upkeep.retention import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, MAX_JOBS, PurgeResult, due, purge_batches
+from ...operate.purge import (
+    DEFAULT_BATCH_SIZE,
+    MAX_BATCH_SIZE,
+    PurgeResult,
+    bodies_past_retention,
+    due,
+    other_purges,
+    purge_batches,
+    purge_body_batches,
+)
+from ...store import records_database
 from ..running import (
     EXIT_REFUSED,
     EXIT_USAGE,
@@ -23,8 +30,8 @@ from ..running import (
     BatchCommand,
     Stop,
     Work,
+    counted,
     describe_exit_codes,
-    stop_between_batches,
 )
 
 EPILOG = describe_exit_codes(
@@ -38,8 +45,9 @@ EPILOG = describe_exit_codes(
 
 class Command(BatchCommand[PurgeResult]):
     help = (
-        "Delete idempotency records past their retention, recorded responses past a shorter one of their own, and "
-        "messages that were sent longer ago than TTL and a day. The oldest go first, in bounded batches.\n"
+        "Delete idempotency records past their retention, recorded responses past their own, shorter one, and, "
+        "with idempotency.outbox, messages that were sent longer ago than TTL and a day. The oldest go first, in "
+        "bounded batches.\n"
         "Claims and unsent messages are never deleted, and parked records only with --include-parked.\n"
         "The command may run at any time, and several runs may overlap."
     )
@@ -58,34 +66,27 @@ class Command(BatchCommand[PurgeResult]):
         parser.add_argument(
             "--pause", type=float, default=0.0, metavar="S", help="seconds to wait between batches (default: 0)"
         )
-        parser.add_argument(
-            "--jobs", type=int, default=1, metavar="N", help="purge N batches of records at a time (default: 1)"
-        )
         parser.add_argument("--include-parked", action="store_true", help="delete parked records past retention too")
 
     def take_options(self, options: Mapping[str, Any]) -> None:
-        self.pause, self.jobs, self.include_parked = options["pause"], options["jobs"], options["include_parked"]
-        if not 1 <= self.jobs <= MAX_JOBS:
-            raise CommandError(f"--jobs must be between 1 and {MAX_JOBS}.", returncode=EXIT_USAGE)
+        self.pause, self.include_parked = options["pause"], options["include_parked"]
         if not 0 <= self.pause <= MAX_PAUSE:
             raise CommandError(f"--pause must be between 0 and {MAX_PAUSE:.0f} seconds.", returncode=EXIT_USAGE)
 
     def default_database(self) -> str:
-        return alias()
+        return records_database()
 
     def work(self) -> Work[PurgeResult]:
-        batches = purge_batches(
-            batch_size=self.batch_size, include_parked=self.include_parked, jobs=self.jobs, using=self.using
-        )
+        batches = purge_batches(batch_size=self.batch_size, include_parked=self.include_parked, using=self.using)
         return _work("record", batches, due(include_parked=self.include_parked, using=self.using))
 
     def run_once(self) -> None:
         records = due(include_parked=self.include_parked, using=self.using)
         others: list[tuple[str, QuerySet[Any], Callable[..., Iterator[PurgeResult]]]] = [
             ("recorded response", bodies_past_retention(self.using), purge_body_batches),
-            ("sent message", sent_past_retention(self.using), purge_sent_batches),
+            *((other.row, other.due(self.using), other.batches) for other in other_purges),
         ]
-        with stop_between_batches() as stop:
+        with Stop() as stop:
             left: list[QuerySet[Any]] = [] if self._purge("record", self.work(), stop) else [records]
             for name, rows, purge in others:
                 batches = purge(batch_size=self.batch_size, using=self.using)
@@ -98,7 +99,7 @@ class Command(BatchCommand[PurgeResult]):
             self.end_with_work_left(stop, self.max_batches, self.left, verbosity=self.verbosity)
 
     def describe(self, result: PurgeResult, name: str = "record") -> str:
-        return f"Purged {_count(result.deleted, name)} from database {self.using!r}."
+        return f"Purged {counted(result.deleted, name)} from database {self.using!r}."
 
     def _purge(self, name: str, work: Work[PurgeResult], stop: Stop) -> bool:
         """Purge records, responses or messages.
@@ -111,25 +112,25 @@ class Command(BatchCommand[PurgeResult]):
         return result.exhausted
 
     def count(self) -> None:
-        past_retention = IdempotencyRecord.objects.using(self.using).past_retention()
-        counted = dict(past_retention.order_by().values_list("status").annotate(count=Count("pk")))
+        records = IdempotencyRecord.objects.using(self.using)
+        past = dict(records.past_retention().order_by().values_list("status").annotate(count=Count("pk")))
+        past[Status.IN_PROGRESS] = records.in_progress().filter(expires_at__lte=Now()).count()
         kept = [Status.IN_PROGRESS] if self.include_parked else [Status.IN_PROGRESS, Status.PARKED]
-        going = sum(counted.get(status, 0) for status in Status if status not in kept)
-        self.stdout.write(f"Would purge {_count(going, 'record')} from database {self.using!r}.")
+        going = sum(past.get(status, 0) for status in Status if status not in kept)
+        self.stdout.write(f"Would purge {counted(going, 'record')} from database {self.using!r}.")
         for status in kept:
-            if status in counted:
-                kind = _count(counted[status], "record")
+            if past.get(status):
+                kind = counted(past[status], "record")
                 self.stdout.write(f"Would keep {kind} past retention: {status.replace('_', ' ')}.")
         # The response of a record that is purged goes with it.
         if bodies := bodies_past_retention(self.using).filter(expires_at__gt=Now()).count():
-            self.stdout.write(f"Would purge {_count(bodies, 'recorded response')} from database {self.using!r}.")
-        if messages := sent_past_retention(self.using).count():
-            self.stdout.write(f"Would purge {_count(messages, 'sent message')} from database {self.using!r}.")
+            self.stdout.write(f"Would purge {counted(bodies, 'recorded response')} from database {self.using!r}.")
+        for other in other_purges:
+            if count := other.due(self.using).count():
+                self.stdout.write(f"Would purge {counted(count, other.row)} from database {self.using!r}.")
 
 
 def _work(name: str, batches: Iterator[PurgeResult], due: QuerySet[Any]) -> Work[PurgeResult]:
-    return Work(f"Purging {name}s", batches, due.count, lambda result: f"Purged {_count(result.deleted, name)} so far.")
-
-
-def _count(count: int, name: str) -> str:
-    return f"1 {name}" if count == 1 else f"{count:,} {name}s"
+    return Work(
+        f"Purging {name}s", batches, due.count, lambda result: f"Purged {counted(result.deleted, name)} so far."
+    )

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from typing import Any
 
+from ...operate import stats
+from ...operate.sweep import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, MAX_LISTED, RecoveryResult, abandoned, recover_batches
 from ...operation import registry
-from ...protocol.transactions import alias
-from ...upkeep.counters import counters
-from ...upkeep.sweep import (
-    DEFAULT_BATCH_SIZE,
-    MAX_BATCH_SIZE,
-    MAX_LISTED,
-    RecoveryResult,
-    abandoned,
-    recover_batches,
-)
+from ...store import records_database
 from ..running import (
     EXIT_REFUSED,
     EXIT_UNKNOWN_OPERATIONS,
@@ -23,6 +17,7 @@ from ..running import (
     BatchCommand,
     Stop,
     Work,
+    counted,
     describe_exit_codes,
 )
 
@@ -56,7 +51,10 @@ class Command(BatchCommand[RecoveryResult]):
     exit_code = EXIT_UNKNOWN_OPERATIONS
 
     def default_database(self) -> str:
-        return alias()
+        return records_database()
+
+    def take_options(self, options: Mapping[str, Any]) -> None:
+        registry.load()
 
     def work(self) -> Work[RecoveryResult]:
         return Work(
@@ -68,7 +66,7 @@ class Command(BatchCommand[RecoveryResult]):
 
     def take(self, work: Work[RecoveryResult], stop: Stop) -> RecoveryResult:
         result = super().take(work, stop)
-        counters.flush()
+        stats.write_counts()
         return result
 
     def describe(self, result: RecoveryResult) -> str:
@@ -76,16 +74,19 @@ class Command(BatchCommand[RecoveryResult]):
 
     def complaints(self, result: RecoveryResult) -> Mapping[Hashable, str]:
         return {
-            (name, count): f"Left alone: {_count_claims(count)} of operation {name!r}, which is not declared in this "
-            f"process. Declare it in an app's operations.py."
+            (
+                name,
+                count,
+            ): f"Left alone: {counted(count, 'claim')} of operation {name!r}, which is not declared in this "
+            f"process. Declare it in an app's operations.py, or import the module of its task."
             for name, count in sorted(result.unknown_operations.items())
         }
 
     def count(self) -> None:
-        found = Counter(abandoned(self.using).values_list("operation", flat=True)[:MAX_LISTED])
-        total = sum(found.values())
-        self.stdout.write(f"{'At least ' if total == MAX_LISTED else ''}{_count_claims(total)} abandoned.")
-        for name, count in sorted(found.items()):
+        operations = Counter(abandoned(self.using).values_list("operation", flat=True)[:MAX_LISTED])
+        total = sum(operations.values())
+        self.stdout.write(f"{'At least ' if total == MAX_LISTED else ''}{counted(total, 'claim')} abandoned.")
+        for name, count in sorted(operations.items()):
             operation = registry.get(name)
             fate = "left alone, not declared here" if operation is None else operation.recovery.value
             self.stdout.write(f"  {name}: {count:,} ({fate})")
@@ -94,8 +95,4 @@ class Command(BatchCommand[RecoveryResult]):
 def _describe(result: RecoveryResult) -> str:
     counts = f"{result.recoverable:,} recoverable, {result.completed:,} completed, {result.parked:,} parked"
     postponed = f", {result.postponed:,} to be asked for again" if result.postponed else ""
-    return f"{_count_claims(result.touched)}: {counts}{postponed}"
-
-
-def _count_claims(count: int) -> str:
-    return "1 claim" if count == 1 else f"{count:,} claims"
+    return f"{counted(result.touched, 'claim')}: {counts}{postponed}"

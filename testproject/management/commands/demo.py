@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
 import sys
 from argparse import ArgumentParser
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from testproject.demo.plan import add_arguments, arguments_of, plan_from
+from testproject.demo.plan import Plan, add_arguments, plan_from
 from testproject.embedded import EmbeddedPostgresError, embedded_postgres
-from testproject.lab.serving import serve_lab
 
 NEEDED = ("celery", "gunicorn", "httpx", "psycopg", "redis", "rich", "tenacity")
 STOP_LIMIT = 30.0  # seconds; the storm ends its server within a third of it
@@ -25,17 +26,15 @@ STOP_LIMIT = 30.0  # seconds; the storm ends its server within a third of it
 class Command(BaseCommand):
     help = (
         "Send charges over a bad network to a real server whose workers are being killed, count their effects in the "
-        "database, and show the same storm on an unprotected endpoint. Then payouts at a provider, and orders whose "
-        "messages go through outbox, Redis and a Celery worker, all of them killed on the way. Exits with 1 unless "
-        "everything took effect exactly once. Starts a PostgreSQL of its own, and deletes it, unless a database is "
-        "given."
+        "database, and show the same storm on an unprotected endpoint. Then orders, whose messages go through outbox, "
+        "Redis and a Celery worker, all of them killed on the way. Exits with 1 unless everything took effect exactly "
+        "once. Starts a PostgreSQL of its own, and deletes it, unless a database is given."
     )
     # The storm's own process checks and migrates the database that is used; this one doesn't touch any.
     requires_system_checks: tuple[str, ...] = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_arguments(parser)
-        parser.add_argument("--lab", action="store_true", help="open the retry lab in a browser instead of the storm")
         parser.add_argument(
             "--database",
             metavar="URL",
@@ -56,18 +55,15 @@ class Command(BaseCommand):
                 url = url or stack.enter_context(embedded_postgres())
             except EmbeddedPostgresError as error:
                 raise CommandError(str(error)) from error
-            if options["lab"]:
-                serve_lab(url, settings.BASE_DIR)
-                return
-            code = self._run_storm(arguments_of(plan_from(options)), url)
+            code = self._run_storm(plan_from(options), url)
         if code:
             # A negative one is the signal that ended the process, which a shell tells as 128 and more.
             sys.exit(code if code > 0 else 128 - code)
 
-    def _run_storm(self, arguments: Any, url: str) -> int:
+    def _run_storm(self, plan: Plan, url: str) -> int:
         path = os.pathsep.join(filter(None, [str(settings.BASE_DIR), os.environ.get("PYTHONPATH")]))
         process = subprocess.Popen(
-            [sys.executable, "-m", "testproject.demo", *arguments],
+            [sys.executable, "-m", "testproject.demo", json.dumps(asdict(plan))],
             env={**os.environ, "DATABASE_URL": url, "PYTHONPATH": path},
         )
         before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())

@@ -8,7 +8,7 @@ const byId = (id) => document.getElementById(id);
 const LOG = `lab:${cart}`;
 
 function chance(id) {
-  return Math.random() * 100 < Number(byId(id)?.value ?? 0);
+  return Math.random() * 100 < Number(byId(id).value);
 }
 
 function network(side) {
@@ -20,8 +20,7 @@ function network(side) {
     note(side, "sent");
     let response;
     try {
-      const conditions = { "Lab-Latency": byId("latency").value, "Lab-Kill": chance("kill") ? "1" : "0" };
-      response = await fetch(url, { ...options, headers: { ...options.headers, ...conditions } });
+      response = await fetch(url, { ...options, headers: { ...options.headers, "Lab-Latency": byId("latency").value } });
     } catch (error) {
       note(side, "no answer");
       throw error;

@@ -4,42 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, OperationalError, ProgrammingError, connection, connections, transaction
+from django.db import IntegrityError, ProgrammingError, connection, connections, transaction
 
-from idempotency import claim, current_claim, sql
-from idempotency.exceptions import OuterTransactionError
+from idempotency import claim, current_claim
+from idempotency.exceptions import InProgressError, OuterTransactionError
 from idempotency.models import IdempotencyRecord
+from idempotency.signals import completed
+from idempotency.store import store_for
 from testproject.models import Transfer
 from tests.concurrency.conftest import Post
-from tests.concurrency.failures import UNAVAILABLE, UNKNOWN, fail, problem, unreachable
+from tests.concurrency.failures import UNAVAILABLE, UNKNOWN, fail, problem, server_error, unreachable
 from tests.concurrency.traces import effects, end_lease, record, session_settings, state
 from tests.concurrency.urls import handler
 
 
 @contextmanager
 def business_commit(replacement: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-    """Let ``replacement(commit)`` stand in for the COMMIT of the next transaction in which an effect is written."""
+    """Let ``replacement(commit)`` stand in for the COMMIT of the next transaction in which an effect is written. If it
+    is sent along with the completing update, ``commit`` sends both."""
     database = connections["default"]
-    commit = database._commit
+    commit, is_due = database._commit, True
 
-    def _commit() -> None:
-        if handler.attempts:
-            database._commit = commit
-            replacement(commit)
-        else:
-            commit()
+    def replace(send: Callable[[], Any]) -> Any:
+        nonlocal is_due
+        if not is_due or not handler.attempts:
+            return send()
+        is_due = False
 
-    database._commit = _commit
+        def commit_now() -> None:
+            send()
+
+        return replacement(commit_now)
+
+    def wrapper(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        send = partial(execute, sql, *rest)
+        return replace(send) if sql.rstrip().endswith("COMMIT") else send()
+
+    database._commit = lambda: replace(commit)
     try:
-        yield
+        with database.execute_wrapper(wrapper):
+            yield
     finally:
         database._commit = commit
 
 
-@pytest.mark.failure_mode(12)
+def lose(commit: object) -> None:
+    """Let the connection break before COMMIT is sent."""
+    if connection.vendor == "postgresql":
+        connection.connection.pgconn.finish()
+    unreachable()
+
+
+@pytest.mark.failure_12
 def test_a_commit_whose_answer_is_lost_is_not_taken_for_a_failure(post: Post) -> None:
     with business_commit(lambda commit: commit() or unreachable()):
         answer = post()
@@ -50,9 +70,9 @@ def test_a_commit_whose_answer_is_lost_is_not_taken_for_a_failure(post: Post) ->
     assert (effects(), handler.attempts) == (["one"], [1])
 
 
-@pytest.mark.failure_mode(12)
+@pytest.mark.failure_12
 def test_a_commit_that_never_arrived_releases_nothing_and_runs_after_the_lease(post: Post) -> None:
-    with business_commit(unreachable):
+    with business_commit(lose):
         assert post().status_code == 503
 
     assert state() == ("in_progress", [])
@@ -66,7 +86,7 @@ def test_a_commit_that_never_arrived_releases_nothing_and_runs_after_the_lease(p
 @pytest.mark.parametrize("sqlstate", ["40001", "40P01"])
 def test_a_commit_that_the_server_refused_is_released_at_once(post: Post, sqlstate: str) -> None:
     def refuse(commit: Callable[[], None]) -> None:
-        connections["default"]._rollback()
+        connections["default"].connection.rollback()
         raise server_error(sqlstate)
 
     with business_commit(refuse):
@@ -92,26 +112,42 @@ def violate() -> None:
     raise IntegrityError("of the callback's own making")
 
 
-@pytest.mark.failure_mode(26)
-@pytest.mark.parametrize(
-    ("callback", "statuses"),
-    [(fail, {500}), (violate, {500, 503})],  # PostgreSQL's store can't tell it from a COMMIT that was not confirmed
-)
-def test_a_failing_on_commit_callback_leaves_the_outcome_recorded(
-    post: Post, callback: Callable[[], None], statuses: set[int]
+def collide() -> None:
+    """Another claim's error, as of a ``claim()`` block in the callback."""
+    raise InProgressError(retry_after=1)
+
+
+@pytest.mark.failure_26
+@pytest.mark.parametrize("path", ["/inside/", "/bounded/"])
+@pytest.mark.parametrize("callback", [fail, violate, unreachable, collide])
+def test_a_failing_on_commit_callback_leaves_the_outcome_recorded_and_announced(
+    post: Post, path: str, callback: Callable[[], None]
 ) -> None:
-    handler.after = lambda request: transaction.on_commit(callback)
-    assert post().status_code in statuses
-    assert state() == ("completed", ["one"])
-    retry = post()
+    """It is an error of the project's, whatever its type, because the COMMIT has succeeded before it."""
+    announced: list[int] = []
+
+    def note(attempt: int, **event: Any) -> None:
+        assert record().status == "completed"
+        announced.append(attempt)
+
+    completed.connect(note)
+    try:
+        handler.after = lambda request: transaction.on_commit(callback)
+        answer = post(path)
+        assert (answer.status_code, "problem" in answer["Content-Type"]) == (500, False)
+        assert state() == ("completed", ["one"])
+        assert announced == [1]
+        retry = post(path)
+    finally:
+        completed.disconnect(note)  # a weak reference ends with the garbage collection, in another test
     assert (retry.status_code, retry["Idempotency-Replayed"]) == (201, "true")
-    assert (effects(), handler.attempts) == (["one"], [1])
+    assert (effects(), handler.attempts, announced) == (["one"], [1], [1])
 
 
 BOUNDS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
 
 
-@pytest.mark.failure_mode(59)
+@pytest.mark.failure_59
 @pytest.mark.postgres
 @pytest.mark.parametrize("path", ["/inside/", "/bounded/", "/again/"])
 def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(post: Post, path: str) -> None:
@@ -126,12 +162,10 @@ def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(pos
     with business_commit(look):
         assert post(path).status_code == 201
     assert seen["handler"] == ["0", "0", "2s" if path == "/bounded/" else "0"]
-    # The idle timeout bounds a process that freezes between the completing update and COMMIT. Outside of the handler's
-    # transaction the update is a transaction of its own, and Django's COMMIT comes after it.
-    assert seen["commit"] == ["0", "0", "0" if path == "/again/" else "5s"]
+    assert seen["commit"] == seen["handler"]
 
 
-@pytest.mark.failure_mode(60)
+@pytest.mark.failure_60
 @pytest.mark.postgres
 @pytest.mark.parametrize(
     ("sqlstates", "refused"),
@@ -141,20 +175,10 @@ def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(pos
     ],
 )
 def test_what_the_server_itself_answers_to_commit_is_a_refusal(sqlstates: list[str], refused: bool) -> None:
-    store = sql.store("default")
+    store = store_for("default")
     assert {sqlstate: store.commit_was_refused(server_error(sqlstate)) for sqlstate in sqlstates} == dict.fromkeys(
         sqlstates, refused
     )
-
-
-def server_error(sqlstate: str) -> Exception:
-    from psycopg import Error
-
-    cause = Error("said by the server")
-    cause.sqlstate = sqlstate or None
-    error = OperationalError("said by the server")
-    error.__cause__ = cause
-    return error
 
 
 RAISE_AT_COMMIT = """
@@ -166,7 +190,7 @@ CREATE CONSTRAINT TRIGGER refuse_transfer AFTER INSERT ON testproject_transfer D
 """
 
 
-@pytest.mark.failure_mode(60)
+@pytest.mark.failure_60
 @pytest.mark.postgres
 def test_a_deferred_trigger_that_raises_frees_the_claim_at_once(post: Post) -> None:
     with connections["default"].cursor() as cursor:
@@ -223,7 +247,7 @@ REPLACING: list[tuple[str, list[str]]] = [
 ]
 
 
-@pytest.mark.failure_mode(64)
+@pytest.mark.failure_64
 @pytest.mark.parametrize(
     ("ends", "left"),
     [
@@ -252,7 +276,7 @@ def test_a_handler_that_ends_or_replaces_its_transaction_is_noticed_and_never_ru
     assert (effects(), handler.attempts) == (there, [1])
 
 
-@pytest.mark.failure_mode(64)
+@pytest.mark.failure_64
 @pytest.mark.parametrize("statement", ["SELECT 'COMMIT'", "SELECT 1 AS rollback", "SELECT CASE WHEN 1 = 1 THEN 2 END"])
 def test_a_statement_that_only_mentions_an_end_is_none(post: Post, statement: str) -> None:
     handler.after = execute(statement)
@@ -280,7 +304,7 @@ def without_autocommit(transactional_db: None) -> Iterator[None]:
         connection.set_autocommit(True)
 
 
-@pytest.mark.failure_mode(63)
+@pytest.mark.failure_63
 @pytest.mark.parametrize("path", ["/inside/", "/park/"])
 def test_a_claim_with_autocommit_off_is_refused_before_anything_runs(
     post: Post, without_autocommit: None, path: str, caplog: pytest.LogCaptureFixture
@@ -292,7 +316,7 @@ def test_a_claim_with_autocommit_off_is_refused_before_anything_runs(
     assert (handler.attempts, IdempotencyRecord.objects.count()) == ([], 0)
 
 
-@pytest.mark.failure_mode(63)
+@pytest.mark.failure_63
 def test_a_database_whose_setting_is_autocommit_off_is_refused(
     transactional_db: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,7 +333,7 @@ def test_a_database_whose_setting_is_autocommit_off_is_refused(
     assert IdempotencyRecord.objects.count() == 0
 
 
-@pytest.mark.failure_mode(63)
+@pytest.mark.failure_63
 def test_an_outcome_that_can_not_be_committed_by_itself_is_not_acknowledged(post: Post) -> None:
     """The handler left autocommit off, so what it answered would be lost with its connection."""
     handler.after = lambda request: connection.set_autocommit(False)

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import connection
 
 from idempotency import signals
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import claims, transactions
-from idempotency.sql.postgresql import claims as statements
+from idempotency.protocol.faults import fault_point
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import (
     UNAVAILABLE,
@@ -23,6 +23,7 @@ from tests.concurrency.failures import (
     failing_database,
     just_before,
     problem,
+    server_error,
     unreachable,
 )
 from tests.concurrency.traces import effects, end_lease, record
@@ -31,7 +32,7 @@ from tests.concurrency.urls import handler
 # A connection that breaks
 
 
-@pytest.mark.failure_mode(13)
+@pytest.mark.failure_13
 @pytest.mark.postgres
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_connection_that_dies_in_the_handler_leaves_nothing(post: Post, moment: str) -> None:
@@ -97,16 +98,16 @@ def locked_file() -> Iterator[None]:
 
 
 def busy_when_the_business_transaction_begins() -> AbstractContextManager[None]:
-    return failing_database(claims.sql.store("default"), "bound_transaction")
+    return failing_database(claims.store_for("default"), "bound_transaction")
 
 
 @pytest.mark.parametrize(
     "trouble",
     [
-        pytest.param(read_only, marks=pytest.mark.failure_mode(29)),
-        pytest.param(out_of_reach, marks=pytest.mark.failure_mode(29)),
-        pytest.param(locked_file, marks=[pytest.mark.failure_mode(21), pytest.mark.sqlite]),
-        pytest.param(busy_when_the_business_transaction_begins, marks=pytest.mark.failure_mode(21)),
+        pytest.param(read_only, marks=pytest.mark.failure_29),
+        pytest.param(out_of_reach, marks=pytest.mark.failure_29),
+        pytest.param(locked_file, marks=[pytest.mark.failure_21, pytest.mark.sqlite]),
+        pytest.param(busy_when_the_business_transaction_begins, marks=pytest.mark.failure_21),
     ],
 )
 def test_a_store_that_can_not_be_written_is_503_and_nothing_is_kept(
@@ -123,11 +124,12 @@ def test_a_store_that_can_not_be_written_is_503_and_nothing_is_kept(
 
 @contextmanager
 def missing_table() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(IdempotencyRecord._meta, "db_table", "no_such_table")
-        fast_claim = statements.INSERT_FAST_CLAIM.replace("idempotency_record", "no_such_table")
-        patched.setattr(statements, "INSERT_FAST_CLAIM", fast_claim)
-        yield
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE idempotency_record RENAME TO idempotency_record_elsewhere")
+        try:
+            yield
+        finally:
+            cursor.execute("ALTER TABLE idempotency_record_elsewhere RENAME TO idempotency_record")
 
 
 @contextmanager
@@ -161,40 +163,30 @@ def _nothing_is_said_already(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "_reported", set())
 
 
-def test_a_record_that_never_settles_is_in_progress_after_a_bounded_number_of_rounds(
-    post: Post, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.failure_17
+@pytest.mark.postgres
+@pytest.mark.parametrize(("times", "status"), [(1, 201), (claims.MAX_ROUNDS - 1, 201), (claims.MAX_ROUNDS, 409)])
+def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole_a_bounded_number_of_times(
+    post: Post, monkeypatch: pytest.MonkeyPatch, times: int, status: int
 ) -> None:
     rounds: list[int] = []
-    monkeypatch.setattr(claims, "_one_round", lambda *args: rounds.append(1))
-    assert post().status_code == 409
-    assert len(rounds) == claims.MAX_ROUNDS
-    assert handler.attempts == []
 
-
-@pytest.mark.failure_mode(17)
-@pytest.mark.postgres
-def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    from psycopg import errors
-
-    one_round = claims._one_round
-    rounds: list[int] = []
-
-    def deadlock_first(*args: Any) -> Any:
+    def deadlock() -> None:
         rounds.append(1)
-        if len(rounds) == 1:
-            raise OperationalError("deadlock detected") from errors.DeadlockDetected()
-        return one_round(*args)
+        if len(rounds) <= times:
+            raise server_error("40P01")
 
-    monkeypatch.setattr(claims, "_one_round", deadlock_first)
-    assert post().status_code == 201
-    assert (len(rounds), effects()) == (2, ["one"])
+    monkeypatch.setitem(fault_point, "claim.before", deadlock)
+    assert post().status_code == status
+    assert len(rounds) == min(times + 1, claims.MAX_ROUNDS)
+    assert effects() == (["one"] if status == 201 else [])
 
 
 def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_announced_again(
     post: Post, cut_off: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_off("/park/")
-    store = claims.sql.store("default")
+    store = claims.store_for("default")
     park_abandoned = store.park_abandoned
     parked: list[str] = []
 
@@ -211,7 +203,7 @@ def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_a
 def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(request: Any) -> None:
         IdempotencyRecord.objects.update(attempt=2)
-        monkeypatch.setattr(claims.sql.store("default"), "read", unreachable)
+        monkeypatch.setattr(claims.store_for("default"), "read", unreachable)
 
     handler.before = lose
     assert problem(post()) == UNAVAILABLE
@@ -220,6 +212,6 @@ def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post: Post, monkeypatc
 
 def test_a_record_purged_between_the_lost_insert_and_the_read_is_claimed_anew(post: Post) -> None:
     post()
-    with just_before(claims.sql.store("default"), "read", lambda scope: IdempotencyRecord.objects.all().delete()):
+    with just_before(claims.store_for("default"), "read", lambda scope: IdempotencyRecord.objects.all().delete()):
         assert post().status_code == 201
     assert handler.attempts == [1, 1]

@@ -14,11 +14,19 @@ from django.http import HttpResponse
 
 from idempotency import Completed, require_claim
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.protocol import changes, claims
+from idempotency.protocol import claims, transactions
 from tests.concurrency.conftest import Post
-from tests.concurrency.failures import UNAVAILABLE, cut_connection, fail, failing_database, problem, unreachable
+from tests.concurrency.failures import (
+    IN_PROGRESS,
+    UNAVAILABLE,
+    cut_connection,
+    fail,
+    failing_database,
+    problem,
+    unreachable,
+)
 from tests.concurrency.racing import Gate, held
-from tests.concurrency.traces import effects, end_lease, is_replay, record, state
+from tests.concurrency.traces import effects, end_lease, end_retention, is_replay, record, state
 from tests.concurrency.urls import handler
 
 
@@ -47,13 +55,24 @@ def test_outside_of_a_transaction_a_lost_lease_is_answered_from_the_winner(post:
     assert is_replay(post("/again/"), winner[0])
 
 
+def test_a_late_attempt_learns_nothing_of_another_payload_that_has_its_key_since(post: Post) -> None:
+    def replaced(request: Any) -> None:
+        if handler.attempts == [1]:
+            end_lease()
+            end_retention()
+            assert post("/again/", label="other").status_code == 201
+
+    handler.before = replaced
+    assert problem(post("/again/")) == IN_PROGRESS
+
+
 def test_outside_of_a_transaction_a_lost_recording_leaves_the_claim_to_recovery(post: Post) -> None:
     with failing_database(claims, "complete"):
         assert problem(post("/park/")) == UNAVAILABLE
     assert state() == ("in_progress", ["one"])
 
 
-@pytest.mark.failure_mode(74)
+@pytest.mark.failure_74
 @pytest.mark.postgres
 @pytest.mark.parametrize("path", ["/park/", "/again/", "/reconciled/"])
 def test_an_outcome_survives_a_connection_that_died_while_the_handler_talked_to_the_outside(
@@ -67,7 +86,7 @@ def test_an_outcome_survives_a_connection_that_died_while_the_handler_talked_to_
     assert (effects(), handler.attempts) == (["one"], [1])
 
 
-@pytest.mark.failure_mode(74)
+@pytest.mark.failure_74
 @pytest.mark.postgres
 def test_a_failure_after_the_connection_died_is_parked_all_the_same(post: Post) -> None:
     def cut_and_fail(request: Any) -> None:
@@ -97,7 +116,7 @@ def unconfirmed_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return arm
 
 
-@pytest.mark.failure_mode(74)
+@pytest.mark.failure_74
 def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_again(
     post: Post, unconfirmed_commit: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,17 +136,17 @@ def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_agai
     assert (*state(), handler.attempts) == ("completed", ["one"], [1])
 
 
-@pytest.mark.failure_mode(74)
+@pytest.mark.failure_74
 def test_a_step_whose_commit_was_carried_out_and_not_confirmed_is_kept_once(
     post: Post, unconfirmed_commit: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "FIRST_PAUSE", 0)
+    monkeypatch.setattr(transactions, "FIRST_PAUSE", 0)
     handler.after = lambda request: require_claim().step("pay", unconfirmed_commit)
     assert post("/park/").status_code == 201
     assert IdempotencyStep.objects.count() == 1
 
 
-@pytest.mark.failure_mode(74)
+@pytest.mark.failure_74
 @pytest.mark.postgres
 @pytest.mark.parametrize("cut", ["in the step", "before the step", "before a renewal"])
 def test_a_connection_that_died_is_replaced_for_a_step_and_a_renewal(post: Post, cut: str) -> None:
@@ -167,7 +186,7 @@ CREATE TRIGGER refuse_once BEFORE {change} FOR EACH ROW EXECUTE FUNCTION refuse_
 FORGET = "DROP FUNCTION refuse_once CASCADE; DROP SEQUENCE refused"
 
 
-@pytest.mark.failure_mode(74)
+@pytest.mark.failure_74
 @pytest.mark.postgres
 @pytest.mark.parametrize("sqlstate", ["40001", "40P01", "55P03"])
 @pytest.mark.parametrize("change", ["UPDATE ON idempotency_record", "INSERT ON idempotency_step"])
@@ -186,12 +205,12 @@ def test_a_change_that_the_server_refused_for_the_sake_of_another_is_made_again(
     assert (effects(), handler.attempts) == (["one"], [1])
 
 
-@pytest.mark.failure_mode(74)
+@pytest.mark.failure_74
 def test_an_outcome_waits_for_a_peer_that_holds_its_record_and_is_recorded_when_the_peer_is_gone(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
-    monkeypatch.setattr(changes, "time", SimpleNamespace(sleep=lambda seconds: gate.open()))
+    monkeypatch.setattr(transactions, "time", SimpleNamespace(sleep=lambda seconds: gate.open()))
 
     def hold() -> None:
         with transaction.atomic():
@@ -214,14 +233,14 @@ def test_an_outcome_waits_for_a_peer_that_holds_its_record_and_is_recorded_when_
     assert (effects(), handler.attempts) == (["one"], [1])
 
 
-@pytest.mark.failure_mode(74)
+@pytest.mark.failure_74
 def test_a_server_that_does_not_come_back_leaves_the_claim_to_recovery_after_bounded_tries(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[int] = []
     monkeypatch.setattr(claims, "complete", lambda *args: tries.append(1) or unreachable())
-    monkeypatch.setattr(changes, "FIRST_PAUSE", 0)
+    monkeypatch.setattr(transactions, "FIRST_PAUSE", 0)
     handler.after = lambda request: monkeypatch.setattr(connection, "is_usable", lambda: False)
     assert problem(post("/park/")) == UNAVAILABLE
-    assert len(tries) == changes.MAX_TRIES
+    assert len(tries) == transactions.MAX_TRIES
     assert state() == ("in_progress", ["one"])

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from idempotency.models import IdempotencyCounter
-from idempotency.upkeep.counters import counters
+from idempotency.contrib.dashboard.counters import counters
+from idempotency.contrib.dashboard.models import IdempotencyCounter
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from typing import Any
 from django.db import OperationalError, connection
 
 from idempotency import Operation, signals
+from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
-from idempotency.models import IdempotencyCounter
 
 operation = Operation("tests.counters")
 SCOPE = Scope("1", operation.name, "k")
@@ -36,7 +36,7 @@ def refusing(error: Callable[[], BaseException], times: int = 1000) -> Iterator[
 
     def refuse(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
         nonlocal left
-        if "idempotency_counter" in sql and left:
+        if "idempotency_dashboard_counter" in sql and left:
             left -= 1
             raise error()
         return execute(sql, params, many, context)

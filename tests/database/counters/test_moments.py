@@ -24,9 +24,8 @@ from django.views.decorators.csrf import csrf_exempt
 
 import idempotency.contrib.celery  # noqa: F401 - connects its handlers
 from idempotency import idempotent
-from idempotency.upkeep import counters as counters_module
-from idempotency.upkeep.counters import counters
-from idempotency.upkeep.stats import stats
+from idempotency.contrib.dashboard.counters import counters
+from idempotency.operate.stats import stats
 from tests.database.counters.counting import CLAIMED, count, refusing, unreachable, written
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -165,13 +164,13 @@ def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(
     view: None, left_open: list[bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    add = counters_module._add
+    flush = counters.flush
 
-    def noted(using: str, counts: Any) -> None:
+    def noted() -> None:
         threads.append(threading.get_ident())
-        add(using, counts)
+        flush()
 
-    monkeypatch.setattr(counters_module, "_add", noted)
+    monkeypatch.setattr(counters, "flush", noted)
     # Each request has a thread of its own, and a connection that would outlive it belongs to nobody.
     monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)
     make_due()

@@ -13,15 +13,14 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from idempotency import signals
+from idempotency.contrib.dashboard.counters import PURGE_ENDED, counters, this_hour
+from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
 from idempotency.management.commands import idempotency_stats
-from idempotency.management.commands.idempotency_stats import LABELS
-from idempotency.management.conditions import Condition
-from idempotency.models import IdempotencyCounter
-from idempotency.upkeep import stats
-from idempotency.upkeep.counters import PURGE_ENDED, Counters, counters, this_hour
-from idempotency.upkeep.retention import purge_once
-from idempotency.upkeep.stats import Number, Precision
+from idempotency.management.commands.idempotency_stats import LABELS, Condition
+from idempotency.operate import stats
+from idempotency.operate.purge import purge_once
+from idempotency.operate.stats import Number, Precision
 from tests.commands import run_command
 from tests.database.counters.counting import count, operation
 from tests.database.statements import execute, fill, most_rows_read
@@ -159,13 +158,13 @@ def test_what_has_happened_is_counted_written_or_not() -> None:
     seen = numbers()
     recent = {name: number.value for name, number in seen.items() if number.kind is Precision.RECENT}
     happened = {"claims": 6, "take_overs": 2, "replays": 24, "replay_rate": 0.75, "recoveries": 2, "parkings": 4}
-    not_happened = ("completions", "conflicts", "reused_keys", "releases", "lease_losses")
+    not_happened = ("completions", "conflicts", "reused_keys", "releases", "unrecorded", "lease_losses")
     assert 0 <= (recent.pop("since_purge") or 0) < 3660  # counted in this hour, and never purged
     assert recent == happened | dict.fromkeys(not_happened, 0)
 
 
 def test_every_event_that_is_counted_has_a_name_here() -> None:
-    assert set(stats.EVENTS.values()) == set(Counters.WATCHED)
+    assert set(stats.EVENTS.values()) == set(signals.EVENTS)
     recent = {name for name, number in numbers().items() if number.kind is Precision.RECENT}
     assert set(stats.EVENTS) | {"replay_rate", "since_purge"} == recent
 

@@ -15,11 +15,12 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from idempotency import signals, sql
-from idempotency.models import IdempotencyCounter
-from idempotency.upkeep import counters as counters_module
-from idempotency.upkeep.counters import counters
-from idempotency.upkeep.stats import stats
+from idempotency import signals
+from idempotency.contrib.dashboard import counters as counters_module
+from idempotency.contrib.dashboard.counters import counters, write_counts
+from idempotency.contrib.dashboard.models import IdempotencyCounter
+from idempotency.operate.stats import stats
+from idempotency.store import store_for
 from tests.commands import run_command
 from tests.concurrency.racing import Gate, held, race
 from tests.database import processes
@@ -76,7 +77,7 @@ def test_no_count_is_lost_between_many_that_write_the_same_counters_at_once(monk
         monkeypatch.setattr(counters_module, "MAX_ROUNDS", 1)
     keys = [(f"tests.{number:02}", "claimed") for number in range(20)]
     for _ in range(10):
-        race([lambda own=own: counters_module._add(ALIAS, dict.fromkeys(own, 1)) for own in (keys, keys[::-1]) * 2])
+        race([lambda own=own: write_counts(ALIAS, dict.fromkeys(own, 1)) for own in (keys, keys[::-1]) * 2])
     assert written() == dict.fromkeys(keys, 40)
 
 
@@ -135,7 +136,7 @@ def test_a_flush_in_the_thread_of_an_event_loop_does_nothing() -> None:
 
 
 def test_a_reader_does_not_wait_for_a_flush_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters_module, "READ_PATIENCE", 0.01)
+    monkeypatch.setattr(counters_module, "FLUSH_WAIT", 0.01)
     count(2)
     with counters._flushing:
         assert stats().claims.value == 2
@@ -144,7 +145,7 @@ def test_a_reader_does_not_wait_for_a_flush_for_long(monkeypatch: pytest.MonkeyP
 def test_what_is_not_written_yet_belongs_to_the_database_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     count(2)
     assert counters.read(ALIAS) == {operation.name: {"claimed": 2}}
-    monkeypatch.setattr(counters_module, "alias", lambda: "elsewhere")
+    monkeypatch.setattr(counters_module, "records_database", lambda: "elsewhere")
     assert counters.read(ALIAS) == {}
 
 
@@ -218,7 +219,7 @@ def test_no_failure_is_raised_or_loses_a_count(error: Callable[[], Exception]) -
 
 def test_a_deadlock_is_tried_again_at_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     if connection.vendor == "sqlite":  # which knows no deadlock, so this may be any race
-        monkeypatch.setattr(sql.store(connection.alias), "lost_a_race", lambda error: True)
+        monkeypatch.setattr(store_for(connection.alias), "lost_a_race", lambda error: True)
     count()
     with refusing(deadlock, counters_module.MAX_ROUNDS - 1):
         counters.flush()
@@ -291,7 +292,7 @@ PROCESS = """
 import os, sys, django
 django.setup()
 from idempotency import Operation, signals
-from idempotency.upkeep.counters import counters
+from idempotency.contrib.dashboard.counters import counters
 from idempotency.identity.scope import Scope
 
 operation = Operation("tests.counters")

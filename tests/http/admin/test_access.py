@@ -15,7 +15,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord, MessageStatus, OutboxMessage
+from idempotency.models import IdempotencyRecord
+from idempotency.outbox.models import MessageStatus, OutboxMessage
 from tests.http.admin.pages import SECRET, log_in, secret_record
 from tests.outbox import make_messages
 from tests.records import HOUR
@@ -44,6 +45,7 @@ class Page:
         return f"view_{self.model._meta.model_name}"
 
 
+ERROR = f"ValueError: no such card: {SECRET}"
 CARD = f'{{"card": "{SECRET}"}}'
 
 
@@ -54,7 +56,7 @@ def parked_record() -> int:
 
 
 def dead_message() -> int:
-    (pk,) = make_messages(1, MessageStatus.DEAD, payload=CARD, headers={"Authorization": SECRET})
+    (pk,) = make_messages(1, MessageStatus.DEAD, payload=CARD, headers={"Authorization": SECRET}, error=ERROR)
     return pk
 
 
@@ -72,8 +74,8 @@ PAGES = [
         model=OutboxMessage,
         make=dead_message,
         may_read="view_payload",
-        secrets=[CARD, f"Authorization: {SECRET}"],
-        columns=['"payload"', '"headers"'],
+        secrets=[CARD, f"Authorization: {SECRET}", ERROR],
+        columns=['"payload"', '"headers"', '"error"'],
         action="requeue",
         may_decide=["change_outboxmessage", "view_payload"],
     ),
@@ -105,8 +107,8 @@ def test_who_has_no_permission_sees_nothing(client: Client, page: Page) -> None:
         assert SECRET not in unescape(response.content.decode())
 
 
-@pytest.mark.scenario(28)
-@pytest.mark.failure_mode(52)
+@pytest.mark.scenario_28
+@pytest.mark.failure_52
 @each_page
 def test_what_is_secret_is_neither_shown_nor_read_without_the_permission(client: Client, page: Page) -> None:
     pk = page.make()
@@ -118,7 +120,7 @@ def test_what_is_secret_is_neither_shown_nor_read_without_the_permission(client:
     assert not [one for one in statements for column in page.columns if column in one["sql"]]
 
 
-@pytest.mark.scenario(28)
+@pytest.mark.scenario_28
 @each_page
 def test_the_permitted_read_what_is_secret(client: Client, page: Page) -> None:
     pk = page.make()

@@ -13,12 +13,15 @@ from django.test import Client
 from django.urls import path, reverse
 
 from idempotency import signals
-from idempotency.admin.messages import OutboxMessageAdmin
 from idempotency.admin.records import IdempotencyRecordAdmin
+from idempotency.contrib.dashboard.admin import DashboardAdmin
+from idempotency.contrib.dashboard.counters import HOURS_KEPT, counters, this_hour
+from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyCounter, IdempotencyRecord, MessageStatus, OutboxMessage
-from idempotency.upkeep.counters import HOURS_KEPT, counters, this_hour
-from idempotency.upkeep.retention import purge_once
+from idempotency.models import IdempotencyRecord
+from idempotency.operate.purge import purge_once
+from idempotency.outbox.admin import OutboxMessageAdmin
+from idempotency.outbox.models import MessageStatus, OutboxMessage
 from tests.database.counters.conftest import _nothing_counted  # noqa: F401 - a fixture
 from tests.database.counters.counting import count
 from tests.http.admin.pages import LIST, decide, log_in, told
@@ -119,6 +122,7 @@ def test_who_may_only_view_records_sees_no_messages_and_no_decisions(client: Cli
 office, _, with_others = SITES = [AdminSite(name=name) for name in ("office", "without", "others")]
 for site in SITES:
     site.register(IdempotencyRecord, IdempotencyRecordAdmin)
+    site.register(IdempotencyCounter, DashboardAdmin)
 office.register(OutboxMessage, OutboxMessageAdmin)
 with_others.register(OutboxMessage)
 urlpatterns = [path(f"{site.name}/", site.urls) for site in (admin.site, *SITES)]
@@ -130,7 +134,7 @@ def test_each_admin_site_has_a_dashboard_of_its_own(client: Client) -> None:
     make_messages(1, MessageStatus.DEAD)
     log_in(client, superuser=True)
     for site in SITES:
-        shown = client.get(f"/{site.name}/idempotency/idempotencyrecord/dashboard/").content.decode()
+        shown = client.get(f"/{site.name}/idempotency_dashboard/idempotencycounter/").content.decode()
         links = re.findall(r'(?:href|action)="/(\w+)/', shown[shown.index("idempotency-grid") :])
         assert set(links) == {site.name}
         assert ("Dead messages" in shown) is (site is office)

@@ -9,15 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Permission, User
 from django.db import DatabaseError, connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from idempotency.admin import display, records
+from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyCounter, IdempotencyRecord
-from idempotency.sql import bounded
+from idempotency.models import IdempotencyRecord
+from idempotency.store import statement_timeout
 from tests.http.admin.pages import LIST, charges, detail, listed, log_in, refunds, said, text
 from tests.records import HOUR, from_now, make_records
 
@@ -50,7 +52,7 @@ def test_a_long_body_is_shown_in_part(reader: Client, monkeypatch: pytest.Monkey
     assert '"0123… (7 more characters)' in text(reader.get(detail(pk)))
 
 
-@pytest.mark.scenario(28)
+@pytest.mark.scenario_28
 @pytest.mark.parametrize(
     ("term", "keys"),
     [
@@ -74,12 +76,26 @@ def test_a_long_body_is_shown_in_part(reader: Client, monkeypatch: pytest.Monkey
 def test_a_record_is_found_by_its_key_and_by_its_account(
     viewer: Client, term: str, keys: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounded, "LIMIT", 60)  # a busy machine takes longer, above all with many shards
+    monkeypatch.setattr(statement_timeout, "LIMIT", 60)  # a busy machine takes longer, above all with many shards
     make_records(1, account_id="alice", idempotency_key="8e03978e-1")
     make_records(1, account_id="alice", idempotency_key="8e03978e-2")
     make_records(1, account_id="org 1", idempotency_key="alice")  # an account is looked for first
     make_records(1, account_id="org 1", idempotency_key="k")
     assert found(viewer, q=term) == keys
+
+
+def test_an_account_is_found_by_the_name_of_its_user_by_those_who_may_view_users(viewer: Client, settings: Any) -> None:
+    user = User.objects.create_user("carol jones")
+    make_records(1, account_id=str(user.pk), idempotency_key="k-1")
+    make_records(1, account_id=str(user.pk), idempotency_key="k-2")
+    assert found(viewer, q="carol jones") == []
+    staff = User.objects.get(username="staff")
+    staff.user_permissions.add(Permission.objects.get(codename="view_user"))
+    assert found(viewer, q="carol jones") == ["k-2", "k-1"]
+    assert found(viewer, q="carol jones k-1") == ["k-1"]
+    assert found(viewer, q="Carol Jones") == found(viewer, q="nobody") == []
+    settings.IDEMPOTENCY = {"ACCOUNT": "idempotency.http.accounts.api_key"}  # its accounts are no users
+    assert found(viewer, q="carol jones") == []
 
 
 def test_an_unfinished_record_is_found_by_its_key_in_a_table_too_large_to_be_searched(
@@ -102,7 +118,7 @@ def test_a_list_without_an_index_is_empty_and_says_so_if_it_takes_too_long(
 ) -> None:
     make_records(1, operation=charges.name, idempotency_key="k")
     assert found(viewer, **query) == ["k"]
-    monkeypatch.setattr(bounded, "LIMIT", 0)
+    monkeypatch.setattr(statement_timeout, "LIMIT", 0)
     page = viewer.get(LIST, query)
     assert not page.context["cl"].result_list
     assert "Search for an account as well" in said(page)[0]
@@ -118,12 +134,12 @@ def test_the_time_limit_cancels_a_statement_and_leaves_no_setting_behind() -> No
 
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL statement_timeout = '7s'")
-        with bounded.time_limit("default"):
+        with statement_timeout.time_limit("default"):
             assert limit() == "150ms"
         assert limit() == "7s"
-        with pytest.raises(bounded.OutOfTimeError), bounded.time_limit("default", 0.02):
+        with pytest.raises(statement_timeout.OutOfTimeError), statement_timeout.time_limit("default", 0.02):
             cursor.execute("SELECT pg_sleep(60)")
-        with pytest.raises(DatabaseError, match="division by zero"), bounded.time_limit("default"):
+        with pytest.raises(DatabaseError, match="division by zero"), statement_timeout.time_limit("default"):
             cursor.execute("SELECT 1 / 0")
         assert limit() == "7s"
 
@@ -154,7 +170,7 @@ def test_records_past_retention_are_listed_in_the_order_of_the_index_that_finds_
 def test_it_filters_by_account_and_by_the_operations_that_are_declared(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounded, "LIMIT", 60)
+    monkeypatch.setattr(statement_timeout, "LIMIT", 60)
     make_records(1, operation=charges.name, idempotency_key="a")
     make_records(1, operation=refunds.name, idempotency_key="b", account_id="bob")
     assert found(viewer, operation=refunds.name) == found(viewer, account_id="bob") == ["b"]
@@ -195,12 +211,12 @@ def test_the_operations_are_found_in_the_index_of_the_counters_alone(viewer: Cli
     )
     with CaptureQueriesContext(connection) as statements:
         viewer.get(LIST)
-    (statement,) = [one["sql"] for one in statements if "idempotency_counter" in one["sql"]]
+    (statement,) = [one["sql"] for one in statements if "idempotency_dashboard_counter" in one["sql"]]
     with connection.cursor() as cursor:
-        cursor.execute("ANALYZE idempotency_counter")
+        cursor.execute("ANALYZE idempotency_dashboard_counter")
         cursor.execute(f"EXPLAIN {statement}")
         plan = "\n".join(line for (line,) in cursor.fetchall())
-    assert "idempotency_counter_event" in plan
+    assert "idempotency_dashboard_event" in plan
     assert "Seq Scan" not in plan
 
 

@@ -12,12 +12,12 @@ from django.utils import translation
 from django.utils.functional import Promise
 
 from idempotency.lifecycle import Status
-from idempotency.models import MessageStatus
+from idempotency.outbox.models import MessageStatus
 from tests.http.admin.pages import LIST, detail, hidden_fields, log_in, text
 from tests.outbox import make_messages
 from tests.records import HOUR, make_records
 
-MESSAGES = reverse("admin:idempotency_outboxmessage_changelist")
+MESSAGES = reverse("admin:idempotency_outbox_outboxmessage_changelist")
 
 
 def capitals(message: str) -> str:
@@ -47,7 +47,7 @@ def test_the_texts_of_each_page_are_translated(client: Client, monkeypatch: pyte
         "refused": refused,
         "messages": client.get(MESSAGES),
         "dashboard": client.get(reverse("admin:idempotency_dashboard")),
-        "message": client.get(reverse("admin:idempotency_outboxmessage_change", args=[dead])),
+        "message": client.get(reverse("admin:idempotency_outbox_outboxmessage_change", args=[dead])),
     }
     expected = {
         "list": ["BY OPERATION", "BY STATE", "IN PROGRESS, LEASE OVER", "OVER FOR 1 h", "ATTEMPT 2", "ACCOUNT 1"],
@@ -63,7 +63,7 @@ def test_the_texts_of_each_page_are_translated(client: Client, monkeypatch: pyte
         "refused": ["THIS IS NOT JSON"],
         "messages": ["ACCOUNT alice", "2 TRIES", "REQUEUE", "DEAD", "A MESSAGE'S ID"],
         "dashboard": [
-            "WHAT IS STUCK",
+            "STUCK",
             "ABANDONED: THE NEXT SWEEP",
             "TAKE-OVERS",
             "LAST HOUR, SINCE",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from enum import Enum
+from fractions import Fraction
 
 from hypothesis import strategies as st
 
@@ -32,17 +33,17 @@ def of(command: object) -> str:
 
 
 def typed(value: object) -> object:
-    """An independent notion of sameness: the value with the type of everything in it."""
+    """An independent notion of sameness: the value with the type of everything in it. All numbers have one type."""
     if isinstance(value, dict):
         return "object", frozenset((name, typed(item)) for name, item in value.items())
     if isinstance(value, list):
         return "list", tuple(typed(item) for item in value)
-    if isinstance(value, float):
-        return "float", value.hex()
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "number", Fraction(repr(value))  # the text that JSON has for it
     return type(value).__name__, value
 
 
-class Colour(str, Enum):
+class Colour(str, Enum):  # noqa: UP042 - commands may have such a value
     RED = "red"
 
 

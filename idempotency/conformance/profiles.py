@@ -1,0 +1,298 @@
+"""What each profile asks of a server. Everything that a case expects stands in this table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from .wire import Answer
+
+
+class Level(Enum):
+    """How binding a rule is. A server that doesn't keep a MUST fails. One that doesn't keep a SHOULD deviates."""
+
+    MUST = "MUST"
+    SHOULD = "SHOULD"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where it stands that a server has to do this."""
+
+    level: Level
+    source: str
+
+
+class Expected(Enum):
+    """What becomes of a request, where profiles differ."""
+
+    #: The first answer is recorded, and a retry gets it.
+    REPLAYED = "replayed"
+    #: It runs as a request of its own.
+    FRESH = "fresh"
+    #: It is refused, and has no effect.
+    REFUSED = "refused"
+    #: The profile doesn't say.
+    UNSPECIFIED = "unspecified"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """How the server says no."""
+
+    status: int
+    #: The machine-readable reason. None: any.
+    code: str | None = None
+
+
+@dataclass(frozen=True)
+class KeyForm:
+    """A form of the key on the wire."""
+
+    name: str
+    #: Each is a header field of its own. ``{key}`` is where a fresh key goes.
+    values: tuple[bytes, ...]
+    #: None: the server may accept or refuse it.
+    is_valid: bool | None
+    rule: Rule
+    #: How many characters the key has.
+    length: int = 36
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One contract between clients and servers."""
+
+    name: str
+    document: str
+    header: str = "Idempotency-Key"
+    #: Whether keys are sent as a string of RFC 8941, in double quotes.
+    quoted: bool
+    #: The header field that only a replay has, and its value.
+    marker: tuple[str, str] | None
+    #: Whether every response repeats the key.
+    echoed: bool = False
+    missing: Refusal | None
+    reused: Refusal
+    in_progress: Refusal
+    #: Returns what is wrong with the form of a refusal, or None.
+    complaint: Callable[[Answer, Refusal], str | None]
+    client_error: Expected = Expected.REPLAYED
+    server_error: Expected
+    other_path: Expected
+    #: The same JSON with its members in another order.
+    reordered: Expected = Expected.UNSPECIFIED
+    keys: tuple[KeyForm, ...]
+    #: By the name of a case. A case without an entry here has its own rule.
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+
+
+def _must(source: str) -> Rule:
+    return Rule(Level.MUST, source)
+
+
+def _should(source: str) -> Rule:
+    return Rule(Level.SHOULD, source)
+
+
+def _json_object(answer: Answer) -> dict[str, Any]:
+    try:
+        value = json.loads(answer.body)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _problem_complaint(answer: Answer, refusal: Refusal) -> str | None:
+    """The form of RFC 9457, as the draft's examples have it, or a ``Link`` to the documentation."""
+    if "describedby" in (answer.field("Link") or ""):
+        return None
+    if (answer.field("Content-Type") or "").partition(";")[0].strip() != "application/problem+json":
+        return "it is neither application/problem+json nor has a Link with rel=describedby"
+    problem = _json_object(answer)
+    if not isinstance(problem.get("title"), str):
+        return "the problem has no title"
+    if problem.get("status", answer.status) != answer.status:
+        return "the problem's status is not the response's"
+    if refusal.code is not None and problem.get("code") != refusal.code:
+        return f"its code is {problem.get('code')!r}, not {refusal.code!r}"
+    return None
+
+
+def _stripe_complaint(answer: Answer, refusal: Refusal) -> str | None:
+    error = _json_object(answer).get("error")
+    if not isinstance(error, dict) or not {"type", "message"} <= set(error):
+        return "it is not an error object with type and message"
+    if refusal.code is not None and refusal.code not in (error.get("type"), error.get("code")):
+        return f"neither its type nor its code is {refusal.code!r}"
+    return None
+
+
+def _acp_complaint(answer: Answer, refusal: Refusal) -> str | None:
+    error = _json_object(answer)
+    if error.get("type") != "invalid_request" or not isinstance(error.get("message"), str):
+        return "it is not a flat error with type invalid_request and a message"
+    if refusal.code is not None and error.get("code") != refusal.code:
+        return f"its code is {error.get('code')!r}, not {refusal.code!r}"
+    return None
+
+
+def _no_complaint(answer: Answer, refusal: Refusal) -> str | None:
+    return None
+
+
+_KEY = b"{key}"
+_RFC_9110 = _must("RFC 9110, section 5.5")
+_RFC_8941 = _should("draft section 2.1; RFC 8941, section 4.2: a field that is not a String is ignored")
+
+#: What no client may send. The server may refuse it or read something else, but the promise still holds.
+_UNSENDABLE = (
+    KeyForm("NUL", (b"a\x00" + _KEY,), None, _RFC_9110),
+    KeyForm("line feed", (b"a\n" + _KEY,), None, _RFC_9110),
+    KeyForm("DEL", (b"a\x7f" + _KEY,), None, _RFC_9110),
+)
+
+IETF = Profile(
+    name="ietf",
+    document="https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/",
+    quoted=True,
+    marker=None,
+    missing=Refusal(400),
+    reused=Refusal(422),
+    in_progress=Refusal(409),
+    complaint=_problem_complaint,
+    server_error=Expected.UNSPECIFIED,
+    other_path=Expected.UNSPECIFIED,
+    keys=(
+        KeyForm("quoted", (b'"' + _KEY + b'"',), True, _must("draft section 2.1")),
+        KeyForm("bare", (_KEY,), False, _RFC_8941),
+        KeyForm("empty", (b"",), False, _RFC_8941),
+        KeyForm("empty string", (b'""',), None, _RFC_8941),
+        KeyForm("unterminated", (b'"' + _KEY,), False, _RFC_8941),
+        KeyForm("not ASCII", (b'"\xc3\xa9' + _KEY + b'"',), False, _RFC_8941),
+        KeyForm("two fields", (b'"a' + _KEY + b'"', b'"b' + _KEY + b'"'), False, _RFC_8941),
+        *_UNSENDABLE,
+    ),
+    rules={
+        "missing-key": _should("draft section 2.7"),
+        "other-payload": _should("draft section 2.7"),
+        "other-payload-in-flight": _should("draft section 2.7"),
+        "in-progress": _should("draft section 2.7"),
+        "replay-is-equal": _should("draft section 2.6"),
+        "client-error": _should("draft section 2.6: success or an error"),
+        "other-account": _should("draft section 5: a composite key"),
+        "other-path": _should("draft section 5: a composite key"),
+    },
+)
+
+_STRIPE_DOCUMENT = "https://docs.stripe.com/api/idempotent_requests"
+_STRIPE = _must(_STRIPE_DOCUMENT)
+_STRIPE_ERRORS = _must("https://docs.stripe.com/error-low-level")
+
+STRIPE = Profile(
+    name="stripe",
+    document=_STRIPE_DOCUMENT,
+    quoted=False,
+    marker=("Idempotent-Replayed", "true"),
+    missing=None,
+    reused=Refusal(400, "idempotency_error"),
+    in_progress=Refusal(409, "idempotency_key_in_use"),
+    complaint=_stripe_complaint,
+    server_error=Expected.REPLAYED,
+    other_path=Expected.REFUSED,
+    keys=(
+        KeyForm("bare", (_KEY,), True, _STRIPE),
+        KeyForm("255 characters", (_KEY,), True, _STRIPE, length=255),
+        KeyForm("256 characters", (_KEY,), False, _STRIPE, length=256),
+        KeyForm("two fields", (b"a" + _KEY, b"b" + _KEY), None, _RFC_9110),
+        *_UNSENDABLE,
+    ),
+    rules={
+        "missing-key": _STRIPE,
+        "other-payload": _STRIPE,
+        "in-progress": _STRIPE_ERRORS,
+        "replay-is-equal": _STRIPE,
+        "replay-is-marked": _STRIPE_ERRORS,
+        "client-error": _STRIPE,
+        "server-error": _STRIPE,
+        "other-path": _must("https://docs.stripe.com/error-handling: idempotency_error"),
+        "expiry": _STRIPE,
+    },
+)
+
+
+def _acp(section: str, level: Level = Level.MUST) -> Rule:
+    return Rule(level, f"ACP 2026-04-17, agentic checkout, section {section}")
+
+
+ACP = Profile(
+    name="acp",
+    document="https://github.com/agentic-commerce-protocol/agentic-commerce-protocol",
+    quoted=False,
+    marker=("Idempotent-Replayed", "true"),
+    echoed=True,
+    missing=Refusal(400, "idempotency_key_required"),
+    reused=Refusal(422, "idempotency_conflict"),
+    in_progress=Refusal(409, "idempotency_in_flight"),
+    complaint=_acp_complaint,
+    server_error=Expected.FRESH,
+    other_path=Expected.FRESH,
+    reordered=Expected.REPLAYED,
+    keys=(
+        KeyForm("bare", (_KEY,), True, _acp("6.1")),
+        KeyForm("255 characters", (_KEY,), True, _acp("6.1"), length=255),
+        KeyForm("256 characters", (_KEY,), False, _acp("6.1"), length=256),
+        KeyForm("empty", (b"",), False, _acp("6.1")),
+        KeyForm("two fields", (b"a" + _KEY, b"b" + _KEY), None, _RFC_9110),
+        *_UNSENDABLE,
+    ),
+    rules={
+        "missing-key": _acp("6.1"),
+        "other-account": _acp("6.1"),
+        "other-path": _acp("6.1"),
+        "reordered-payload": _acp("6.2"),
+        "replay-is-equal": _acp("6.3"),
+        "replay-is-marked": _acp("6.3", Level.SHOULD),
+        "sequential": _acp("6.3"),
+        "other-payload": _acp("6.4"),
+        "in-progress": _acp("6.4"),
+        "retry-after": _acp("6.4", Level.SHOULD),
+        "server-error": _acp("6.5"),
+        "expiry": _acp("6.6"),
+        "echo": _acp("3.1"),
+    },
+)
+
+PROFILES = {profile.name: profile for profile in (IETF, STRIPE, ACP)}
+
+
+def declare(profile: Profile, declaration: str) -> Profile:
+    """Change what a profile expects to what the server's own documentation says.
+
+    :param declaration: ``name=value``. Names: ``header`` and ``marker`` (names of header fields), ``quoted`` (yes or
+        no), ``missing``, ``reused`` and ``in-progress`` (a status; ``missing=none``: keys are optional), ``errors=any``
+        (refusals have no particular form), ``client-error``, ``server-error``, ``other-path`` (an ``Expected``).
+    :raises ValueError: there is no such name, or the value is none for it.
+    """
+    name, _, value = declaration.partition("=")
+    changes: dict[str, Any] = {}
+    if declaration == "missing=none":
+        changes["missing"] = None
+    elif declaration == "errors=any":
+        changes["complaint"] = _no_complaint
+    elif name == "header" and value:
+        changes["header"] = value
+    elif name == "marker" and value:
+        changes["marker"] = (value, "true")
+    elif name == "quoted" and value in ("yes", "no"):
+        changes["quoted"] = value == "yes"
+    elif name in ("missing", "reused", "in-progress") and value.isdecimal():
+        changes[name.replace("-", "_")] = Refusal(int(value))
+    elif name in ("client-error", "server-error", "other-path"):
+        changes[name.replace("-", "_")] = Expected(value)
+    else:
+        raise ValueError(f"{declaration!r} declares nothing")
+    return replace(profile, **changes)

@@ -1,0 +1,187 @@
+"""HTTP/1.1 over a socket: requests that an HTTP library would refuse to send, and clients that behave badly."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from typing import Self
+
+#: Header fields as they go on the wire, so that a field can be sent twice, and a value can hold any byte.
+Fields = Sequence[tuple[str, bytes]]
+
+#: What can happen instead of an answer.
+WIRE_ERRORS = (OSError, HTTPException)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole response."""
+
+    status: int
+    #: Names are in lower case.
+    fields: tuple[tuple[str, str], ...]
+    body: bytes
+
+    def field(self, name: str) -> str | None:
+        """The values of a header field, joined by a comma. None if it wasn't sent."""
+        values = [value for other, value in self.fields if other == name.lower()]
+        return ", ".join(values) if values else None
+
+    @property
+    def succeeded(self) -> bool:
+        return 200 <= self.status < 300
+
+    def __str__(self) -> str:
+        text = self.body[:120].decode(errors="replace")
+        return f"{self.status} {text!r}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request, and where it goes. ``head`` ends with the empty line."""
+
+    url: str
+    head: bytes
+    body: bytes
+
+
+def build(method: str, url: str, fields: Fields, body: bytes) -> Request:
+    """
+    :param fields: added to ``Host``, ``Content-Length`` and ``Connection``.
+    """
+    parts = urlsplit(url)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    own = [("Host", parts.netloc.encode()), ("Content-Length", b"%d" % len(body)), ("Connection", b"close")]
+    lines = [
+        f"{method} {target} HTTP/1.1".encode(),
+        *(name.encode() + b": " + value for name, value in (*own, *fields)),
+    ]
+    return Request(url, b"\r\n".join(lines) + b"\r\n\r\n", body)
+
+
+class Connection:
+    """One TCP connection, for one request. As a context manager it closes itself."""
+
+    def __init__(self, request: Request, timeout: float) -> None:
+        """
+        :param timeout: in seconds, for each step.
+        """
+        parts = urlsplit(request.url)
+        is_secure = parts.scheme == "https"
+        self.request = request
+        address = (parts.hostname or "", parts.port or (443 if is_secure else 80))
+        self._socket = socket.create_connection(address, timeout)
+        # Without it, the kernel would hold back the last byte until the first ones are acknowledged.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if is_secure:
+            context = ssl.create_default_context()
+            self._socket = context.wrap_socket(self._socket, server_hostname=parts.hostname)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """For ``select``."""
+        return self._socket.fileno()
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def send_all(self) -> None:
+        self.send(self.request.head + self.request.body)
+
+    def send_all_but_the_last_byte(self) -> None:
+        self.send((self.request.head + self.request.body)[:-1])
+
+    def send_the_last_byte(self) -> None:
+        self.send((self.request.head + self.request.body)[-1:])
+
+    def half_close(self) -> None:
+        """Tell the server that nothing more will be sent. It can still answer."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        """Let the connection be reset when it is closed."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def is_answered(self, within: float = 0) -> bool:
+        """Whether something has arrived.
+
+        :param within: how many seconds to wait for it.
+        """
+        return bool(select.select([self], [], [], within)[0])
+
+    def read(self) -> Answer:
+        """Read the answer.
+
+        :raises OSError: no answer came in time, or the server has cut the connection.
+        :raises http.client.HTTPException: what came is not a whole answer.
+        """
+        with HTTPResponse(self._socket) as response:
+            response.begin()
+            fields = tuple((name.lower(), value) for name, value in response.getheaders())
+            return Answer(response.status, fields, response.read())
+
+    def attempt(self) -> Answer | Exception:
+        """As ``read``, but an error is returned."""
+        try:
+            return self.read()
+        except WIRE_ERRORS as error:
+            return error
+
+
+def exchange(request: Request, timeout: float) -> Answer:
+    """Send a request and read its answer.
+
+    :raises OSError: as ``Connection.read``.
+    :raises http.client.HTTPException: as ``Connection.read``.
+    """
+    with Connection(request, timeout) as connection:
+        connection.send_all()
+        return connection.read()
+
+
+def exchange_together(requests: Iterable[Request], timeout: float) -> tuple[list[Answer | Exception], bool]:
+    """Send requests at once: the server has all but the last byte of each before it gets the last byte of any.
+
+    :returns: what came of each request; and whether none had succeeded before all of them were sent.
+    """
+    with ExitStack() as opened:
+        connections = [opened.enter_context(Connection(request, timeout)) for request in requests]
+        for connection in connections:
+            connection.send_all_but_the_last_byte()
+        for connection in connections:
+            connection.send_the_last_byte()
+        early = [connection.is_answered() for connection in connections]
+        answers = _answers(connections, timeout)
+    overlapped = not any(
+        is_early and isinstance(answer, Answer) and answer.succeeded
+        for is_early, answer in zip(early, answers, strict=True)
+    )
+    return answers, overlapped
+
+
+def _answers(connections: Sequence[Connection], timeout: float) -> list[Answer | Exception]:
+    """What comes of each. Each is closed once it is read, because a server may wait for that."""
+    answers: dict[Connection, Answer | Exception] = {}
+    while waiting := [connection for connection in connections if connection not in answers]:
+        answered = select.select(waiting, [], [], timeout)[0]
+        for connection in answered:
+            with connection:
+                answers[connection] = connection.attempt()
+        if not answered:
+            answers.update(dict.fromkeys(waiting, TimeoutError(f"no answer within {timeout:g} s")))
+    return [answers[connection] for connection in connections]

@@ -1,0 +1,52 @@
+"""The app that connects Celery: messages carry an operation's identity, and tasks are checked and found."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from celery.signals import before_task_publish, task_failure, task_postrun, worker_process_shutdown
+from django.apps import AppConfig
+from django.core.checks import register
+from django.utils.translation import gettext_lazy as _
+
+
+class CeleryConfig(AppConfig):
+    name = "idempotency.contrib.celery"
+    label = "idempotency_celery"
+    verbose_name = _("Idempotency: Celery")
+
+    def ready(self) -> None:
+        # Imported here, because they need the models.
+        from ...operation import registry
+        from .checks import check_tasks
+        from .deliveries import dead_letter_failed_message
+        from .messages import carry_on_identity
+        from .policy import import_tasks
+
+        before_task_publish.connect(carry_on_identity, dispatch_uid="idempotency.carry_on_identity")
+        task_failure.connect(dead_letter_failed_message, dispatch_uid="idempotency.dead_letter_failed_message")
+        task_postrun.connect(write_counts, dispatch_uid="idempotency.write_counts")
+        worker_process_shutdown.connect(write_last_counts, dispatch_uid="idempotency.write_last_counts")
+        register(check_tasks, "idempotency")
+        registry.add_importer(import_tasks)
+        # A COMMIT calls the relay's task by its name, so every process has to know it.
+        import_module("idempotency.contrib.celery.tasks")
+
+
+def write_counts(sender: Any = None, **others: Any) -> None:
+    """Write the counts of events after a task, because a worker has no requests after which they would be written.
+
+    A task that is called eagerly runs inside a request, which writes them.
+    """
+    from ...operate import stats
+
+    if not getattr(getattr(sender, "request", None), "is_eager", False):
+        stats.write_counts(if_due=True)
+
+
+def write_last_counts(**others: Any) -> None:
+    """Write the last counts, because a worker's child process ends without running the ``atexit`` handlers."""
+    from ...operate import stats
+
+    stats.write_counts()

@@ -1,0 +1,116 @@
+"""Celery tasks for a beat schedule: recovery, purge and, if there is an outbox, relay and search for lost messages.
+
+Celery's autodiscovery finds them.
+
+Each task may be lost, run twice or killed, because the next run does what this one left undone. So a task is
+acknowledged when it starts, Celery never retries it, and it ends after a bounded number of batches. A schedule should
+let waiting tasks expire, so that they don't pile up: ``"options": {"expires": seconds}``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+from celery import shared_task
+from django.apps import apps
+
+from ...operate import stats
+from ...operate.purge import DEFAULT_BATCH_SIZE as PURGE_BATCH_SIZE
+from ...operate.purge import PurgeResult, other_purges, purge_batches, purge_body_batches
+from ...operate.sweep import DEFAULT_BATCH_SIZE as RECOVERY_BATCH_SIZE
+from ...operate.sweep import RecoveryResult, recover_batches
+
+#: One run takes at most this many batches. With the default sizes it settles ten thousand abandoned claims, purges a
+#: hundred thousand records and as many messages, or sends ten thousand messages. The rest is left to the next run, so
+#: that a run stays within its time limit and the worker is free for other tasks.
+MAX_BATCHES = 100
+
+#: Seconds. Reconcilers run one after the other, and one that hangs must not block the worker for ever. When the limit
+#: ends a run, what was settled stays settled, and a claim that was being reconciled is found again after its lease.
+#: There is no soft limit, because its exception would be raised inside a reconciler and count as the answer
+#: ``Unknown``.
+TIME_LIMIT = 300
+
+
+def scheduled(function: Callable[..., Any]) -> Any:
+    """Make a function a task of this module."""
+    return shared_task(function, acks_late=False, time_limit=TIME_LIMIT)
+
+
+@scheduled
+def recover_expired_leases(batch_size: int = RECOVERY_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
+    """Settle abandoned claims as their operations declare, up to ``max_batches`` batches of ``batch_size``.
+
+    :returns: counts of records: ``recoverable``, ``completed``, ``parked``, ``postponed``; ``unknown_operations``,
+        counts by name; and ``exhausted``, False if more is due already.
+    """
+    result = sum(islice(recover_batches(batch_size=batch_size), max_batches), RecoveryResult())
+    stats.write_counts()  # a worker has no requests after which they are written
+    return result.as_dict()
+
+
+@scheduled
+def purge_expired_records(batch_size: int = PURGE_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
+    """Delete records past retention, recorded responses past their own, shorter one, and messages that were sent
+    longer ago than ``TTL`` and a day.
+
+    Of each it takes up to ``max_batches`` batches of ``batch_size``. Parked records and unsent messages stay.
+
+    :returns: counts: ``deleted`` of records, ``bodies`` of responses, and with the outbox ``messages``; and
+        ``exhausted``, False if more is due already.
+    """
+    records = sum(islice(purge_batches(batch_size=batch_size), max_batches), PurgeResult())
+    bodies = sum(islice(purge_body_batches(batch_size=batch_size), max_batches), PurgeResult())
+    others = {
+        other.name: sum(islice(other.batches(batch_size=batch_size), max_batches), PurgeResult())
+        for other in other_purges
+    }
+    return {
+        "deleted": records.deleted,
+        "bodies": bodies.deleted,
+        **{name: result.deleted for name, result in others.items()},
+        "exhausted": all(result.exhausted for result in (records, bodies, *others.values())),
+    }
+
+
+if apps.is_installed("idempotency.outbox"):
+    from ...outbox.relay import DEFAULT_BATCH_SIZE, RelayResult, relay_batches
+    from . import lost
+    from .policy import LOOK_BACK
+
+    @scheduled
+    def relay_outbox(batch_size: int = DEFAULT_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
+        """Send messages of the outbox that are due, up to ``max_batches`` batches of ``batch_size``.
+
+        No batch begins after half of the time limit, because a batch that the limit cuts off is sent again.
+
+        :returns: counts of messages: ``sent``, ``postponed``, ``dead``, ``put_back``; ``unavailable``, the senders
+            whose broker can't be reached, each with the error; and ``exhausted``, False if more can be sent already.
+        """
+        end = time.monotonic() + TIME_LIMIT / 2
+        result = RelayResult()
+        for batch in islice(relay_batches(batch_size=batch_size), max_batches):
+            result += batch
+            if time.monotonic() >= end:
+                break
+        return result.as_dict()
+
+    @scheduled
+    def resend_lost_messages(
+        older_than: float = lost.OLDER_THAN.total_seconds(), look_back: float = LOOK_BACK.total_seconds()
+    ) -> dict[str, Any]:
+        """Have messages sent again that a broker confirmed and lost. See ``contrib.celery.resend_lost_messages``.
+
+        :param older_than: in seconds. Messages that were sent later than this ago are not looked at yet.
+        :param look_back: in seconds. Messages that were sent longer ago than this are not looked at any more.
+        :returns: ``found``, a count of messages.
+        """
+        return {
+            "found": lost.resend_lost_messages(
+                older_than=timedelta(seconds=older_than), look_back=timedelta(seconds=look_back)
+            )
+        }

@@ -1,0 +1,297 @@
+"""The dashboard in the admin: what has happened in the last hours, what is stuck, and whether upkeep does its work.
+
+All of it is read with a bounded number of rows, and only for people who may view records. What concerns messages needs
+the permission to view messages. The tables need no JavaScript. The chart is drawn from the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.apps import apps
+from django.contrib import admin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils.http import urlencode
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ...admin import records as admin_of_records
+from ...admin.decisions import DecisionAdmin
+from ...admin.display import ReadOnlyAdmin, format_duration, url_of
+from ...models import IdempotencyRecord
+from ...operate.stats import Number, Precision, Stats, stats
+from ...store import records_database
+from .counters import PURGE_ENDED, PURGED, counters, this_hour
+from .models import IdempotencyCounter
+from .timeline import in_order, timeline_of
+
+#: Hours that the page shows, with the running one.
+HOURS = 25
+
+#: The last hour is the running one and the one before it. That is never less than an hour.
+LAST_HOURS = 2
+
+#: The rows of each kind that the page lists. The lists behind the links have all of them.
+MAX_ROWS = 10
+
+#: The operations that the page lists, those with the most events first.
+MAX_OPERATIONS = 50
+
+#: The events that the page shows, in this order.
+EVENTS: Mapping[str, Any] = {
+    "claimed": _("executions"),
+    "replayed": _("replays"),
+    "conflicted": _("conflicts (409)"),
+    "key_reused": _("reused keys (422)"),
+    "taken_over": _("take-overs"),
+    "released": _("failures"),
+    "parked": _("parked"),
+}
+
+
+def _admin_of(site: admin.AdminSite, model: type[Model]) -> DecisionAdmin | None:
+    """The package's admin of a model, unless this site has none or the project has replaced it by another one."""
+    model_admin: Any = site.get_model_admin(model) if site.is_registered(model) else None
+    return model_admin if isinstance(model_admin, DecisionAdmin) else None
+
+
+def _admin_of_messages(site: admin.AdminSite, request: HttpRequest) -> DecisionAdmin | None:
+    """The admin of messages, if there is an outbox and the person may see it."""
+    if not apps.is_installed("idempotency.outbox"):
+        return None
+    messages = _admin_of(site, apps.get_model("idempotency_outbox", "OutboxMessage"))
+    return messages if messages is not None and messages.has_view_permission(request) else None
+
+
+@admin.register(IdempotencyCounter)
+class DashboardAdmin(ReadOnlyAdmin):
+    """The page of the counters is the dashboard."""
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view(self.changelist_view)
+        # The second is the name by which Django's index of the admin links to it.
+        names = ("idempotency_dashboard", f"{self.opts.app_label}_{self.opts.model_name}_changelist")
+        return [path("", view, name=name) for name in names]
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.has_perm("idempotency.view_idempotencyrecord")
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Show the page.
+
+        :raises PermissionDenied: the person may not view records.
+        """
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        context = {
+            **self.admin_site.each_context(request),
+            "title": gettext("Idempotency: dashboard"),
+            "opts": self.opts,
+            "media": self.media,
+            "checkbox_name": ACTION_CHECKBOX_NAME,
+            **_events(),
+            **_table_of_records(read := stats()),
+            "stuck": [],
+        }
+        records = _admin_of(self.admin_site, IdempotencyRecord)
+        if records is not None:
+            context["stuck"] += _stuck_records(records, request, read)
+        messages = _admin_of_messages(self.admin_site, request)
+        if messages is not None:
+            dead, context["outbox"] = _outbox(messages, request)
+            context["stuck"].append(dead)
+        return TemplateResponse(request, "idempotency_dashboard/dashboard.html", context)
+
+
+def _add_timeline(record: IdempotencyRecord, request: HttpRequest, shown: DecisionAdmin) -> dict[str, Any]:
+    timeline = timeline_of(record, request)
+    messages = _admin_of_messages(shown.admin_site, request)
+    if messages is not None:
+        from .messages import add_messages
+
+        add_messages(record, timeline, shown, messages)
+    return {"timeline": in_order(record, timeline)}
+
+
+admin_of_records.page_additions.append(_add_timeline)
+
+
+# Events
+
+
+@dataclass(frozen=True)
+class Line:
+    """One event or operation, and its counts."""
+
+    label: Any
+    counts: list[str]
+
+
+def _events() -> dict[str, Any]:
+    now = this_hour()
+    first = now - HOURS + 1
+    hours = counters.read_hours(records_database(), first)
+    by_hour = {hour: sum(hours.get(hour, {}).values(), Counter()) for hour in range(first, now + 1)}
+    last_hour = sum((by_hour[hour] for hour in range(now - LAST_HOURS + 1, now + 1)), Counter())
+    last_day = sum(by_hour.values(), Counter())
+    by_operation: dict[str, Counter[str]] = {}
+    for operations in hours.values():
+        for operation, counted in operations.items():
+            by_operation.setdefault(operation, Counter()).update(counted)
+    busiest = sorted(by_operation.items(), key=lambda item: (-item[1].total(), item[0]))
+    ended = max((hour for hour, counted in by_hour.items() if counted[PURGE_ENDED]), default=None)
+    return {
+        "hour_since": _start_of(now - LAST_HOURS + 1),
+        "day_since": _start_of(first),
+        "events": [Line(label, _shown(last_hour[event], last_day[event])) for event, label in EVENTS.items()],
+        "event_labels": list(EVENTS.values()),
+        "operations": [
+            Line(operation or gettext("(unknown where it was settled)"), _shown(*(seen[event] for event in EVENTS)))
+            for operation, seen in busiest[:MAX_OPERATIONS]
+            if any(seen[event] for event in EVENTS)
+        ],
+        # At most so much, because the retry of a released claim counts as an execution and adds no record.
+        "growth": f"≤ {last_day['claimed'] - last_day[PURGED]:+,}",
+        "purged": f"{last_day[PURGED]:,}",
+        "purge_ended": None if ended is None else _start_of(ended),
+        "chart": {
+            "hours": [hour * 3600 for hour in by_hour],
+            "series": [[str(label), [by_hour[hour][event] for hour in by_hour]] for event, label in EVENTS.items()],
+        },
+    }
+
+
+def _shown(*counts: int) -> list[str]:
+    return [f"{count:,}" for count in counts]
+
+
+def _start_of(hour: int) -> datetime:
+    return datetime.fromtimestamp(hour * 3600, UTC)
+
+
+# The tables
+
+
+def _table_of_records(read: Stats) -> dict[str, Any]:
+    size = read.table_bytes.value
+    overdue = read.overdue.value or 0
+    return {
+        "numbers": [
+            (_("records"), _tell(read.records)),
+            (_("in progress"), _tell(read.in_progress)),
+            (_("recoverable, waiting for a retry"), _tell(read.recoverable)),
+            (_("longest overdue"), format_duration(timedelta(seconds=overdue))),
+            (_("size with indexes"), gettext("unknown") if size is None else f"{size / 1e6:,.1f} MB"),
+        ],
+        "nobody_recovers": overdue > 300,
+    }
+
+
+def _tell(number: Number) -> str:
+    signs = {Precision.AT_LEAST: "≥ ", Precision.ESTIMATE: "≈ "}
+    return f"{signs.get(number.kind, '')}{number.value:,}"
+
+
+# Stuck rows
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """Rows that wait for a decision or a sweep, the first of them with the decisions that are offered."""
+
+    title: Any
+    count: str
+    #: The list that shows all of them.
+    url: str
+    #: How many there are of each operation, with the list that shows those.
+    operations: list[tuple[str, int, str]]
+    rows: list[StuckRow]
+    decide_url: str
+
+
+@dataclass(frozen=True)
+class StuckRow:
+    pk: int
+    title: str
+    url: str
+    detail: str
+    badge: Any
+    #: The decisions that this person may make about it.
+    offered: list[Any]
+
+
+def _stuck_records(shown: Any, request: HttpRequest, read: Stats) -> list[Stuck]:
+    records = shown.get_queryset(request)
+    abandoned = records.abandoned().order_by("lease_expires_at")
+    kinds: list[tuple[Any, Number, str, QuerySet[Any]]] = [
+        (_("Parked: a person has to find out how these ended"), read.parked, "parked", records.parked().order_by()),
+        (_("Abandoned: the next sweep settles these"), read.abandoned, "abandoned", abandoned),
+    ]
+    return [
+        Stuck(
+            title=title,
+            count=_tell(number),
+            url=_list_url(shown, state=state),
+            operations=[
+                (operation, count, _list_url(shown, state=state, operation=operation))
+                for operation, count in sorted((number.by_operation or {}).items())
+            ],
+            rows=[
+                _row(shown, request, record, record.idempotency_key, record.operation) for record in selected[:MAX_ROWS]
+            ],
+            decide_url=_list_url(shown),
+        )
+        for title, number, state, selected in kinds
+    ]
+
+
+def _outbox(shown: Any, request: HttpRequest) -> tuple[Stuck, dict[str, Any]]:
+    """The dead messages, and what the outbox holds."""
+    from ...outbox.backlog import backlog
+    from ...outbox.models import MessageStatus
+
+    waiting = backlog()
+    oldest = waiting.oldest_due
+    messages = shown.get_queryset(request).filter(status=MessageStatus.DEAD).order_by("next_try_at")
+    dead = Stuck(
+        title=_("Dead messages: correct the cause, then requeue them"),
+        count=f"{waiting.dead:,}",
+        url=_list_url(shown, state="dead"),
+        operations=[],
+        rows=[_row(shown, request, message, message.message_id, message.topic) for message in messages[:MAX_ROWS]],
+        decide_url=_list_url(shown),
+    )
+    return dead, {
+        "pending": f"{waiting.pending:,}",
+        "oldest_due": None if oldest is None else format_duration(oldest),
+        "nobody_relays": oldest is not None and oldest > timedelta(minutes=1),
+        "url": _list_url(shown, state="due"),
+    }
+
+
+def _row(shown: Any, request: HttpRequest, row: Any, title: Any, detail: str) -> StuckRow:
+    return StuckRow(
+        pk=row.pk,
+        title=str(title),
+        url=url_of(shown, "change", row.pk),
+        detail=detail,
+        badge=shown.badge(row),
+        offered=shown.offered(request, row),
+    )
+
+
+def _list_url(shown: Any, **filters: str) -> str:
+    url = url_of(shown, "changelist")
+    return f"{url}?{urlencode(filters)}" if filters else url

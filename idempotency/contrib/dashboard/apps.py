@@ -1,0 +1,18 @@
+"""The app that counts what happens, and shows it in the admin."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class DashboardConfig(AppConfig):
+    name = "idempotency.contrib.dashboard"
+    label = "idempotency_dashboard"
+    verbose_name = _("Idempotency: dashboard")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        import_module("idempotency.contrib.dashboard.counters").connect()

@@ -1,0 +1,275 @@
+"""Counts what happens to records: first in this process's memory, then in a table that all processes share.
+
+A request only counts in memory. After a response was sent, and at most every ``FLUSH_EVERY`` seconds, the process adds
+its new counts to ``IdempotencyCounter``, which holds the sums of all processes: ever, and for each of the last hours.
+This is called a flush. A process also
+flushes after a sweep and when its interpreter ends, so that commands are counted too.
+
+A failure here makes a number inexact and has no other effect:
+
+- If a process is killed, the counts since its last flush are lost: those of at most ten seconds, and those of requests
+  that had not ended.
+- If the database refuses the counts, they stay in memory until it accepts them.
+- If the database commits and the connection breaks before its answer arrives, the counts are added twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from django.core.signals import request_finished
+from django.db import connections, transaction
+
+from ... import signals
+from ...operate import purge, stats
+from ...operation import Operation
+from ...store import records_database, retry_lost_races, store_for
+from ...store.statement_timeout import connection_as_found
+from .models import IdempotencyCounter
+
+logger = logging.getLogger("idempotency")
+
+#: Seconds. Each flush is one short transaction, so a hundred processes cost the database ten transactions a second.
+FLUSH_EVERY = 10.0
+
+#: The database may refuse a flush: under REPEATABLE READ because another process flushes too, under InnoDB because
+#: another process inserts a new counter. The flush is tried this often, and then the counts are kept for the next one.
+MAX_ROUNDS = 5
+
+#: How long, in seconds, a reader waits for a flush in another thread. A reader that doesn't wait may miss the counts
+#: that are being written, or count them twice.
+FLUSH_WAIT = 1.0
+
+#: Counts of single hours are kept for this long: the last week, and the same day of the week before.
+HOURS_KEPT = 8 * 24
+
+#: Two events of the purge, which are counted under the operation "": deleted records, and purges that found nothing
+#: more to delete.
+PURGED, PURGE_ENDED = "purged", "purge_ended"
+
+#: (operation, event) → how often. The operation is "" if a person resolved a record of an operation that this process
+#: doesn't know.
+Counts = dict[tuple[str, str], int]
+
+
+class Counters:
+    """The counts that this process has not written yet, and how they are written. A forked child starts at zero."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the counts in memory. The table is not changed."""
+        # Make new locks, because after a fork the old ones may be held by a thread that the child doesn't have.
+        self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+        self._pending: Counts = {}
+        self._writing: Counts = {}
+        self._database: object = None
+        self._due = time.monotonic() + FLUSH_EVERY
+        self._failing = False
+
+    def connect(self) -> None:
+        for event, signal in signals.EVENTS.items():
+            signal.connect(self._receiver(event), weak=False, dispatch_uid=f"idempotency.counters.{event}")
+        signals.purged.connect(self._count_purged, weak=False, dispatch_uid="idempotency.counters.purged")
+        request_finished.connect(self._request_finished, weak=False, dispatch_uid="idempotency.counters")
+        os.register_at_fork(after_in_child=self.reset)
+        atexit.register(self.flush)
+
+    def _receiver(self, event: str) -> Callable[..., None]:
+        def count(sender: Operation | None, **arguments: Any) -> None:
+            self._count("" if sender is None else sender.name, event, 1)
+
+        return count
+
+    def _count_purged(self, count: int, **arguments: Any) -> None:
+        self._count("", PURGED, count)
+
+    def _count(self, operation: str, event: str, count: int) -> None:
+        key = (operation, event)
+        if self._database is None:
+            self._database = _database(records_database())
+        with self._lock:
+            self._pending[key] = self._pending.get(key, 0) + count
+
+    def _request_finished(self, sender: object, **arguments: Any) -> None:
+        # The sender is None for a request of Django's test client. Don't flush after those: the test may count
+        # statements, and ten seconds later its database may be gone or replaced by another one.
+        if sender is not None:
+            self.flush_if_due()
+
+    def flush_if_due(self) -> None:
+        """Flush, unless the last flush was less than ``FLUSH_EVERY`` seconds ago. May be called often."""
+        if self._pending and time.monotonic() >= self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Add to the table what this process has counted since the last flush. Never raises.
+
+        Does nothing in three cases: in an open transaction, because the counters' rows would stay locked until that
+        transaction ends (in a TestCase one is always open); in the thread of an event loop, because it would block the
+        loop; and while another thread flushes.
+        """
+        if not self._pending or _runs_event_loop() or not self._flushing.acquire(blocking=False):
+            return
+        try:
+            self._flush()
+        except Exception:  # no caller could do anything about it: the response is sent, or the interpreter is ending
+            if not self._failing:
+                logger.warning("The counters could not be written; they are kept for the next time", exc_info=True)
+            self._failing = True
+        finally:
+            self._flushing.release()
+
+    def _flush(self) -> None:
+        using = records_database()
+        if _in_transaction(using):
+            return
+        self._due = time.monotonic() + FLUSH_EVERY
+        with self._lock:
+            counts, self._pending = self._pending, {}
+            self._writing, database, self._database = counts, self._database, None
+        unwritten = counts
+        try:
+            # When the interpreter ends, the test database in which a test counted may be gone, and the alias may stand
+            # for another database again. The counts must not be added to that one.
+            if database in {None, _database(using)}:
+                with connection_as_found(using):
+                    write_counts(using, counts)
+            unwritten = {}
+        finally:
+            # If the process is killed before the COMMIT, nothing was added and the counts are lost. If it is killed
+            # after the COMMIT, they were added once. If an exception interrupts the flush, for example one that the
+            # handler of an operating system signal raises, the counts are kept for the next flush.
+            with self._lock:
+                self._writing = {}
+                for key, count in unwritten.items():
+                    self._pending[key] = self._pending.get(key, 0) + count
+                    self._database = database
+        self._failing = False
+
+    def read(self, using: str) -> dict[str, Counter[str]]:
+        """Read what all processes have written, plus what this process has not written yet.
+
+        :returns: for each operation, how often each event happened.
+        :raises DatabaseError: the database refuses.
+        """
+        read: dict[str, Counter[str]] = {}
+        for _, operation, event, count in self._rows(using, 0):
+            if event in signals.EVENTS:
+                read.setdefault(operation, Counter())[event] += count
+        return read
+
+    def read_hours(self, using: str, since: int) -> dict[int, dict[str, Counter[str]]]:
+        """Read the same for single hours.
+
+        :param since: the first hour, in hours since 1970. Counts are kept for ``HOURS_KEPT``.
+        :returns: for each hour in which anything happened, and each operation, how often each event happened. A count
+            belongs to the hour in which it was written, which is up to ten seconds after the event.
+        :raises DatabaseError: the database refuses.
+        """
+        read: dict[int, dict[str, Counter[str]]] = {}
+        for hour, operation, event, count in self._rows(using, max(1, since)):
+            read.setdefault(hour or this_hour(), {}).setdefault(operation, Counter())[event] += count
+        return read
+
+    def read_last_purge(self, using: str) -> int | None:
+        """Read the hour in which a purge last found nothing more to delete.
+
+        :returns: hours since 1970. If no purge has come to its end, the first hour in which anything was counted: the
+            purge deletes old hours, so that one stays until then. None if nothing was counted.
+        :raises DatabaseError: the database refuses.
+        """
+        hours = IdempotencyCounter.objects.using(using).filter(hour__gt=0).values_list("hour", flat=True)
+        ended: int | None = hours.filter(operation="", event=PURGE_ENDED).order_by("-hour").first()
+        return hours.order_by("hour").first() if ended is None else ended
+
+    def operations(self, using: str, limit: int) -> set[str]:
+        """The names of up to ``limit`` operations of which anything was counted and written."""
+        counted = IdempotencyCounter.objects.using(using).filter(hour=0).exclude(operation="")
+        return set(counted.order_by("operation").values_list("operation", flat=True).distinct()[:limit])
+
+    def _rows(self, using: str, since: int) -> list[tuple[int, str, str, int]]:
+        """The rows of the sums, if ``since`` is 0, or of the hours since then. Counts in memory have the hour 0."""
+        rows = IdempotencyCounter.objects.using(using)
+        rows = rows.filter(hour__gte=since) if since else rows.filter(hour=0)
+        waited = self._flushing.acquire(timeout=FLUSH_WAIT)
+        try:
+            counted = list(rows.values_list("hour", "operation", "event", "total"))
+            if using == records_database():
+                with self._lock:
+                    for counts in (self._pending, self._writing):
+                        counted += [(0, operation, event, count) for (operation, event), count in counts.items()]
+        finally:
+            if waited:
+                self._flushing.release()
+        return counted
+
+
+def this_hour() -> int:
+    """The current hour, in hours since 1970. It is this process's clock, because a few minutes don't matter here."""
+    return int(time.time() // 3600)
+
+
+def note_end_of_purge(using: str) -> None:
+    """Count that a purge has found nothing more to delete, and delete the counts of hours that are long ago.
+
+    Does nothing in an open transaction, which is that of a TestCase, for the reason that ``Counters.flush`` has.
+
+    :raises DatabaseError: the database refuses.
+    """
+    if _in_transaction(using):
+        return
+    write_counts(using, {("", PURGE_ENDED): 1})
+    IdempotencyCounter.objects.using(using).filter(hour__gt=0, hour__lt=this_hour() - HOURS_KEPT).delete()
+
+
+def _database(using: str) -> object:
+    """The database that an alias stands for at the moment. Test runners replace it for a while."""
+    return connections[using].settings_dict["NAME"]
+
+
+def _in_transaction(using: str) -> bool:
+    """Whether a transaction is open in this thread. Inside of ``atomic``, too, autocommit is off."""
+    connection = connections[using]
+    return connection.connection is not None and not connection.get_autocommit()
+
+
+def _runs_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def write_counts(using: str, counts: Counts) -> None:
+    """Add to the table, in a transaction that contains nothing else."""
+
+    def transact() -> None:
+        store = store_for(using)
+        with transaction.atomic(using=using, durable=True):
+            store.commit_at_once()
+            store.add_counts(counts, this_hour())
+
+    retry_lost_races(MAX_ROUNDS, using, transact)
+
+
+counters = Counters()
+
+
+def connect() -> None:
+    """Count from now on, and give the statistics their events. Called again, it does nothing."""
+    counters.connect()
+    stats.event_counts = counters
+    if note_end_of_purge not in purge.after_purge:
+        purge.after_purge.append(note_end_of_purge)

@@ -1,0 +1,39 @@
+"""The table of counts."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ...conf import require_app
+from ...models import BytewiseCharField
+
+require_app("idempotency.contrib.dashboard")
+
+
+class IdempotencyCounter(models.Model):
+    """How often an event happened to an operation's records, in all processes. See ``counters.py``."""
+
+    id = models.BigAutoField(primary_key=True)
+    #: The hour in which it happened, in hours since 1970 in UTC. 0 means ever since the table was created.
+    hour = models.IntegerField(_("hour"), default=0)
+    operation = BytewiseCharField(_("operation"), max_length=255)
+    #: The name of the signal that is counted.
+    event = BytewiseCharField(_("event"), max_length=32)
+    total = models.BigIntegerField(_("total"), default=0)
+
+    objects: ClassVar[models.Manager[IdempotencyCounter]] = models.Manager()
+
+    class Meta:
+        db_table = "idempotency_dashboard_counter"
+        verbose_name = _("counter")
+        verbose_name_plural = _("dashboard")
+        constraints: ClassVar = [
+            # The hour comes first, so that the sums and the last hours are each found without the rest.
+            models.UniqueConstraint(fields=["hour", "operation", "event"], name="idempotency_dashboard_event"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.event}: {self.total}"

@@ -1,0 +1,126 @@
+"""Traces: what happens to a record, on the span in which it happens, and messages that carry their producer's context.
+
+No span is made here. Where none is recording, nothing is done. Neither accounts nor keys are recorded, because they are
+private, and a key gives access to its outcome.
+
+A message carries W3C's trace context. The project's propagators are not used, because both ends are here. Baggage is
+not carried: it may be private, and the headers are stored in the outbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import context, trace
+from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from ... import signals
+from ...operation import Operation
+
+if TYPE_CHECKING:
+    from ...outbox.models import OutboxMessage
+
+OPERATION = "idempotency.operation"
+ATTEMPT = "idempotency.attempt"
+#: The latest event of the span's operation, by the name of its signal, such as "completed" or "replayed".
+RESULT = "idempotency.result"
+
+PROPAGATOR = TraceContextTextMapPropagator()
+
+
+def connect_spans() -> None:
+    """Record from now on. Called again, it does nothing."""
+    for event, signal in signals.EVENTS.items():
+        signal.connect(_receiver(event), weak=False, dispatch_uid=f"idempotency.opentelemetry.span.{event}")
+
+
+def _receiver(event: str) -> Callable[..., None]:
+    def note(sender: Operation | None, attempt: int, **arguments: Any) -> None:
+        span = trace.get_current_span()
+        if not span.is_recording():
+            return
+        attributes: dict[str, str | int] = {OPERATION: "" if sender is None else sender.name, ATTEMPT: attempt}
+        span.set_attributes({**attributes, RESULT: event})
+        span.add_event(f"idempotency.{event}", attributes)
+
+    return note
+
+
+def context_of_producer(headers: Mapping[Any, Any]) -> Context | None:
+    """The context that the headers of a message carry.
+
+    :param headers: any mapping. They are input from outside, so what is not text is ignored.
+    :returns: None if they carry no valid context.
+    """
+    texts = {name.lower(): value for name, value in headers.items() if isinstance(name, str) and isinstance(value, str)}
+    context = PROPAGATOR.extract(texts, Context())
+    return context if trace.get_current_span(context).get_span_context().is_valid else None
+
+
+def link_to_producer(headers: Mapping[Any, Any]) -> None:
+    """Link the current span to the span that published a message. Call this in a consumer that is no Celery task.
+
+    It does nothing if no span is recording, or if the headers carry no valid context.
+
+    :param headers: the headers of the message, as text.
+    """
+    span = trace.get_current_span()
+    if span.is_recording() and (context := context_of_producer(headers)) is not None:
+        span.add_link(trace.get_current_span(context).get_span_context())
+
+
+def connect_celery() -> None:
+    """Link the span of an idempotent task to the span that published its message. Called again, it does nothing."""
+    from celery import current_task
+
+    from ..celery.messages import headers_of
+    from ..celery.policy import policy_of
+
+    def link(sender: Operation, **arguments: Any) -> None:
+        task: Any = current_task._get_current_object() if current_task else None
+        policy = policy_of(task)
+        if policy is not None and policy.operation is sender:  # and not another operation that the task runs
+            link_to_producer(headers_of(task.request))
+
+    # Each delivery sends one of these first.
+    for signal in (signals.claimed, signals.taken_over, signals.replayed, signals.conflicted, signals.key_reused):
+        signal.connect(link, weak=False, dispatch_uid="idempotency.opentelemetry.link")
+
+
+def connect_outbox() -> None:
+    """Let messages of the outbox carry the context from now on. Called again, it does nothing.
+
+    A message is sent in the context of its producer, so an instrumented client of a broker continues the trace of the
+    operation, and not that of the relay.
+    """
+    from ...outbox.publishing import header_sources
+    from ...outbox.relay import sending_contexts
+
+    if current_context not in header_sources:
+        header_sources.append(current_context)
+        sending_contexts.append(sending)
+
+
+def current_context() -> Mapping[str, str]:
+    """The headers for a message that is published now: none if no span is recording."""
+    carrier: dict[str, str] = {}
+    if trace.get_current_span().is_recording():
+        PROPAGATOR.inject(carrier)
+    return carrier
+
+
+@contextmanager
+def sending(message: OutboxMessage) -> Iterator[None]:
+    """Send in the context of the message's producer, if the message carries one."""
+    producer = context_of_producer(message.headers)
+    if producer is None:
+        yield
+        return
+    token = context.attach(producer)
+    try:
+        yield
+    finally:
+        context.detach(token)

@@ -1,0 +1,217 @@
+"""Adapters for web frameworks: ``Adapter``, and the choice of the adapter for a request.
+
+``Adapter`` itself is for plain Django. The adapter of another framework is a subclass that overrides what its framework
+does differently. Register it with ``register``::
+
+    @register
+    class ShinobiAdapter(Adapter):
+        @classmethod
+        def speaks_for(cls, request):
+            return hasattr(request, "shinobi_api")
+
+        def render(self, answer): ...
+
+The module that registers it must be imported before the first request, for example in an app's ``ready()``. This
+package's own ``ready()`` imports ``contrib.rest_framework`` and ``contrib.ninja``, if their frameworks are in
+``INSTALLED_APPS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.core.handlers.exception import response_for_exception
+from django.http import Http404, HttpRequest
+from django.urls import ResolverMatch
+from django.views import View
+
+from ..exceptions import IdempotencyError
+from ..operation import Operation
+from ..options.values import IETF
+from ..outcome import Outcome, response_of
+from .payload import parsed_body
+from .problems import problem_response
+from .profiles import PROFILES, Profile
+from .protection import RoutedHandler, class_of, handlers_of_class, methods_of_class, protection_of
+
+#: Exceptions with which a handler refuses a request. Django turns them into 4xx responses, the same at each retry.
+DETERMINISTIC_FAILURES = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
+
+
+class Adapter:
+    """One request, and what its framework does in its own way.
+
+    ``request`` is the request with which the handler was called. ``http`` is Django's request inside it.
+    """
+
+    def __init__(self, request: Any, http: HttpRequest | None = None) -> None:
+        self.request = request
+        self.http: HttpRequest = request if http is None else http
+        #: The keyword arguments that the handler was called with.
+        self.kwargs: Mapping[str, Any] = {}
+        #: The names and statuses on the wire.
+        self.profile: Profile = PROFILES[IETF]
+        #: The headers of every response to a request with a key.
+        self.headers: dict[str, str] = {}
+
+    @classmethod
+    def speaks_for(cls, request: object) -> bool:
+        """Whether ``request`` is a request of this framework."""
+        return isinstance(request, HttpRequest)
+
+    @classmethod
+    def prepare_view(cls, view: Any) -> None:
+        """Called once for each view and method under ``@idempotent``, whatever its framework."""
+
+    @classmethod
+    def handlers_of(cls, callback: Any) -> list[RoutedHandler] | None:
+        """The handlers behind a URL's callback.
+
+        :returns: None if the callback is not of this framework.
+        """
+        view_class = class_of(callback)
+        if view_class is None:
+            return [RoutedHandler(callback)]
+        if protection_of(callback) is not None:  # around as_view()
+            return [RoutedHandler(callback, frozenset(methods_of_class(view_class)))]
+        return handlers_of_class(view_class)
+
+    @classmethod
+    def protect_in_place(cls, callback: Any, protect: Callable[[Any], Any]) -> bool:
+        """Replace the handlers behind a URL's callback, if the framework keeps them where only it finds them.
+
+        :param protect: returns a handler under an operation.
+        :returns: False if the callback is not of such a framework.
+        """
+        return False
+
+    @classmethod
+    def hooks_of(cls, view_class: type) -> Collection[str]:
+        """The methods of a class that the framework calls before the handler.
+
+        It ignores what they return, so a replay there would not stop the handler.
+        """
+        return {"setup"}
+
+    @classmethod
+    def doubts_about(cls, routed: RoutedHandler, callback: Any, parameters: Collection[str]) -> list[str]:
+        """Sentences on what a protected handler checks by itself, so that it is not checked before a replay.
+
+        :param callback: the callback of its URL.
+        :param parameters: the arguments of its URL.
+        """
+        return []
+
+    def served_methods(self, name: str) -> Collection[str]:
+        """The methods that lead to the handler ``name`` of a class, or to a function if the name is empty.
+
+        :returns: no methods, if that is not known.
+        """
+        return served_methods(name) if name else ()
+
+    def is_place_named(self, match: ResolverMatch) -> bool:
+        """Whether the project has named the URL pattern. Patterns with one name are one place for a key."""
+        return bool(match.url_name)
+
+    def payload(self, operation: Operation) -> object:
+        """What the fingerprint is taken of: the operation's command object, or the parsed body.
+
+        This may read the request, but the handler must find the request as if it were unprotected.
+        """
+        return parsed_body(self.http) if operation.command is None else operation.command(self.request)
+
+    def render(self, answer: Any) -> Any:
+        """Turn what the handler returned into the final response, with its status, headers and content.
+
+        Called once per run, inside its transaction.
+
+        :returns: the response; or ``answer`` itself if it is no response, which the caller then refuses.
+        """
+        if hasattr(answer, "render") and not answer.is_rendered:
+            answer = answer.render()
+        return answer
+
+    def form_to_record(self, response: Any) -> Any:
+        """The form of the response that is recorded: the response itself, unless it is made for one person only."""
+        return response
+
+    def answer_to_exception(self, error: Exception) -> Any | None:
+        """The framework's answer to an exception of the handler, or None if the exception is a crash."""
+        if isinstance(error, DETERMINISTIC_FAILURES):
+            return response_for_exception(self.http, error)
+        return None
+
+    def answer_to_error(self, error: IdempotencyError) -> Any:
+        """The response to an error of this package, in the form of the framework's own errors."""
+        return problem_response(error, self.profile)
+
+    def permit_replay(self) -> None:
+        """Check what the handler would check by itself, as far as the framework lets us.
+
+        :raises Exception: the framework's own refusal.
+        """
+
+    def replay(self, outcome: Outcome) -> Any:
+        """Turn a recorded outcome into a response with the type and the attributes of the first response.
+
+        :raises OutcomeUnreadableError: the record does not hold a response.
+        """
+        return response_of(outcome)
+
+
+def served_methods(name: str) -> Collection[str]:
+    """The methods that lead to the handler ``name`` of a class, unless a framework leads others to it."""
+    return {name.upper()} if name in View.http_method_names else set()
+
+
+_AdapterType = TypeVar("_AdapterType", bound="type[Adapter]")
+
+#: The adapters in the order in which they are tried. ``Adapter`` is the last: it speaks for every ``HttpRequest``.
+_adapters: list[type[Adapter]] = [Adapter]
+
+
+def register(adapter: _AdapterType) -> _AdapterType:
+    """Register the adapter of a framework. The last registered adapter is tried first, and Django's own last."""
+    if adapter not in _adapters:
+        _adapters.insert(0, adapter)
+    return adapter
+
+
+def unregister(adapter: type[Adapter]) -> None:
+    """Forget an adapter. For tests that register one."""
+    with suppress(ValueError):
+        _adapters.remove(adapter)
+
+
+def prepare_view(view: Any) -> None:
+    """Let each framework adapt a view under ``@idempotent``."""
+    for adapter in _adapters:
+        adapter.prepare_view(view)
+
+
+def handlers_of(callback: Any) -> list[RoutedHandler]:
+    """The handlers behind the callback of a URL."""
+    return next(found for adapter in _adapters if (found := adapter.handlers_of(callback)) is not None)
+
+
+def protect_in_place(callback: Any, protect: Callable[[Any], Any]) -> bool:
+    """Let the framework of a URL's callback protect its handlers. False if it leaves that to the caller."""
+    return any(adapter.protect_in_place(callback, protect) for adapter in _adapters)
+
+
+def hooks_of(view_class: type) -> set[str]:
+    """The methods of a class that some framework calls before the handler."""
+    return {name for adapter in _adapters for name in adapter.hooks_of(view_class)}
+
+
+def doubts_about(routed: RoutedHandler, callback: Any, parameters: Collection[str]) -> list[str]:
+    """Sentences on what is not checked before a replay of a protected handler."""
+    return [doubt for adapter in _adapters for doubt in adapter.doubts_about(routed, callback, parameters)]
+
+
+def adapter_for(request: object) -> Adapter | None:
+    """The adapter for ``request``, or None if that is not a request."""
+    return next((adapter(request) for adapter in _adapters if adapter.speaks_for(request)), None)

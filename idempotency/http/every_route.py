@@ -1,0 +1,160 @@
+"""``EVERY_ROUTE``: protects each unsafe route of the project for the requests that bring a key, without a decorator.
+
+The handlers get the same protection as under ``@idempotent``, in the same place: closest to the function, below login
+and permissions. Nothing of the project is changed for that. A class-based view is routed through a subclass whose
+handlers are protected, and the decorators of a function are made again around the protected function. A route for which
+that can't be done stays as it is, and the audit says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from types import CellType, FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from django.core.exceptions import ImproperlyConfigured
+from django.urls import URLPattern, URLResolver
+
+from ..conf import settings
+from ..operation import MAX_NAME_LENGTH, Operation
+from .adapter import Adapter, handlers_of, protect_in_place
+from .atomic_requests import EveryDatabase, exempted_by_project
+from .class_views import inherited
+from .decorators import Protected
+from .protection import RoutedHandler, class_of, held_by, is_within_atomic, layers_of
+from .urlconf import Place, dotted, places_of, project_resolver
+
+UNSAFE = ("POST", "PUT", "PATCH", "DELETE")
+
+#: The resolvers whose routes are protected already, and why a route of theirs is not.
+_done: WeakSet[URLResolver] = WeakSet()
+_lock = threading.Lock()
+reasons_left_out: WeakKeyDictionary[URLPattern, str] = WeakKeyDictionary()
+
+
+class ByRoute(Protected):
+    """A handler that ``EVERY_ROUTE`` protects, while it is set: a test may set it for itself only."""
+
+    def _protects(self, instance: object, adapter: Adapter) -> bool:
+        return settings.every_route and super()._protects(instance, adapter)
+
+    def _prepare(self) -> None:
+        """Nothing is left to do, because its framework has made a route of it already."""
+
+
+def places() -> Iterator[Place]:
+    """The URL patterns of the project, with the protection that ``EVERY_ROUTE`` gives them."""
+    resolver = project_resolver()
+    if resolver is not None:
+        with suppress(ImproperlyConfigured):  # the checks report a wrong setting, and could not run if this raised
+            protect_every_route(resolver)
+        yield from places_of(resolver)
+
+
+def protect_every_route(resolver: URLResolver) -> None:
+    """Protect the routes of a URLconf once, if ``EVERY_ROUTE`` is set."""
+    if not settings.every_route or resolver in _done:
+        return
+    with _lock:  # no request is served before all routes are protected
+        if resolver not in _done:
+            for place in places_of(resolver):
+                if not place.in_admin and not _is_excepted(place):
+                    _protect(place)
+            _done.add(resolver)
+
+
+def _is_excepted(place: Place) -> bool:
+    names = (place.route, place.name, dotted(class_of(place.callback) or [*layers_of(place.callback)][-1]))
+    return any(fnmatchcase(name, pattern) for name in names for pattern in settings.except_routes)
+
+
+def _protect(place: Place) -> None:
+    handlers = [
+        routed
+        for routed in handlers_of(place.callback)
+        if routed.operation is None and (not routed.methods or not routed.methods.isdisjoint(UNSAFE))
+    ]
+    if not handlers:
+        return
+    name = f"route:{place.name or place.route}"[:MAX_NAME_LENGTH]
+    operation = Operation(name, required=False, methods=UNSAFE)
+    try:
+        if protect_in_place(place.callback, lambda view: ByRoute(operation, view)):
+            return
+        place.pattern.callback = _protected(place.callback, handlers, operation)
+    except (ImproperlyConfigured, LookupError) as error:
+        reasons_left_out[place.pattern] = str(error)
+
+
+def _protected(callback: Any, handlers: list[RoutedHandler], operation: Operation) -> Any:
+    """The callback of a URL with the handlers under the operation.
+
+    :raises LookupError: a decorator can't be made again, or opens a transaction in which no claim can be committed.
+    :raises ImproperlyConfigured: the handlers can't be protected.
+    """
+    layers, view_class = [*layers_of(callback)], class_of(callback)
+    if view_class is None:
+        inner = layers[-1]
+        protected: Any = ByRoute(operation, inner)
+    else:
+        inner = next(layer for layer in layers if any(held is view_class for held in held_by(layer)))
+        protected = _view_of_subclass(inner, view_class, handlers, operation)
+    if is_within_atomic([callback, getattr(view_class, "dispatch", None), *(routed.handler for routed in handlers)]):
+        raise LookupError("transaction.atomic is around the handler.")
+    outer = _made_again(layers[: layers.index(inner)], protected)
+    if outer is not protected:
+        outer._non_atomic_requests = EveryDatabase(protected._non_atomic_requests.view, exempted_by_project(callback))
+    return outer
+
+
+def _view_of_subclass(view: Any, view_class: Any, handlers: list[RoutedHandler], operation: Operation) -> Any:
+    """What ``as_view()`` makes of a subclass whose handlers are protected."""
+    names = {
+        "__module__": view_class.__module__,
+        "__qualname__": view_class.__qualname__,
+        "__doc__": view_class.__doc__,
+    }
+    subclass: Any = type(view_class.__name__, (view_class,), names)
+    for routed in handlers:
+        # The function below @api_view is called by methods of its class.
+        for name in [routed.name] if routed.name else sorted(method.lower() for method in routed.methods):
+            if name.upper() in UNSAFE or routed.name:
+                protected = ByRoute(operation, inherited(subclass, name, getattr(subclass, name)))
+                setattr(subclass, name, protected)
+                protected.__set_name__(subclass, name)
+    arguments = view.initkwargs if hasattr(view, "initkwargs") else view.view_initkwargs
+    actions = getattr(view, "actions", None)
+    made = subclass.as_view(**arguments) if actions is None else subclass.as_view(actions, **arguments)
+    for name, value in vars(view).items():  # such as csrf_exempt
+        vars(made).setdefault(name, value)
+    return made
+
+
+def _made_again(decorators: list[Any], view: Any) -> Any:
+    """The decorators around another view, each a copy of its function that holds the next one.
+
+    :param decorators: the outermost first.
+    :raises LookupError: one is no function, or does not hold what it decorates itself.
+    """
+    for layer in reversed(decorators):
+        inner = layer.__wrapped__ if hasattr(layer, "__wrapped__") else None
+        if not isinstance(layer, FunctionType) or inner is None or not any(held is inner for held in held_by(layer)):
+            raise LookupError(f"The decorator {dotted(layer)} can't be put around the protected function.")
+        cells = [CellType(view) if _holds(cell, inner) else cell for cell in layer.__closure__ or ()]
+        again = FunctionType(layer.__code__, layer.__globals__, layer.__name__, layer.__defaults__, tuple(cells))
+        again.__kwdefaults__ = layer.__kwdefaults__
+        again.__module__, again.__qualname__, again.__doc__ = layer.__module__, layer.__qualname__, layer.__doc__
+        vars(again).update(vars(layer), __wrapped__=view)
+        view = again
+    return view
+
+
+def _holds(cell: CellType, value: object) -> bool:
+    try:
+        return cell.cell_contents is value
+    except ValueError:
+        return False  # not assigned yet

@@ -1,0 +1,239 @@
+"""What of a Django request the fingerprint is taken of: its body, its place, and the arguments of its route.
+
+The body is read and the request is left as if nobody had read it.
+
+Two URL patterns of one view are two places, unless they have the same name. The pattern's name with its namespaces
+identifies the place. The path is not used, because a trailing slash, a prefix, a language or a proxy may change it. If
+the project has given a pattern no name, its text is used, without its last slash. If a retry reaches another place than
+the first request, its key counts as reused: the retry never runs and never gets the outcome of the other place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import date
+from decimal import Decimal
+from io import BytesIO
+from tempfile import SpooledTemporaryFile
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings as django_settings
+from django.core.exceptions import BadRequest, SuspiciousOperation
+from django.core.files.uploadhandler import FileUploadHandler
+from django.db.models import Model
+from django.http import HttpRequest, RawPostDataException
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
+from django.urls import ResolverMatch
+from django.utils.datastructures import MultiValueDict
+
+from ..identity.fingerprint import DigestedUpload
+from ..identity.parsing import form_pairs, parse_json
+from ..outcome import is_json
+
+#: How much of a body is copied at a time.
+CHUNK = 64 * 1024
+
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+
+
+#: The attribute of a request in which its parts are kept, because the key may be one of them.
+_PARTS = "_idempotency_parts"
+
+
+def parsed_body(http: HttpRequest) -> object:
+    """The payload of a request as its handler will see it.
+
+    JSON is compared by its values, a form by its fields, and everything else by its bytes.
+    """
+    content_type = http.content_type or ""
+    if content_type == MULTIPART and has_parts(http):
+        return parts(http)
+    body = whole_body(http)
+    if content_type == FORM:
+        # The order of the fields doesn't count. They stay encoded, because a handler may read the body differently, for
+        # example if a client sends JSON with the content type of a form.
+        return ["form", *form_pairs(body)]
+    if is_json(content_type):
+        # Malformed JSON is compared by its bytes, and the handler reports the mistake.
+        with suppress(ValueError):
+            return parse_json(body)
+    return body
+
+
+def whole_body(http: HttpRequest) -> bytes:
+    """The body. Half of one must neither run nor claim the key, because the client retries with the whole one.
+
+    :raises BadRequest: the connection ended before all of it had arrived. A server of WSGI hands over what it has.
+    """
+    body = http.body
+    if len(body) < content_length(http):
+        raise BadRequest("The request ended before its whole body had arrived.")
+    return body
+
+
+def content_length(http: HttpRequest) -> int:
+    try:
+        return int(http.META.get("CONTENT_LENGTH") or 0)
+    except ValueError:
+        return 0
+
+
+def fits_in_memory(http: HttpRequest) -> bool:
+    """Whether Django itself would keep the body in memory."""
+    limit = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    return limit is None or content_length(http) <= limit
+
+
+def keep_readable(http: HttpRequest) -> None:
+    """Buffer a body that fits in memory, because parsing would consume its stream."""
+    if fits_in_memory(http):
+        # If the body was read already, for example by the CSRF check, its form is parsed and its stream is gone.
+        with suppress(RawPostDataException):
+            whole_body(http)
+
+
+def has_parts(http: HttpRequest) -> bool:
+    """Whether the parts are parsed. Django does so for a POST with a Content-Length, a middleware for other methods."""
+    if http.method == "POST":
+        return content_length(http) > 0
+    if not hasattr(http, "_files"):
+        return False
+    # Django itself shows an empty form for another method, and leaves the body unread.
+    return bool(http.POST or http.FILES) or (http._read_started and not hasattr(http, "_body"))  # type: ignore[attr-defined]
+
+
+def parts(http: HttpRequest) -> MultiValueDict[str, object]:
+    """The fields and files of a multipart form.
+
+    They are parsed here with Django's limits. Django parses the form again for the handler, which may still choose its
+    upload handlers.
+    """
+    known: MultiValueDict[str, object] | None = getattr(http, _PARTS, None)
+    if known is not None:
+        return known
+    if hasattr(http, "_files"):  # parsed already, for example by the CSRF check or by a middleware
+        fields, files = http.POST, http.FILES
+    else:
+        fields, files = _read_parts(http)
+    found: MultiValueDict[str, object] = MultiValueDict({name: [*values] for name, values in fields.lists()})
+    for name, uploads in files.lists():
+        found.setlist(name, found.getlist(name) + uploads)
+    setattr(http, _PARTS, found)
+    return found
+
+
+def form_values(http: HttpRequest, name: str) -> list[Any]:
+    """The values of a field of the form, if it was sent by POST or a middleware has parsed it; otherwise none."""
+    if http.content_type == MULTIPART and has_parts(http):
+        return parts(http).getlist(name)
+    if http.content_type == FORM and (http.method == "POST" or hasattr(http, "_post")):
+        keep_readable(http)
+        return http.POST.getlist(name)
+    return []
+
+
+def _read_parts(http: HttpRequest) -> tuple[Any, Any]:
+    keep_readable(http)
+    copy = None if hasattr(http, "_body") else _Copy(http)
+    stream: Any = BytesIO(http.body) if copy is None else copy
+    try:
+        parsed = MultiPartParser(http.META, stream, [_DigestHandler(http)], http.encoding).parse()
+    except (MultiPartParserError, SuspiciousOperation):
+        # As in Django: the error page reads the form, which must not be parsed again for it.
+        http._mark_post_parse_error()  # type: ignore[attr-defined]
+        raise
+    if copy is not None:
+        copy.hand_back()
+    return parsed
+
+
+class _DigestHandler(FileUploadHandler):
+    """Computes the digest of each file and does not keep its content."""
+
+    def new_file(self, *args: Any, **kwargs: Any) -> None:
+        super().new_file(*args, **kwargs)
+        self.digest = hashlib.sha256()
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        self.digest.update(raw_data)
+
+    def file_complete(self, file_size: int) -> DigestedUpload:
+        return DigestedUpload(
+            self.digest.hexdigest(),
+            name=self.file_name,
+            content_type=self.content_type,
+            size=file_size,
+            charset=self.charset,
+        )
+
+
+class _Copy:
+    """The stream of a body that is too large for memory. It is copied to disk while it is read."""
+
+    def __init__(self, http: HttpRequest) -> None:
+        self._http = http
+        self._copy = SpooledTemporaryFile(max_size=CHUNK)  # noqa: SIM115 - closed when the request is forgotten
+        weakref.finalize(http, self._copy.close)
+
+    def read(self, size: int = CHUNK) -> bytes:
+        data = self._http.read(size)
+        self._copy.write(data)
+        return data
+
+    def hand_back(self) -> None:
+        """Let the request be read from its beginning again."""
+        deque(iter(self.read, b""), maxlen=0)  # also copy what follows the last boundary
+        self._copy.seek(0)
+        # Django has no public function for this. Its own read() and body use these two attributes.
+        self._http._stream = self._copy  # type: ignore[assignment]
+        self._http._read_started = False  # type: ignore[attr-defined]
+
+
+#: The name of the place among the route's arguments. No argument can have this name.
+PLACE = ""
+
+
+def route_of(
+    match: ResolverMatch | None, arguments: Mapping[str, object], is_named: Callable[[ResolverMatch], bool]
+) -> dict[str, object]:
+    """The place of a request and the arguments of its route by name or position.
+
+    :param match: None if no URL led to the view, as in a test that calls it.
+    :param arguments: the named arguments of the view, which stand for the route's if there is no match.
+    :param is_named: whether the project has named the URL pattern.
+    :raises TypeError: an argument has no text that is the same for a retry.
+    """
+    if match is None:
+        return {name: _comparable(value) for name, value in arguments.items()}
+    arguments = {str(position): value for position, value in enumerate(match.args)} | match.kwargs
+    place = match.view_name if is_named(match) else f"/{(match.route or '').rstrip('/?$')}"
+    return {PLACE: place} | {name: _comparable(value) for name, value in arguments.items()}
+
+
+#: The memory address in the default text of an object.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def _comparable(value: object) -> object:
+    """A route argument in a form that can be fingerprinted. A converter may return anything, even a model instance.
+
+    :raises TypeError: it has no text that is the same for a retry.
+    """
+    if isinstance(value, Model):
+        return [value._meta.label, _comparable(value.pk)]
+    if isinstance(value, (str, int, UUID, date, Decimal)):
+        return value
+    text = str(value)
+    if _ADDRESS.search(text):
+        raise TypeError(
+            f"A route argument of type {type(value).__qualname__} has no text of its own, only an address in memory, "
+            f"so a retry would look like another request. Give the type a __str__ that is different for each value."
+        )
+    return text

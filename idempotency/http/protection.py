@@ -1,0 +1,186 @@
+"""Which operation protects a handler, and which of its requests.
+
+A decorator copies the attributes of what it decorates, and so does ``functools.wraps()`` on a function that never calls
+it. So an attribute proves nothing. A handler is protected if it is a ``Protection`` itself, or a decorator that holds
+one, in a variable of the function around it or in an attribute of its own, and so can call it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from types import FunctionType, MethodType
+from typing import Any
+
+from django.db.transaction import Atomic, atomic
+
+from ..operation import Operation
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
+
+class Protection:
+    """A handler under an operation. ``@idempotent`` makes it.
+
+    :param operation: the operation.
+    :param view: the unprotected handler.
+    """
+
+    def __init__(self, operation: Operation, view: Callable[..., Any]) -> None:
+        self.operation = operation
+        self.view = view
+
+
+@dataclass(frozen=True)
+class RoutedHandler:
+    """A function or a method of a class to which a URL leads."""
+
+    handler: Any
+    methods: frozenset[str] = frozenset()
+    """The methods that lead to it; empty if they are not known."""
+
+    name: str = ""
+    """The attribute of its class; empty for a function."""
+
+    @property
+    def operation(self) -> Operation | None:
+        """The operation that protects it for some method."""
+        protection = protection_of(self.handler)
+        return None if protection is None else protection.operation
+
+    def operation_for(self, method: str) -> Operation | None:
+        """The operation that protects a request with this method."""
+        operation = self.operation
+        protects = protects_handler if self.name else protects_function
+        return operation if operation is not None and protects(operation, method, self.methods) else None
+
+
+def operation_for(handlers: Iterable[RoutedHandler], method: str) -> Operation | None:
+    """The operation that protects a request with this method, to one of the handlers of its URL."""
+    return next((routed.operation_for(method) for routed in handlers if method in routed.methods), None)
+
+
+def protects_handler(operation: Operation, method: str, served: Collection[str]) -> bool:
+    """Whether a request to a method of a class is protected.
+
+    It is, whatever its method, with two exceptions: the operation names its methods itself, or the handler serves safe
+    and unsafe methods, as an ``@action(methods=["get", "post"])`` does.
+
+    :param served: the methods that lead to the handler; empty if that is not known.
+    """
+    declared: Collection[str] | None = operation.declared["methods"]
+    if declared is not None:
+        return method in declared
+    if method not in SAFE_METHODS:
+        return True
+    return bool(served) and (method not in served or SAFE_METHODS.issuperset(served))
+
+
+def protects_function(operation: Operation, method: str, served: Collection[str]) -> bool:
+    """Whether a request to a function is protected. The function may serve any method, so ``methods`` decides.
+
+    :param served: the methods that the function serves, if they are known. If ``METHODS`` leaves out all of them, the
+        function is protected like a handler.
+    """
+    if served and operation.declared["methods"] is None and not set(served) & set(operation.methods):
+        return protects_handler(operation, method, served)
+    return method in operation.methods
+
+
+def protection_of(handler: object) -> Protection | None:
+    """What protects a handler, even if there are decorators above it."""
+    return next((layer for layer in layers_of(handler) if isinstance(layer, Protection)), None)
+
+
+def layers_of(handler: object) -> Iterator[Any]:
+    """A handler, what it decorates, and so on inwards, as far as each holds the next one."""
+    layer: Any = handler
+    while layer is not None:
+        yield layer
+        if isinstance(layer, (functools.partial, MethodType)):
+            layer = next(held_by(layer))
+        else:
+            inner = getattr(layer, "__wrapped__", None)
+            layer = inner if inner is not None and _holds(layer, inner) else None
+
+
+def class_of(callback: object) -> Any:
+    """The class of a view that ``as_view()`` made, even if there are decorators around it; or None."""
+    for layer in layers_of(callback):
+        if isinstance(layer, FunctionType):
+            named = getattr(layer, "cls", getattr(layer, "view_class", None))
+            if named is not None and any(value is named for value in held_by(layer)):
+                return named
+    return None
+
+
+def handlers_of_class(view_class: Any) -> list[RoutedHandler]:
+    """The handlers of a class as Django leads to them: by the methods that they are named after."""
+    names = [name for name in view_class.http_method_names if hasattr(view_class, name)]
+    # As Django serves HEAD.
+    more = {} if "head" in names else {"get": {"HEAD"}}
+    return [
+        RoutedHandler(getattr(view_class, name), frozenset({name.upper()} | more.get(name, set())), name)
+        for name in names
+    ]
+
+
+def methods_of_class(view_class: Any) -> set[str]:
+    """The methods that a class has handlers for. OPTIONS and HEAD are the framework's own."""
+    return {name.upper() for name in view_class.http_method_names if hasattr(view_class, name)} - {"OPTIONS", "HEAD"}
+
+
+def is_within_atomic(outermost: Iterable[Any]) -> bool:
+    """Whether ``transaction.atomic`` is among the decorators above the protection, where no claim can be committed.
+
+    :param outermost: the callback of a URL, and the handlers and methods of its class.
+    """
+    above = [
+        layer
+        for outer in outermost
+        for layer in takewhile(lambda layer: not isinstance(layer, Protection), layers_of(outer))
+    ]
+    return any(part is atomic or isinstance(part, Atomic) for layer in above for part in _parts(layer))
+
+
+def _parts(layer: Any) -> Iterator[Any]:
+    """What a decorator holds. ``method_decorator()`` holds one decorator or a list of them."""
+    for value in held_by(layer):
+        yield from value if isinstance(value, (list, tuple)) else [value]
+
+
+def held_by(layer: Any) -> Iterator[Any]:
+    """What a function, a method, a partial or an object can call, besides what is global."""
+    if isinstance(layer, functools.partial):
+        yield layer.func
+    elif isinstance(layer, MethodType):
+        yield layer.__func__
+    elif isinstance(layer, FunctionType):
+        for cell in layer.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:
+                continue  # not assigned yet
+    else:
+        # functools.update_wrapper() sets __wrapped__, whether the object calls it or not.
+        yield from (value for name, value in getattr(layer, "__dict__", {}).items() if name != "__wrapped__")
+
+
+def _holds(layer: Any, inner: object) -> bool:
+    """Whether a decorator holds what it decorates, or holds a function that does."""
+    if type(layer) is not layer.__class__:
+        return True  # a proxy, as wrapt makes it
+    waiting: list[Any] = [layer]
+    seen: list[Any] = []
+    while waiting:
+        for value in held_by(waiting.pop()):
+            if value is inner:
+                return True
+            if isinstance(value, (FunctionType, functools.partial, MethodType)) and not any(
+                value is known for known in seen
+            ):
+                seen.append(value)
+                waiting.append(value)
+    return False

@@ -1,0 +1,236 @@
+"""``audit``: every mutating route of the project, and whether its protection holds.
+
+It reads the URLconf and the views, and calls none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.utils import translation
+from django.views import View
+from django.views.generic import RedirectView
+
+from ..conf import settings
+from ..operation import Operation
+from .adapter import doubts_about, handlers_of
+from .atomic_requests import is_within_atomic_requests
+from .checks import model_written_elsewhere
+from .every_route import ByRoute, places, reasons_left_out
+from .protection import (
+    SAFE_METHODS,
+    RoutedHandler,
+    class_of,
+    is_within_atomic,
+    layers_of,
+    protection_of,
+)
+from .urlconf import Place, dotted
+
+
+class Verdict(StrEnum):
+    """What the audit says about a method of a route."""
+
+    PROTECTED = "protected"
+    BROKEN = "broken"  # an operation is declared, but the protection does not hold
+    DOUBTFUL = "doubtful"  # it holds, unless what is named in the reasons has an effect or checks a permission
+    UNPROTECTED = "unprotected"
+    UNDECLARED = "undeclared"  # an unprotected view that doesn't say which methods it serves
+    IDEMPOTENT = "idempotent"  # PUT or DELETE, which HTTP defines as idempotent, without protection
+    ALLOWED = "allowed"  # not protected, and the project says that this is intended
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True)
+class AuditedRoute:
+    """One mutating method of one route."""
+
+    method: str
+    """In capitals; "ANY" for a view that doesn't say which methods it serves."""
+
+    route: str
+    """The path, with names in angle brackets in the place of its variable parts."""
+
+    name: str
+    """The name of the URL with its namespaces; empty if it has none."""
+
+    view: str
+    """The dotted path of the function, or of the class and its handler."""
+
+    verdict: Verdict
+    operation: Operation | None = None
+    reasons: tuple[str, ...] = ()
+    """Sentences that explain the verdict."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The route as JSON. ``operation``, ``recovery``, ``transaction`` and ``required`` are None if unprotected."""
+        operation = self.operation
+        return {
+            "method": self.method,
+            "route": self.route,
+            "name": self.name,
+            "view": self.view,
+            "verdict": str(self.verdict),
+            "operation": None if operation is None else operation.name,
+            "recovery": None if operation is None else operation.recovery.value,
+            "transaction": None if operation is None else operation.transaction,
+            "required": None if operation is None else operation.required,
+            "reasons": list(self.reasons),
+        }
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of ``audit``."""
+
+    routes: tuple[AuditedRoute, ...]
+    admin_routes: int
+    """How many routes of Django's admin were left out."""
+
+    unused: tuple[str, ...]
+    """The patterns of ``allow`` that no route matched."""
+
+
+def audit(*, allow: Collection[str] = (), include_admin: bool = False) -> Audit:
+    """Look at every mutating method of every route of ``ROOT_URLCONF``.
+
+    :param allow: patterns as of a shell, for a route's path, its name or its view. An unprotected route that matches
+        one is allowed.
+    :param include_admin: whether routes of Django's admin are looked at, too.
+    :raises ImproperlyConfigured: the project's URLs can't be read.
+    """
+    found: list[AuditedRoute] = []
+    seen: set[tuple[object, ...]] = set()
+    left_out, used = 0, set()
+    # The texts of translated routes are those of the project's own language.
+    with translation.override(django_settings.LANGUAGE_CODE):
+        for place in places():
+            if place.in_admin and not include_admin:
+                left_out += 1
+                continue
+            identity = (place.name, id(place.callback))
+            if "format" in place.parameters and identity in seen:
+                continue  # Django REST framework's second route to the same view
+            seen.add(identity)
+            for route in _routes_of(place):
+                matching = {pattern for pattern in allow if _matches(pattern, route)}
+                used |= matching
+                intended = matching and route.verdict in {Verdict.UNPROTECTED, Verdict.UNDECLARED}
+                found.append(replace(route, verdict=Verdict.ALLOWED) if intended else route)
+    return Audit(tuple(found), left_out, tuple(pattern for pattern in allow if pattern not in used))
+
+
+def _routes_of(place: Place) -> Iterator[AuditedRoute]:
+    view_class, handlers = class_of(place.callback), handlers_of(place.callback)
+    if view_class is not None and view_class.dispatch is not View.dispatch and not _are_there_any(handlers):
+        reason = "The class has no handlers, so its dispatch() may serve any method."
+        yield _undeclared(place, f"{dotted(view_class)}.dispatch", reason)
+    for routed in handlers:
+        view = _name_of(routed, view_class)
+        if not routed.methods:
+            operation = routed.operation
+            methods = () if operation is None else operation.methods
+            if not set(settings.methods) <= set(methods):
+                yield _undeclared(
+                    place, view, "The audit can't see which methods a function serves.", *_left_out(place)
+                )
+        else:
+            methods = _served(routed, place.callback, view_class)
+        for method in sorted(set(methods) - SAFE_METHODS):
+            yield _judged(
+                AuditedRoute(method, place.route, place.name, view, Verdict.UNPROTECTED, routed.operation_for(method)),
+                place,
+                routed,
+                view_class,
+            )
+
+
+def _are_there_any(handlers: Iterable[RoutedHandler]) -> bool:
+    return any(routed.methods - {"OPTIONS"} for routed in handlers)  # every class answers OPTIONS
+
+
+def _served(routed: RoutedHandler, callback: Any, view_class: Any) -> Collection[str]:
+    if routed.name and routed.handler is getattr(RedirectView, routed.name, None):
+        return ()  # it has no effect
+    arguments = getattr(callback, "initkwargs", getattr(callback, "view_initkwargs", {}))
+    allowed = arguments.get("http_method_names", getattr(view_class, "http_method_names", None))
+    return [method for method in routed.methods if allowed is None or method.lower() in allowed]
+
+
+def _undeclared(place: Place, view: str, *reasons: str) -> AuditedRoute:
+    return AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, reasons)
+
+
+def _left_out(place: Place) -> list[str]:
+    reason = reasons_left_out.get(place.pattern)
+    return [] if reason is None else [f"EVERY_ROUTE can't protect it: {reason}"]
+
+
+def _judged(route: AuditedRoute, place: Place, routed: RoutedHandler, view_class: Any) -> AuditedRoute:
+    operation = route.operation
+    if operation is None:
+        verdict = Verdict.UNPROTECTED if route.method in settings.methods else Verdict.IDEMPOTENT
+        return replace(route, verdict=verdict, reasons=(*_left_out(place), *_overridden(routed, view_class)))
+    mistakes = [*_wrong_orders(place.callback, routed, view_class), *_hidden_from_atomic_requests(place)]
+    doubts = [*_elsewhere(view_class, operation), *doubts_about(routed, place.callback, place.parameters)]
+    notes = [] if operation.required else ["A request without a key runs unprotected (required=False)."]
+    if isinstance(protection_of(routed.handler), ByRoute):
+        notes = ["EVERY_ROUTE protects it if the request brings a key."]
+    verdict = Verdict.BROKEN if mistakes else Verdict.DOUBTFUL if doubts else Verdict.PROTECTED
+    return replace(route, verdict=verdict, reasons=(*mistakes, *doubts, *notes))
+
+
+def _overridden(routed: RoutedHandler, view_class: Any) -> Iterator[str]:
+    """What is said of an unprotected method that may call a protected one."""
+    bases = () if view_class is None or not routed.name else view_class.__mro__
+    known = next(filter(None, (protection_of(vars(base).get(routed.name)) for base in bases)), None)
+    if known is not None and routed.operation is None:
+        yield (
+            f"It overrides a handler that operation {known.operation.name!r} protects, and is protected only if it "
+            f"calls that handler. Put @idempotent on the override."
+        )
+
+
+def _wrong_orders(callback: Any, routed: RoutedHandler, view_class: Any) -> Iterator[str]:
+    """Sentences on decorators with which the protection does not hold."""
+    if is_within_atomic([callback, getattr(view_class, "dispatch", None), routed.handler]):
+        yield (
+            "transaction.atomic is above the protection, where no claim can be committed: every request is refused. "
+            "Remove it, because the handler runs in a transaction anyway."
+        )
+
+
+def _hidden_from_atomic_requests(place: Place) -> list[str]:
+    if not is_within_atomic_requests(place.callback):
+        return []
+    reason = (
+        "ATOMIC_REQUESTS opens a transaction around the view, where no claim can be committed: every request is "
+        "refused. Put @idempotent above the other decorators of the method, or mark the outermost view with "
+        "transaction.non_atomic_requests."
+    )
+    return [reason]
+
+
+def _elsewhere(view_class: Any, operation: Operation) -> list[str]:
+    if view_class is None or not operation.transaction:
+        return []
+    model = model_written_elsewhere(view_class, operation)
+    if model is None:
+        return []
+    return [f"{model._meta.label} is written to another database than the records, outside of the transaction."]
+
+
+def _matches(pattern: str, route: AuditedRoute) -> bool:
+    return any(fnmatchcase(text, pattern) for text in (route.route, route.name, route.view))
+
+
+def _name_of(routed: RoutedHandler, view_class: Any) -> str:
+    if routed.name:
+        return f"{dotted(view_class)}.{routed.name}"
+    return dotted(next(reversed([*layers_of(routed.handler)])))

@@ -1,0 +1,100 @@
+"""What all work in bounded batches has in common: the result of a batch, its transaction, and a loop over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any, Final, Self, TypeVar
+
+from django.db import transaction
+
+from ..store import Store, retry_lost_races, store_for
+
+_Result = TypeVar("_Result", bound="BatchResult")
+_Outcome = TypeVar("_Outcome")
+
+#: If the process freezes before a COMMIT, the database ends the transaction after this time and frees its rows. A batch
+#: that runs well is idle for milliseconds.
+IDLE_TIMEOUT: Final = timedelta(seconds=5)
+#: The database cancels a statement that runs for longer, for example because of a bad plan. The largest batch takes a
+#: second.
+STATEMENT_TIMEOUT: Final = timedelta(seconds=60)
+#: If the database refuses a batch because of another transaction, the batch is tried again, this often at most. Under
+#: REPEATABLE READ, one record that was claimed again after the batch's snapshot is enough for a refusal.
+MAX_ROUNDS: Final = 5
+
+
+@dataclass
+class BatchResult:
+    """The result of one batch, as counts of rows. Results can be added: the sum is the result of all the batches."""
+
+    #: Whether the batch found fewer rows than it may take. Then nothing more is due, or other processes hold the rest.
+    exhausted: bool = field(default=True, kw_only=True)
+
+    @property
+    def touched(self) -> int:
+        """How many rows the batch has changed."""
+        raise NotImplementedError
+
+    def __add__(self, later: Self) -> Self:
+        """Add a later batch of the same run.
+
+        Counts are added and mappings are merged. Every other value is taken from the later batch.
+        """
+        sums: dict[str, Any] = {}
+        for count in fields(self):
+            ours, theirs = getattr(self, count.name), getattr(later, count.name)
+            if isinstance(ours, dict):
+                sums[count.name] = ours | theirs
+            elif isinstance(ours, int) and not isinstance(ours, bool):
+                sums[count.name] = ours + theirs
+            else:
+                sums[count.name] = theirs
+        return type(self)(**sums)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as plain data, which a task can return."""
+        values = {count.name: getattr(self, count.name) for count in fields(self)}
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
+
+
+def in_batches(take: Callable[[_Result | None], _Result]) -> Iterator[_Result]:
+    """Take batch after batch until nothing more is due. The caller may stop between any two.
+
+    :param take: takes one batch. Its argument is the result of the batch before, or None for the first batch.
+    """
+    batch = None
+    while batch is None or not batch.exhausted:
+        batch = take(batch)
+        yield batch
+
+
+def in_transaction(
+    using: str,
+    work: Callable[[Store], _Outcome],
+    *,
+    statement_timeout: timedelta = STATEMENT_TIMEOUT,
+    wait_for_disk: bool = True,
+) -> _Outcome:
+    """Do the work of one batch in a short transaction, and return its result.
+
+    If the transaction loses a race, the work is done again, a few times.
+
+    :param wait_for_disk: False if it is harmless that a crash of the server loses the batch.
+    :raises RuntimeError: there is an open transaction.
+    """
+
+    def transact() -> _Outcome:
+        store = store_for(using)
+        with transaction.atomic(using=using, durable=True):
+            store.bound_transaction(idle=IDLE_TIMEOUT, statement=statement_timeout, wait_for_disk=wait_for_disk)
+            return work(store)
+
+    return retry_lost_races(MAX_ROUNDS, using, transact)
+
+
+def check_batch_size(batch_size: int, largest: int) -> None:
+    """:raises ValueError: the batch size is not between 1 and ``largest``."""
+    if not 1 <= batch_size <= largest:
+        raise ValueError(f"batch_size must be between 1 and {largest}, not {batch_size}.")

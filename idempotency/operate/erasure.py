@@ -1,0 +1,221 @@
+"""Erasure: delete an account's rows from this package's tables, for example when a person asks for it.
+
+They are the account's records with their steps and, if the outbox is installed, its messages.
+
+- Finished records and sent messages are erased.
+- Live claims and messages that are still to be sent are never erased, because without its row such an operation could
+  take effect twice or not at all.
+- Abandoned claims, parked records and dead messages wait for a decision. They are erased only if the caller says so.
+- Rows in a state of a newer release are left alone.
+
+An erased record protects nothing any more: a retry or a delivery that comes later runs. So close the account first.
+
+The entries of the admin's log and the counters do not contain the account. An erasure may be killed at any point and
+run again.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+
+from ..lifecycle import Status
+from ..models import IdempotencyRecord, IdempotencyStep
+from ..store import Store, records_database
+from . import decision_log
+from .batches import BatchResult, check_batch_size, in_transaction
+
+DEFAULT_BATCH_SIZE: Final = 500
+#: A statement has one parameter for each row of a batch, and SQLite may accept no more than 999 parameters.
+MAX_BATCH_SIZE: Final = 500
+
+_LIVE = Q(status=Status.IN_PROGRESS, lease_expires_at__gt=Now())
+_RECORDS: Final = {
+    "live": _LIVE,
+    "abandoned": Q(status=Status.IN_PROGRESS) & ~_LIVE,
+    "parked": Q(status=Status.PARKED),
+    "finished": Q(status__in=[Status.COMPLETED, Status.RECOVERABLE]),
+    # Written by a newer release, so it is not known here what may be erased.
+    "unknown_records": ~Q(status__in=list(Status)),
+}
+#: What is always erased, in the names of ``AccountRows.count``.
+ERASED: Final = frozenset({"finished", "sent"})
+#: What is erased as well with ``include_unresolved``.
+UNRESOLVED: Final = frozenset({"abandoned", "parked", "dead"})
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """An account's rows in one table. Their ids are searched for once."""
+
+    rows: QuerySet[Any]
+    ids: list[int]
+    #: The states of a row, by the names under which they are counted. Each row is in exactly one of them.
+    states: Mapping[str, Q]
+
+    def chunks(self, size: int = MAX_BATCH_SIZE) -> Iterator[QuerySet[Any]]:
+        """The rows that exist now, in bounded parts."""
+        for start in range(0, len(self.ids), size):
+            yield self.rows.filter(pk__in=self.ids[start : start + size])
+
+    def count(self) -> dict[str, int]:
+        counts = dict.fromkeys(self.states, 0)
+        for chunk in self.chunks():
+            for name, condition in self.states.items():
+                counts[name] += chunk.filter(condition).count()
+        return counts
+
+    def erasable(self, names: Collection[str], size: int) -> Iterator[QuerySet[Any]]:
+        """The rows that exist now in the states ``names``, in bounded parts."""
+        condition = functools.reduce(operator.or_, (self.states[name] for name in self.states if name in names))
+        return (chunk.filter(condition) for chunk in self.chunks(size))
+
+
+#: Finds the messages of an account. The outbox sets it.
+find_messages: Callable[[str, str | None], TableRows] | None = None
+
+
+@dataclass
+class ErasureResult(BatchResult):
+    """What one batch has erased, as counts of rows."""
+
+    #: The steps of a record are erased with it and are not counted.
+    records: int = 0
+    #: The messages of the outbox.
+    messages: int = 0
+
+    @property
+    def touched(self) -> int:
+        return self.records + self.messages
+
+
+@dataclass(frozen=True)
+class AccountRows:
+    """The rows of an account. They are searched for once: rows that are written later are missing."""
+
+    account_id: str
+    records: TableRows
+    #: None if there is no outbox.
+    messages: TableRows | None
+
+    def count(self) -> dict[str, int]:
+        """Count the rows that exist now, by their state.
+
+        :returns: the number of ``live``, ``abandoned``, ``parked`` and ``finished`` records and of ``unknown_records``
+            in a state of a newer release; with the outbox also of ``pending``, ``dead`` and ``sent`` messages and of
+            ``unknown_messages``. Names whose count is 0 are left out.
+        """
+        counts = self.records.count() | ({} if self.messages is None else self.messages.count())
+        return {name: count for name, count in counts.items() if count}
+
+
+def find_rows(account_id: str, *, using: str | None = None) -> AccountRows:
+    """Find the rows of an account. Reads the whole outbox once, and the account's records.
+
+    :param using: a database alias; by default those that records and messages are written to.
+    :raises ValueError: the account is not a str, or is empty.
+    :raises DatabaseError: the database refuses.
+    """
+    if not isinstance(account_id, str) or not account_id:
+        raise ValueError(f"account_id must be a str that is not empty, not {account_id!r}.")
+    records = IdempotencyRecord.objects.using(using or records_database()).filter(account_id=account_id)
+    return AccountRows(
+        account_id,
+        TableRows(records, list(records.values_list("pk", flat=True)), _RECORDS),
+        None if find_messages is None else find_messages(account_id, using),
+    )
+
+
+def erase_account(
+    account_id: str,
+    *,
+    by: Any,
+    reason: str = "",
+    include_unresolved: bool = False,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    using: str | None = None,
+) -> tuple[ErasureResult, dict[str, int]]:
+    """Erase the rows of an account. Writes a line to the log ``idempotency.audit`` that does not name the account.
+
+    :param by: who decides, for the audit: a user, or a name (str).
+    :param reason: why, for the audit.
+    :param include_unresolved: also erase abandoned claims, parked records and dead messages.
+    :param batch_size: how many rows one transaction deletes at most, 1 to 500.
+    :param using: a database alias; by default those that records and messages are written to.
+    :returns: what was erased, and what is left, in the form of ``AccountRows.count``.
+    :raises ValueError: the account is not a str, or is empty; or the batch size is not between 1 and 500.
+    :raises TypeError: ``by`` does not say who decides.
+    :raises DatabaseError: the database refuses. What earlier batches erased stays erased.
+    """
+    rows = find_rows(account_id, using=using)
+    total = ErasureResult()
+    for batch in erase_batches(rows, include_unresolved=include_unresolved, batch_size=batch_size):
+        total += batch
+    left = rows.count()
+    record_erasure(total, left, by=by, reason=reason)
+    return total, left
+
+
+def record_erasure(total: ErasureResult, left: dict[str, int], *, by: Any, reason: str = "") -> None:
+    """Write the line about an erasure to the log ``idempotency.audit``.
+
+    :raises TypeError: ``by`` does not say who decides.
+    """
+    decision_log.require_name(by)
+    decision_log.logger.info(
+        "The rows of an account erased by %r: %d records, %d messages; left: %s; reason: %r",
+        str(by),
+        total.records,
+        total.messages,
+        ", ".join(f"{count} {name}" for name, count in left.items()) or "nothing",
+        reason,
+    )
+
+
+def erase_batches(
+    account: AccountRows, *, include_unresolved: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
+) -> Iterator[ErasureResult]:
+    """Erase batch after batch, each in its own transaction. The caller may stop between any two.
+
+    Rows that another transaction has locked are skipped.
+
+    :raises ValueError: the batch size is not between 1 and 500.
+    :raises DatabaseError: the database refuses. What earlier batches erased stays erased.
+    """
+    check_batch_size(batch_size, MAX_BATCH_SIZE)
+    names = ERASED | UNRESOLVED if include_unresolved else ERASED
+    waiting: set[str] = set()
+    if account.messages is not None:
+        # Erase messages before records. A sent message whose consumer has no record looks like a lost message, and the
+        # search for lost messages would have it sent again.
+        for messages in account.messages.erasable(names, batch_size):
+            yield ErasureResult(messages=_delete(messages))
+        for left in account.messages.chunks():
+            waiting.update(left.values_list("idempotency_key", flat=True))
+    for records in account.records.erasable(names, batch_size):
+        # Keep the record of a message that is still in the outbox. The message will be delivered, perhaps for the
+        # second time, and without the record the second delivery would run.
+        busy = [pk for pk, key in records.values_list("pk", "idempotency_key") if key in waiting]
+        yield ErasureResult(records=_delete(records.exclude(pk__in=busy), account.account_id))
+
+
+def _delete(rows: QuerySet[Any], account_id: str | None = None) -> int:
+    """Delete rows in one transaction. If ``account_id`` is given, they are its records, and their steps go too."""
+    using = rows.db
+
+    def work(store: Store) -> int:
+        ids = store.select_unlocked(rows.values_list("pk", flat=True))
+        if account_id is not None:
+            steps = IdempotencyStep.objects.using(using)
+            steps.filter(account_id=account_id, record_id__in=ids).delete()
+        # The DELETE repeats the conditions, because on a database that locks no rows here a record may have been
+        # claimed since it was selected.
+        return rows.filter(pk__in=ids).delete()[0]
+
+    return in_transaction(using, work)

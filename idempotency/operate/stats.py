@@ -1,0 +1,276 @@
+"""Statistics: what the table of records holds, and what has happened. Each number says how exact it is.
+
+Nothing here reads a huge table. Records that are not completed have their own index and are counted up to a
+bound. The number of the other records is the database's estimate. The events come from the app
+``idempotency.contrib.dashboard``. Without it they are unknown here, and the signals report them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from enum import StrEnum
+from itertools import chain
+from typing import Any, Protocol
+
+from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
+from django.db.models.functions import Now
+
+from ..models import IdempotencyRecord, RecordQuerySet
+from ..store import records_database, store_for
+
+#: Counting stops here. It takes milliseconds to count ten thousand index entries, and a higher count would not tell
+#: the reader anything new.
+MAX_COUNTED = 10_000
+
+#: The name of each number here, and the event of ``signals.EVENTS`` that it counts.
+EVENTS = {
+    "claims": "claimed",
+    "take_overs": "taken_over",
+    "completions": "completed",
+    "replays": "replayed",
+    "conflicts": "conflicted",
+    "reused_keys": "key_reused",
+    "releases": "released",
+    "unrecorded": "unrecorded",
+    "lease_losses": "lease_lost",
+    "recoveries": "recovered",
+    "parkings": "parked",
+}
+
+
+class EventCounts(Protocol):
+    """What the statistics ask of an app that counts events in all processes."""
+
+    def read(self, using: str) -> dict[str, Counter[str]]:
+        """For each operation, how often each event happened."""
+
+    def read_last_purge(self, using: str) -> int | None:
+        """The hour in which a purge last found nothing more to delete, in hours since 1970."""
+
+    def operations(self, using: str, limit: int) -> set[str]:
+        """The names of up to ``limit`` operations of which anything was counted."""
+
+    def flush_if_due(self) -> None:
+        """Write the counts of this process, unless it has just done so."""
+
+    def flush(self) -> None:
+        """Write the counts of this process."""
+
+
+#: Set by the app that counts events, when it is installed.
+event_counts: EventCounts | None = None
+
+
+def write_counts(*, if_due: bool = False) -> None:
+    """Have the events that this process has counted written, if an app counts them. For processes without requests.
+
+    :param if_due: only if that has not been done for a while.
+    """
+    if event_counts is not None:
+        (event_counts.flush_if_due if if_due else event_counts.flush)()
+
+
+class Precision(StrEnum):
+    """How exact a number is."""
+
+    EXACT = "exact"
+    AT_LEAST = "at least"  # counting stopped at a bound
+    ESTIMATE = "estimate"  # the database's estimate, from its last ANALYZE
+    RECENT = "recent"  # each process reports up to ten seconds late, and a killed one does not report its last counts
+    UNKNOWN = "unknown"  # the database can't tell, or no app counts events
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value and how exact it is. The value is None when there is nothing to measure."""
+
+    value: int | float | None
+    kind: Precision
+    #: ``parked`` and ``abandoned`` also say how many of their records belong to each operation.
+    by_operation: Mapping[str, int] | None = field(default=None, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The number as plain data: ``{"value": 3, "kind": "exact"}``, and ``"by_operation"`` if it is known."""
+        plain: dict[str, Any] = {"value": self.value, "kind": str(self.kind)}
+        return plain if self.by_operation is None else {**plain, "by_operation": dict(self.by_operation)}
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The statistics. Ages are in seconds by the database's clock, sizes are in bytes, and all other fields are counts.
+
+    The fields from ``claims`` on count events since the table of counters was created, so they only grow.
+    """
+
+    #: The size of the table with its indexes and its TOAST table, in bytes.
+    table_bytes: Number
+    records: Number
+    in_progress: Number
+    recoverable: Number
+    completed: Number
+    #: Records whose outcome is unknown. Each waits for a person to find it out.
+    parked: Number
+    #: Records in progress whose lease is over.
+    abandoned: Number
+    #: How long ago the oldest lease of a record in progress ended, in seconds; 0 if it still runs. If this is more than
+    #: the interval between sweeps, no sweep is running, or the sweep doesn't know the operation.
+    overdue: Number
+    #: How long ago the oldest record in progress was created, in seconds.
+    oldest_in_progress: Number
+    #: The highest attempt number of the records in progress.
+    most_attempts: Number
+    #: How long ago a purge last found nothing more to delete, in seconds since the beginning of that hour. If none ever
+    #: did, how long anything has been counted.
+    since_purge: Number
+    claims: Number
+    take_overs: Number
+    completions: Number
+    replays: Number
+    #: The share of replays: replays / (replays + claims + take-overs). Refused requests don't count.
+    replay_rate: Number
+    conflicts: Number
+    reused_keys: Number
+    #: Attempts that failed without an effect.
+    releases: Number
+    #: Attempts whose answer is below 500 and no outcome, as their operation declares. These are no failures.
+    unrecorded: Number
+    lease_losses: Number
+    #: Claims that a sweep, a reconciler or a person settled, in any state.
+    recoveries: Number
+    parkings: Number
+
+    def __iter__(self) -> Iterator[tuple[str, Number]]:
+        return ((field.name, getattr(self, field.name)) for field in fields(self))
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """The statistics as plain data: ``{"parked": {"value": 3, "kind": "exact"}, ...}``."""
+        return {name: number.as_dict() for name, number in self}
+
+
+def stats(using: str | None = None) -> Stats:
+    """Read the statistics.
+
+    :param using: a database alias; by default the one that records are written to.
+    :returns: the numbers, each with its precision.
+    :raises DatabaseError: the database refuses.
+    """
+    using = using or records_database()
+    records = RecordQuerySet(IdempotencyRecord, using=using)
+    size = store_for(using).measure()
+    total = _count(records)
+    claims = _claims_in_progress(records)
+    recoverable, parked = _count(records.recoverable()), _count_by_operation(records.parked())
+    unfinished = (claims["in_progress"], recoverable, parked)
+    if total.kind is Precision.AT_LEAST and size.records is not None:
+        total = Number(max(size.records, MAX_COUNTED), Precision.ESTIMATE)
+    # completed = total - unfinished: exact if the total is exact, otherwise a lower bound.
+    completed = Number(max(0, _whole(total) - sum(map(_whole, unfinished))), total.kind)
+    return Stats(
+        table_bytes=Number(size.in_bytes, Precision.UNKNOWN if size.in_bytes is None else Precision.EXACT),
+        records=total,
+        recoverable=recoverable,
+        completed=completed,
+        parked=parked,
+        **claims,
+        **_events(using),
+    )
+
+
+def _events(using: str) -> dict[str, Number]:
+    if event_counts is None:
+        return dict.fromkeys([*EVENTS, "replay_rate", "since_purge"], Number(None, Precision.UNKNOWN))
+    counted = _name_events(sum(event_counts.read(using).values(), Counter()))
+    settled = counted["replays"] + counted["claims"] + counted["take_overs"]
+    hour = event_counts.read_last_purge(using)
+    return {
+        **{name: Number(count, Precision.RECENT) for name, count in counted.items()},
+        "replay_rate": Number(round(counted["replays"] / settled, 4) if settled else None, Precision.RECENT),
+        "since_purge": Number(None if hour is None else max(0, round(time.time() - hour * 3600)), Precision.RECENT),
+    }
+
+
+def by_operation(using: str | None = None) -> dict[str, dict[str, int]]:
+    """Read what has happened to the records of each operation, and how many of them are stuck now.
+
+    :param using: a database alias; by default the one that records are written to.
+    :returns: ``{"charges.create": {"claims": 3, "replays": 1, ..., "parked": 0, "abandoned": 0}, ...}``. The names are
+        those of ``Stats``. Operations without any of it are left out. The empty name stands for operations that were
+        not declared in the process in which a person resolved one of their records.
+    :raises DatabaseError: the database refuses.
+    """
+    using = using or records_database()
+    records = RecordQuerySet(IdempotencyRecord, using=using)
+    counted = {} if event_counts is None else event_counts.read(using)
+    stuck = {
+        "parked": _count_by_operation(records.parked()).by_operation or {},
+        "abandoned": _count_by_operation(records.abandoned()).by_operation or {},
+    }
+    return {
+        operation: {
+            **({} if event_counts is None else _name_events(counted.get(operation, Counter()))),
+            **{name: numbers.get(operation, 0) for name, numbers in stuck.items()},
+        }
+        for operation in sorted({*counted, *chain.from_iterable(stuck.values())})
+    }
+
+
+def _count(records: QuerySet[IdempotencyRecord]) -> Number:
+    return _bounded(records.order_by()[:MAX_COUNTED].count())
+
+
+def _count_by_operation(records: QuerySet[IdempotencyRecord]) -> Number:
+    # The names are counted here, because Django's ORM can't group the rows of a bounded query.
+    return _tally(records.order_by().values_list("operation", flat=True)[:MAX_COUNTED])
+
+
+def _tally(operations: Iterable[str]) -> Number:
+    tally = Counter(operations)
+    counted = _bounded(sum(tally.values()))
+    return Number(counted.value, counted.kind, dict(tally))
+
+
+def _bounded(count: int) -> Number:
+    return Number(count, Precision.AT_LEAST if count == MAX_COUNTED else Precision.EXACT)
+
+
+def _whole(number: Number) -> int:
+    return int(number.value or 0)
+
+
+def _claims_in_progress(records: RecordQuerySet) -> dict[str, Number]:
+    """Everything about the claims in progress, from one statement.
+
+    It reads them in the order of the index. If there are more claims than the bound, it sees those that were abandoned
+    longest.
+    """
+    is_over = ExpressionWrapper(Q(lease_expires_at__lte=Now()), output_field=BooleanField())
+    listed = records.in_progress().order_by("lease_expires_at").annotate(is_over=is_over, now=Now())
+    claims = list(
+        listed.values_list("operation", "is_over", "now", "lease_expires_at", "created_at", "attempt")[:MAX_COUNTED]
+    )
+    number = _bounded(len(claims))
+    # Abandoned claims come first in the index, so this count is exact unless all that were seen are abandoned.
+    abandoned = _tally(operation for operation, is_over, *_ in claims if is_over)
+    now, lease = claims[0][2:4] if claims else (None, None)
+    return {
+        "in_progress": number,
+        "abandoned": abandoned,
+        "overdue": Number(_age(now, lease), Precision.EXACT),
+        "oldest_in_progress": Number(_age(now, min((claim[4] for claim in claims), default=None)), number.kind),
+        "most_attempts": Number(max((claim[5] for claim in claims), default=None), number.kind),
+    }
+
+
+def _age(now: datetime | None, since: datetime | None) -> float | None:
+    """:returns: seconds, 0 if ``since`` lies ahead, or None if there is nothing to measure."""
+    return None if now is None or since is None else max(0.0, round((now - since).total_seconds(), 3))
+
+
+def _name_events(events: Counter[str]) -> dict[str, int]:
+    return {name: events[event] for name, event in EVENTS.items()}

@@ -1,0 +1,176 @@
+"""The sweep: settle abandoned claims that no client retries, as their operations declare, in bounded batches.
+
+A sweep may be killed at any point and run again: what it changed is fenced, and what it did not change is found again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from .. import signals
+from ..exceptions import IdempotencyError, InProgressError, OutcomeUnknownError
+from ..lifecycle import Recovery, Status
+from ..models import IdempotencyRecord, RecordQuerySet
+from ..operation import Operation, registry
+from ..protocol import claims
+from ..protocol.faults import fault_point
+from ..protocol.recovery import announce_recovery, reconcile
+from ..store import Fence, Store, records_database, store_for
+from .batches import BatchResult, check_batch_size, in_batches, in_transaction
+
+logger = logging.getLogger("idempotency")
+
+#: Small, because the reconcilers of a batch run one after the other and each may call a provider. Without reconcilers,
+#: a batch of a hundred takes milliseconds.
+DEFAULT_BATCH_SIZE = 100
+MAX_BATCH_SIZE = 10_000
+#: Counting abandoned claims stops here. A higher count would not tell the reader anything new.
+MAX_LISTED = 10_000
+
+_SETTLED_AS = {Recovery.REEXECUTE: Status.RECOVERABLE, Recovery.PARK: Status.PARKED}
+
+
+@dataclass
+class RecoveryResult(BatchResult):
+    """The result of one batch of a sweep, as counts of records."""
+
+    #: Became recoverable: the next retry runs the operation.
+    recoverable: int = 0
+    #: Completed by a reconciler.
+    completed: int = 0
+    #: Parked, because it is not known whether the operation took effect.
+    parked: int = 0
+    #: The reconciler does not know yet. It is asked again after a while.
+    postponed: int = 0
+    #: Left alone, because no operation of that name is declared in this process. The sweep counts them in its last
+    #: batch, among the ``MAX_LISTED`` claims that were abandoned longest.
+    unknown_operations: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def settled(self) -> int:
+        return self.recoverable + self.completed + self.parked
+
+    @property
+    def touched(self) -> int:
+        return self.settled + self.postponed
+
+
+def abandoned(using: str | None = None) -> RecordQuerySet:
+    """Claims whose lease is over, oldest lease first. An index that holds only unfinished records finds them."""
+    records = RecordQuerySet(IdempotencyRecord, using=using or records_database())
+    return records.abandoned().order_by("lease_expires_at")
+
+
+def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> RecoveryResult:
+    """Settle up to ``batch_size`` abandoned claims, beginning with those that were abandoned longest.
+
+    Many sweeps may run at once, and a sweep may be killed. Rows that another sweep has locked are skipped. Each change
+    names the attempt or the lease on which it was decided. No lock and no transaction is held while a reconciler runs.
+
+    :param batch_size: 1 to 10,000.
+    :param using: a database alias; by default the one that records are written to.
+    :returns: what became of the claims.
+    :raises ValueError: the batch size is not between 1 and 10,000.
+    :raises DatabaseError: the database refuses. What was settled before stays settled.
+    """
+    check_batch_size(batch_size, MAX_BATCH_SIZE)
+    using = using or records_database()
+    operations = {operation.name: operation for operation in registry}
+    result = RecoveryResult()
+    batch = _settle_at_once(using, operations, batch_size, result)
+    for row in batch:
+        if operations[row.operation].recovery is Recovery.RECONCILE:
+            _reconcile(using, operations[row.operation], row, result)
+    result.exhausted = len(batch) < batch_size
+    if result.exhausted:
+        _report_unknown(using, operations, result)
+    return result
+
+
+def recover_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[RecoveryResult]:
+    """Recover batch after batch until nothing more is due. The caller may stop between any two.
+
+    Raises what ``recover_once`` raises.
+    """
+    return in_batches(lambda before: recover_once(batch_size=batch_size, using=using))
+
+
+def _settle_at_once(
+    using: str, operations: Mapping[str, Operation], limit: int, result: RecoveryResult
+) -> list[IdempotencyRecord]:
+    """Find a batch, and settle the claims of it that need no reconciler.
+
+    If the process dies before the COMMIT, nothing was changed. If it freezes before the COMMIT, the rows stay locked
+    until the database ends the session. Other sweeps skip the rows meanwhile.
+
+    :returns: the whole batch.
+    """
+
+    def settle(store: Store) -> tuple[list[IdempotencyRecord], dict[Status, list[IdempotencyRecord]]]:
+        due = abandoned(using).filter(operation__in=sorted(operations))
+        batch = store.select_unlocked(due, limit)  # a locked row is being taken over, renewed or completed
+        fault_point["sweep.selected"]()
+        settled = {}
+        for recovery, status in _SETTLED_AS.items():
+            rows = [row for row in batch if operations[row.operation].recovery is recovery]
+            settled[status] = _settle_as(status, rows, using)
+        return batch, settled
+
+    batch, settled = in_transaction(using, settle)
+    result.parked += len(settled[Status.PARKED])
+    result.recoverable += len(settled[Status.RECOVERABLE])
+    for status, rows in settled.items():
+        for row in rows:
+            if status is Status.PARKED:
+                signals.send(signals.parked, operations[row.operation], row.scope, row.attempt)
+            signals.send(signals.recovered, operations[row.operation], row.scope, row.attempt, status=str(status))
+    return batch
+
+
+def _settle_as(status: Status, rows: list[IdempotencyRecord], using: str) -> list[IdempotencyRecord]:
+    """:returns: the rows that were changed."""
+    pks = [row.pk for row in rows]
+    accounts = {row.account_id for row in rows}
+    # The update repeats the conditions, because on a database that locks no rows here a claim may have been taken over
+    # since it was selected.
+    due = abandoned(using).filter(account_id__in=accounts, pk__in=pks)
+    if due.update(status=status, lease_expires_at=None) == len(rows):
+        return rows
+    changed = IdempotencyRecord.objects.using(using).filter(account_id__in=accounts, pk__in=pks, status=status)
+    attempts = set(changed.values_list("pk", "attempt"))
+    return [row for row in rows if (row.pk, row.attempt) in attempts]
+
+
+def _reconcile(using: str, operation: Operation, row: IdempotencyRecord, result: RecoveryResult) -> None:
+    observed = Fence(row.scope, row.pk, row.attempt, row.request_hash)
+    claim = claims.take_over_abandoned(operation, observed, store_for(using))
+    if claim is None:
+        return  # another sweep or a retry was faster
+    try:
+        if reconcile(claim) is not None:
+            result.completed += 1
+        elif claims.release(claim):
+            result.recoverable += 1
+            announce_recovery(claim, Status.RECOVERABLE)
+    except OutcomeUnknownError:
+        result.parked += 1
+    except InProgressError:
+        result.postponed += 1
+    except IdempotencyError:
+        logger.exception("Operation %r: the answer of its reconciler could not be recorded", operation.name)
+        result.postponed += 1
+
+
+def _report_unknown(using: str, operations: Mapping[str, Operation], result: RecoveryResult) -> None:
+    longest = abandoned(using).values_list("operation", flat=True)[:MAX_LISTED]
+    result.unknown_operations.update(name for name in longest if name not in operations)
+    for name, count in result.unknown_operations.items():
+        logger.warning(
+            "%d abandoned claim(s) of operation %r are left alone: no such operation is declared in this process. "
+            "Declare it in an app's operations.py, or import the module of its task.",
+            count,
+            name,
+        )

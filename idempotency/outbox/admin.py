@@ -1,0 +1,210 @@
+"""The outbox in the admin: which messages wait and for how long, why a message is dead, and a way to requeue it.
+
+Nothing can be edited. Requeueing calls ``backlog.requeue``. A page explains it first, and it needs the permission
+``idempotency_outbox.requeue_outboxmessage``. Payloads and headers may hold secrets, and an error may quote them. So
+they are loaded and shown only for people who have the permission ``idempotency_outbox.view_payload``.
+
+The table holds every message that was sent within ``TTL`` and a day. So no page here counts the whole table or sorts it
+by a column that has no index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+from django.http import HttpRequest
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from ..admin.decisions import Action, DecisionAdmin, ReasonForm
+from ..admin.display import NONE, StateFilter, format_duration, show_badge, show_text, show_with_detail, time_left
+from .backlog import requeue
+from .models import MessageStatus, OutboxMessage, outbox_database
+
+#: An error's text may quote the payload.
+_SECRET_FIELDS = ("payload", "headers", "error")
+
+_STATES: dict[str, tuple[Any, Callable[[QuerySet[OutboxMessage]], QuerySet[OutboxMessage]]]] = {
+    "due": (_("pending, due"), lambda found: found.filter(status=MessageStatus.PENDING, next_try_at__lte=Now())),
+    "waiting": (
+        _("pending, not due yet"),
+        lambda found: found.filter(status=MessageStatus.PENDING, next_try_at__gt=Now()),
+    ),
+    "dead": (_("dead"), lambda found: found.filter(status=MessageStatus.DEAD)),
+    "sent": (_("sent"), lambda found: found.filter(status=MessageStatus.SENT)),
+}
+
+_NEWER_RELEASE = _(
+    "A newer release wrote this state. The relay of this release leaves the message alone. Finish the deploy, or "
+    "deploy the newer release again."
+)
+
+REQUEUE = Action(
+    name="requeue",
+    title=_("Requeue"),
+    consequence=_(
+        "These messages are tried again, as often as new ones. First correct what the error names. A broker may "
+        "already have a message whose confirmation was lost. That message is then sent twice with the same id, and a "
+        "consumer that claims it takes effect once."
+    ),
+    permission="requeue",
+    form=ReasonForm,
+    decide=requeue,
+    statuses=frozenset({MessageStatus.DEAD.value}),
+)
+
+#: The kind of badge, and so its colour, of each state.
+_BADGES = {"waiting": "", "due": "waiting", "dead": "stuck", "sent": "done"}
+
+
+def _may_read(request: HttpRequest) -> bool:
+    return request.user.has_perm("idempotency_outbox.view_payload")
+
+
+class MessageStatusFilter(StateFilter):
+    states = _STATES
+
+
+@admin.register(OutboxMessage)
+class OutboxMessageAdmin(DecisionAdmin):
+    list_display = ("message_id", "state_and_tries", "what", "age")
+    list_filter = (MessageStatusFilter,)
+    search_fields = ("message_id",)  # shows the search box; get_search_results() does the search
+    search_help_text = _("A message's id, or its consumer's key, which ends with the id.")
+    ordering = ("-id",)
+    sortable_by = ()
+    decisions = (REQUEUE,)
+    actions = tuple(action.as_admin_action() for action in decisions)
+    attempt_column = "attempts"
+
+    def decision_columns(self, request: HttpRequest) -> tuple[str, ...]:
+        return ("topic", "message_id", "current_state", *(["error"] if _may_read(request) else []))
+
+    def explain(self, row: OutboxMessage) -> list[Any]:
+        return _explain(row)
+
+    def badge(self, row: OutboxMessage) -> Any:
+        return self.current_state(row)
+
+    def has_requeue_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("idempotency_outbox.requeue_outboxmessage")
+
+    def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
+        # By default a URL can filter on any column. With payload__contains, a person without the permission could
+        # guess a hidden payload letter by letter.
+        return lookup in {"message_id", "state"}
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[OutboxMessage]:
+        # Read from the database that messages are written to: a replica may show a sent message as waiting.
+        messages: QuerySet[OutboxMessage] = super().get_queryset(request).using(outbox_database())
+        return messages.annotate(database_time=Now()).defer(*_SECRET_FIELDS)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Search by the message's id only, because no other column has an index for it.
+
+        The id may be given alone or at the end of the consumer's key.
+        """
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        try:
+            return queryset.filter(message_id=UUID(term.rpartition(".")[2])), False
+        except ValueError:
+            return queryset.none(), False
+
+    def get_fieldsets(self, request: HttpRequest, obj: OutboxMessage | None = None) -> Any:
+        state, content = ["attempts", "age", "next_try"], ["topic", "sender", "ordering_key"]
+        if _may_read(request):
+            state += ["last_error"]
+            content += ["all_headers", "content"]
+        return [
+            (None, {"fields": ["message_id", "account_id", "idempotency_key"]}),
+            (_("State"), {"fields": state}),
+            (_("Times"), {"fields": ["created_at", "next_try_at", "lease_expires_at", "sent_at"]}),
+            (_("Message"), {"fields": content}),
+        ]
+
+    @admin.display(description=_("state"))
+    def current_state(self, message: OutboxMessage) -> str:
+        if message.status == MessageStatus.PENDING and message.lease_expires_at is not None:
+            if time_left(message, message.lease_expires_at) > timedelta(0):
+                return show_badge("", gettext("being sent"))
+            return show_badge("waiting", gettext("pending, its relay disappeared"))
+        name: str = message.status
+        if message.status == MessageStatus.PENDING:
+            name = "waiting" if time_left(message, message.next_try_at) > timedelta(0) else "due"
+        # A newer release may have written a state that is not known here.
+        return show_badge(_BADGES.get(name, ""), _STATES[name][0] if name in _STATES else name)
+
+    @admin.display(description=_("state"))
+    def state_and_tries(self, message: OutboxMessage) -> str:
+        """State, tries and next try in one column, because a screen has room for few columns."""
+        next_try, tries = self.next_try(message), ""
+        if message.attempts:
+            tries = ngettext("%(count)d try", "%(count)d tries", message.attempts) % {"count": message.attempts}
+        return show_with_detail(self.current_state(message), tries, "" if next_try == NONE else next_try)
+
+    @admin.display(description=_("topic"))
+    def what(self, message: OutboxMessage) -> str:
+        account = message.account_id and gettext("account %(account)s") % {"account": message.account_id}
+        order = message.ordering_key and gettext("in the order of %(key)s") % {"key": message.ordering_key}
+        return show_with_detail(message.topic, account, order)
+
+    @admin.display(description=_("age"))
+    def age(self, message: OutboxMessage) -> str:
+        return format_duration(-time_left(message, message.created_at))
+
+    @admin.display(description=_("next try"))
+    def next_try(self, message: OutboxMessage) -> str:
+        if message.status != MessageStatus.PENDING:
+            return NONE
+        left = time_left(message, message.next_try_at)
+        if left > timedelta(0):
+            return gettext("in %(duration)s") % {"duration": format_duration(left)}
+        return gettext("due for %(duration)s") % {"duration": format_duration(-left)}
+
+    @admin.display(description=_("last error"))
+    def last_error(self, message: OutboxMessage) -> str:
+        return show_text(message.error)
+
+    @admin.display(description=_("headers"))
+    def all_headers(self, message: OutboxMessage) -> str:
+        return show_text("\n".join(f"{name}: {value}" for name, value in message.headers.items()))
+
+    @admin.display(description=_("payload"))
+    def content(self, message: OutboxMessage) -> str:
+        return show_text(message.payload)
+
+
+def _explain(message: OutboxMessage) -> list[Any]:
+    """:param message: annotated with ``database_time``."""
+    if message.status not in set(MessageStatus):
+        return [_NEWER_RELEASE]
+    if message.status == MessageStatus.SENT:
+        return [gettext("Its broker has confirmed the message.")]
+    if message.status == MessageStatus.DEAD:
+        tried = ngettext(
+            "It was tried %(count)d time and is not tried again automatically. The last error says why, to those who "
+            "may see payloads.",
+            "It was tried %(count)d times and is not tried again automatically. The last error says why, to those who "
+            "may see payloads.",
+            message.attempts,
+        )
+        return [
+            tried % {"count": message.attempts},
+            gettext("Later messages of the same ordering key wait for it. Correct the cause, then requeue it."),
+        ]
+    return [
+        gettext(
+            "It waits for a relay, or for an earlier message of the same ordering key. If it has been due for more "
+            "than a minute, no relay is running or its broker can't be reached."
+        )
+    ]

@@ -1,0 +1,18 @@
+"""The app of the outbox: its table, its admin, its command, and what it adds to purge and erasure."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class OutboxConfig(AppConfig):
+    name = "idempotency.outbox"
+    label = "idempotency_outbox"
+    verbose_name = _("Idempotency: outbox")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        import_module("idempotency.outbox.backlog").register()

@@ -1,0 +1,91 @@
+"""The table of messages, and the database that it is in."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models, router
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+from ..conf import require_app
+from ..models import BytewiseCharField, JSONTextField, UnicodeTextField
+
+require_app("idempotency.outbox")
+
+
+class MessageStatus(models.TextChoices):
+    """The state of a message of the outbox. The values are stored in the database."""
+
+    PENDING = "pending", _("pending")  # will be sent once it is due, or is being sent while a relay's lease runs
+    SENT = "sent", _("sent")  # the broker has confirmed it
+    DEAD = "dead", _("dead")  # was tried too often, and waits to be requeued
+
+
+class OutboxMessage(models.Model):
+    """A message that is published if the transaction that wrote it committed. See ``publishing.py``."""
+
+    id = models.BigAutoField(primary_key=True)
+    #: The message's identity at the broker. It is the same in every attempt of the operation that publishes it.
+    message_id = models.UUIDField(_("message id"), unique=True)
+    #: The account of the operation that published it; empty if it was published outside of a claim.
+    account_id = BytewiseCharField(_("account"), max_length=255, blank=True, default="")
+    #: The key under which a consumer claims it.
+    idempotency_key = BytewiseCharField(_("key"), max_length=255)
+    topic = BytewiseCharField(_("topic"), max_length=255)
+    #: The dotted path of the callable that hands it to a broker.
+    sender = BytewiseCharField(_("sender"), max_length=255)
+    payload = JSONTextField(_("payload"))
+    headers = models.JSONField(_("headers"), default=dict, blank=True)
+    #: Messages with one ordering key are sent in the order in which they were written. Empty means no order.
+    ordering_key = BytewiseCharField(_("ordering key"), max_length=255, blank=True, default="")
+    status = models.CharField(_("status"), max_length=8, choices=MessageStatus.choices, default=MessageStatus.PENDING)
+    #: How often a relay has tried to send it. Counted before the attempt, because the relay may die during it. An
+    #: attempt that did not take place is subtracted again, and a requeued message starts at 0.
+    attempts = models.PositiveIntegerField(_("attempts"), default=0)
+    next_try_at = models.DateTimeField(_("next try at"), db_default=Now())
+    #: The time until which the relay that is sending it is presumed alive.
+    lease_expires_at = models.DateTimeField(_("lease ends at"), null=True, blank=True)
+    error = UnicodeTextField(_("last error"), blank=True, default="")
+    created_at = models.DateTimeField(_("created at"), db_default=Now())
+    sent_at = models.DateTimeField(_("sent at"), null=True, blank=True)
+
+    objects: ClassVar[models.Manager[OutboxMessage]] = models.Manager()
+
+    class Meta:
+        db_table = "idempotency_outbox_message"
+        verbose_name = _("outbox message")
+        verbose_name_plural = _("outbox messages")
+        indexes: ClassVar = [
+            # Finds what a relay, the backlog and the admin look for, among many messages that are sent and not purged
+            # yet. The order is the due time and not the id, because a lower id may commit after a higher one was sent.
+            models.Index(
+                fields=["status", "next_try_at"],
+                condition=models.Q(status=MessageStatus.PENDING.value) | models.Q(status=MessageStatus.DEAD.value),
+                name="idempotency_outbox_unsent",
+            ),
+            # Finds the unsent messages that come before a message in its order.
+            models.Index(
+                fields=["ordering_key", "id"],
+                condition=~models.Q(ordering_key="") & ~models.Q(status=MessageStatus.SENT.value),
+                name="idempotency_outbox_order",
+            ),
+            # Finds the messages that a purge deletes.
+            models.Index(
+                fields=["sent_at"],
+                condition=models.Q(status=MessageStatus.SENT.value),
+                name="idempotency_outbox_sent",
+            ),
+        ]
+        permissions: ClassVar = [
+            ("view_payload", "Can view the payloads of messages"),
+            ("requeue_outboxmessage", "Can requeue a dead message"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.message_id}: {self.status}"
+
+
+def outbox_database() -> str:
+    """The alias of the database that messages are written to, unless the caller names another one."""
+    return router.db_for_write(OutboxMessage)

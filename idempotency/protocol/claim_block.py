@@ -1,0 +1,98 @@
+"""``claim()``: protects a block of code outside of HTTP.
+
+It is for commands, queue consumers and GraphQL resolvers that have an account, a key and a payload.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Unpack
+
+from ..exceptions import OutcomeUnreadableError
+from ..identity import keys
+from ..identity.fingerprint import Payload
+from ..identity.scope import scope_of
+from ..operation import Operation, operation_for
+from ..options.table import OperationPolicy
+from ..outcome import UNREADABLE, Outcome, decode_body, outcome_of_result
+from .claim import Claim
+from .claims import ClaimRequest, refusal_to_begin
+from .execution import Running, acquire_or_wait, running
+
+
+class Run:
+    """One run of a ``claim()`` block.
+
+    If the operation has run already, ``replayed`` is True and ``result`` is the recorded result. Otherwise the block
+    does the work and sets ``result`` to anything that JSON can hold.
+    """
+
+    def __init__(self, claim: Claim | None, result: Any = None) -> None:
+        self.claim = claim
+        self.result = result
+
+    @property
+    def replayed(self) -> bool:
+        return self.claim is None
+
+
+@contextmanager
+def claim(
+    operation: str | Operation, *, account_id: str, key: str, payload: object = None, **policy: Unpack[OperationPolicy]
+) -> Iterator[Run]:
+    """Let the block take effect at most once for an account and key, and record its result for every later run::
+
+        with claim("invoices.send", account_id=account, key=key, payload=invoice) as run:
+            if not run.replayed:
+                run.result = send(invoice)
+        use(run.result)
+
+    With ``transaction=True`` the block runs in one transaction with the record, as a protected view does.
+
+    :param operation: the name of the operation, or an ``Operation``.
+    :param account_id: the account that the key belongs to.
+    :param key: the key, 1 to 255 visible ASCII characters.
+    :param payload: what the key stands for. The same key with another payload is refused.
+    :param policy: the keyword arguments of ``Operation``, if ``operation`` is a name.
+    :returns: a context manager, whose value is the ``Run``.
+    :raises AccountRequiredError: the account is empty, too long or not printable.
+    :raises KeyInvalidError: the key is not 1 to 255 visible ASCII characters.
+    :raises KeyExpiredError: the key is older than ``max_key_age`` and has no record.
+    :raises PayloadInvalidError: the payload has no canonical form.
+    :raises InProgressError: another run is under way.
+    :raises KeyReusedError: the key belongs to another payload.
+    :raises OutcomeUnknownError: a run was cut off, and nobody knows how it ended.
+    :raises BodyGoneError: the operation has run, and its result is no longer kept.
+    :raises OuterTransactionError: a transaction is open, in which the claim could not be committed.
+    :raises LeaseLostError: another attempt has taken over. The block's writes are rolled back.
+    :raises UnavailableError: the record could not be read or written.
+    :raises TransactionBrokenError: the block continued after a database error, or ended its transaction itself.
+    :raises ImproperlyConfigured: the policy is wrong.
+    :raises TypeError: the result is not JSON, and the block's writes are rolled back; or an argument has a wrong type.
+    """
+    declared = operation_for(operation, policy)
+    scope = scope_of(declared.name, account_id, keys.validate_key(key))
+    request = ClaimRequest(declared, scope, Payload(payload), refusal_to_begin(declared, scope.idempotency_key))
+    del payload, key, account_id  # a crash report of the block would show them, as this frame's local variables
+    held = acquire_or_wait(request)
+    if isinstance(held, Outcome):
+        yield Run(None, result_of(held))
+        return
+    with running(Running(Claim(held))) as attempt:
+        run = Run(attempt.claim)
+        yield run
+        attempt.outcome = outcome_of_result(run.result, declared)
+
+
+def result_of(outcome: Outcome) -> Any:
+    """The recorded result of a block.
+
+    :raises BodyGoneError: the result is no longer kept.
+    :raises OutcomeUnreadableError: the record does not hold JSON.
+    """
+    try:
+        return json.loads(decode_body(outcome.body) or b"null")
+    except UNREADABLE as error:
+        raise OutcomeUnreadableError from error

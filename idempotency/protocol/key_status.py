@@ -1,0 +1,77 @@
+"""What has become of a key. Nothing runs, nothing is claimed, and no payload is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from django.db.models import DateTimeField, ExpressionWrapper
+from django.db.models.functions import Now
+
+from ..identity.scope import Scope
+from ..lifecycle import Decision, decide
+from ..models import IdempotencyRecord
+from ..operation import Operation
+from ..store import records_database, status_of
+from . import claims
+from .transactions import store_errors
+
+#: What the client is told, by what a retry with the same payload would meet. A claim that is cut off is told as what
+#: its retry makes of it.
+_STATUS_OF = {
+    Decision.WAIT: "in_progress",
+    Decision.REPLAY: "completed",
+    Decision.TAKE_OVER: "recoverable",
+    Decision.RECONCILE: "recoverable",
+    Decision.PARK: "parked",
+    Decision.REPORT_PARKED: "parked",
+}
+
+
+@dataclass(frozen=True)
+class KeyStatus:
+    """What has become of a key.
+
+    ``status`` is one of ``in_progress``, ``completed``, ``recoverable`` (no attempt is at work and no outcome is
+    recorded, so a retry runs the operation or finds out), ``parked`` and ``unknown`` (there is no record, or its
+    retention is over). The times and ``response_status`` are None if they aren't known. ``retry_after`` is
+    in seconds.
+    """
+
+    status: str = "unknown"
+    response_status: int | None = None
+    created_at: datetime | None = None
+    completed_at: datetime | None = None
+    expires_at: datetime | None = None
+    retry_after: int | None = None
+
+
+def key_status(operation: Operation, scope: Scope) -> KeyStatus:
+    """Look a key up, by one read.
+
+    :raises UnavailableError: the record can't be read.
+    """
+    using = records_database(operation=scope.operation, account_id=scope.account_id)
+    records = IdempotencyRecord.objects.using(using).in_scope(scope.account_id, scope.operation, scope.idempotency_key)
+    fields = ("status", "response_status", "created_at", "completed_at", "expires_at", "lease_expires_at", "now")
+    with store_errors(using):
+        found = records.annotate(now=ExpressionWrapper(Now(), DateTimeField())).values(*fields).first()
+    if found is None:
+        return KeyStatus()
+    now, lease_expires_at = found["now"], found["lease_expires_at"]
+    lease_left = 0.0 if lease_expires_at is None else (lease_expires_at - now).total_seconds()
+    decision = decide(
+        status_of(found["status"]),
+        lease_over=lease_left <= 0,
+        retention_over=found["expires_at"] <= now,
+        same_payload=True,
+        recovery=operation.recovery,
+    )
+    if decision is Decision.START_OVER:
+        return KeyStatus()
+    status = KeyStatus(_STATUS_OF[decision], created_at=found["created_at"], expires_at=found["expires_at"])
+    if decision is Decision.WAIT:
+        return replace(status, retry_after=claims.retry_after(lease_left, operation))
+    if decision is Decision.REPLAY:
+        return replace(status, response_status=found["response_status"], completed_at=found["completed_at"])
+    return status

@@ -1,0 +1,112 @@
+"""The store of MariaDB and MySQL: the portable statements, with bounded waits, and what InnoDB's errors mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+from django.db import ProgrammingError
+from django.db.models import QuerySet
+
+from ..models import IdempotencyRecord
+from .portable import PortableStore
+from .transaction_guard import TransactionWatch
+
+_Found = TypeVar("_Found")
+
+# The numbers of the server's errors.
+DUPLICATE_KEY = 1062
+LOCK_WAIT_TIMEOUT = 1205
+#: A deadlock; and, since MariaDB 11.6, a row that has changed since the snapshot of REPEATABLE READ.
+LOST_RACES = frozenset({1213, 1020})
+#: An unknown column, and a column without a default that this code doesn't know.
+WRONG_COLUMNS = frozenset({1054, 1364})
+
+#: How long a change of a record waits for another transaction's lock, in seconds. Every transaction that locks a record
+#: is short, unless its process is frozen.
+LOCK_TIMEOUT = 1
+
+#: What ends the open transaction when a statement begins with it. BEGIN and statements on the schema commit, too.
+_ENDS = re.compile(
+    r"(?:^|;)\s*(?:commit|rollback(?!\s+(?:work\s+)?to\b)|begin|start\s+transaction|truncate|rename"
+    r"|(?:create|alter|drop)(?!\s+temporary\b)|(?:un)?lock\s+tables?)\b",
+    re.IGNORECASE,
+)
+
+
+class MySQLStore(PortableStore):
+    """MariaDB, and MySQL as far as both are alike."""
+
+    def insert_claim(self, *claim: Any, **durations: Any) -> int | None:
+        with self.bounded_wait():
+            return super().insert_claim(*claim, **durations)
+
+    def _change_one(self, rows: QuerySet[IdempotencyRecord], **changes: Any) -> bool:
+        with self.bounded_wait():
+            return super()._change_one(rows, **changes)
+
+    def bounded_wait(self) -> AbstractContextManager[Any]:
+        """Bound how long a statement of the block waits for a lock. MySQL can't do that."""
+        connection: Any = self.connection
+        return connection.execute_wrapper(_wait_for_a_bounded_time) if connection.mysql_is_mariadb else nullcontext()
+
+    def commit_at_once(self) -> None:
+        # Otherwise a process that freezes between its statement and its COMMIT would keep the record locked, because
+        # the server has no limit for that unless it is configured. Django's block sends no more messages than before.
+        if not self.is_nested:
+            self.connection.connection.autocommit(True)
+
+    def identity(self) -> tuple[Any, ...]:
+        with self.connection.cursor() as cursor:
+            cursor.execute("SELECT @@hostname, @@port, DATABASE()")
+            found: tuple[Any, ...] = cursor.fetchone()
+        return found
+
+    def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
+        # InnoDB locks every row that a locking SELECT reads in an index, also those that its conditions leave out, so
+        # two of them would miss each other's rows. A SELECT by ids alone reads only the rows that it is to lock. If a
+        # snapshot is older than the locks, the last SELECT would show the rows as they were before.
+        connection: Any = self.connection
+        if connection.isolation_level != "read committed":
+            return super().select_unlocked(rows, limit)
+        all_rows = rows.model._base_manager.using(rows.db)
+        select_unlocked = super().select_unlocked
+
+        def lock(found: list[tuple[Any, ...]]) -> list[_Found]:
+            by_id = all_rows.filter(pk__in=[pk for (pk,) in found])
+            return list(rows.filter(pk__in=select_unlocked(by_id.values_list("pk", flat=True))))
+
+        return self.lock_found(rows, limit, ["pk"], lock)
+
+    def watch_transaction(self) -> TransactionWatch:
+        # The driver doesn't tell whether a transaction is open, so the watch has only the statements' texts. Whatever
+        # they end counts, because no two objects are equal.
+        return TransactionWatch(
+            self.connection, is_open=lambda driver: True, identity=object, may_end=lambda sql: bool(_ENDS.search(sql))
+        )
+
+    def lost_a_race(self, error: BaseException) -> bool:
+        return _number(error) in LOST_RACES
+
+    def timed_out_waiting(self, error: BaseException) -> bool:
+        return _number(error) == LOCK_WAIT_TIMEOUT
+
+    def commit_was_refused(self, error: BaseException) -> bool:
+        # InnoDB itself refuses no COMMIT. A cluster reports a deadlock if another node has changed the same rows.
+        return self.lost_a_race(error)
+
+    def is_permanent(self, error: BaseException) -> bool:
+        return isinstance(error, ProgrammingError) or _number(error) in WRONG_COLUMNS
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return _number(error) == DUPLICATE_KEY
+
+
+def _wait_for_a_bounded_time(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+    return execute(f"SET STATEMENT innodb_lock_wait_timeout = {LOCK_TIMEOUT} FOR {sql}", params, many, context)
+
+
+def _number(error: BaseException) -> object:
+    return next(iter(error.args), None)

@@ -1,0 +1,72 @@
+"""A connection that one thread has for itself. It comes from no pool, and no wait for its server is without a limit.
+
+Django's connections wait for as long as the server is silent. The kernel notices after minutes that a host is gone. It
+never notices a frozen process, or a pooler that has no free session.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+from django.db import connections
+
+#: How long, in seconds, the server may take to open a session, and to answer each statement. A statement of this
+#: package waits for a lock for one second at most.
+LIMIT = 5
+
+LOOK_EVERY = 0.1  # seconds
+
+
+def open_own_connection(using: str, entry: str) -> None:
+    """Let this thread reach database ``using`` by a connection of its own, with the settings of alias ``entry``.
+
+    The session is opened when the connection is first used.
+    """
+    connection: Any = connections[entry].copy(alias=using)
+    options = connection.settings_dict["OPTIONS"]
+    options.pop("pool", None)
+    if connection.vendor == "postgresql":
+        options["connect_timeout"] = LIMIT
+        connection.get_new_connection = partial(_open_session, connection.get_new_connection, connection.Database)
+    elif connection.vendor == "mysql":
+        options.update(connect_timeout=LIMIT, read_timeout=LIMIT, write_timeout=LIMIT)
+    connections[using] = connection
+
+
+def _open_session(connect: Callable[[Any], Any], driver: Any, parameters: Any) -> Any:
+    """Open a session of PostgreSQL that waits for each answer for a limited time.
+
+    libpq limits how long a host may be silent, but not how long a process may be.
+    """
+    session = connect(parameters)
+
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            # Not the driver's default way to wait, which in some releases doesn't resume the generator.
+            return driver.waiting.wait_selector(_in_time(work), session.fileno(), LOOK_EVERY)
+        except TimeoutError as error:
+            session.close()
+            raise driver.OperationalError(str(error)) from error
+
+    session.wait = wait
+    return session
+
+
+def _in_time(work: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Do the driver's work, which yields what it waits for and receives what is ready, until the limit.
+
+    If nothing is ready, the driver resumes it after ``LOOK_EVERY``.
+    """
+    ends = time.monotonic() + LIMIT
+    ready = None
+    while True:
+        try:
+            awaited = work.send(ready)
+        except StopIteration as end:
+            return end.value
+        ready = yield awaited
+        if not ready and time.monotonic() >= ends:
+            raise TimeoutError(f"The server has not answered for {LIMIT} seconds.")

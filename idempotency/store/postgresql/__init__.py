@@ -1,0 +1,51 @@
+"""PostgreSQL: each change is one statement. On Citus it goes to one worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import Error
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .citus import CitusStore
+from .merged import TRANSACTION_IDLE
+from .store import PostgreSQLStore
+
+__all__ = ["CitusStore", "PostgreSQLStore", "choose"]
+
+_HAS_CITUS = "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus')"
+
+#: Whether a database has the extension, by its place. A process asks each database once.
+_has_citus: dict[tuple[str, ...], bool] = {}
+
+
+def choose(connection: BaseDatabaseWrapper) -> PostgreSQLStore:
+    """The store of a database, which depends on whether it has the extension Citus.
+
+    If the database can't be asked, no statement succeeds either. The next call asks again.
+    """
+    place = tuple(str(connection.settings_dict[name]) for name in ("HOST", "PORT", "NAME"))
+    if place not in _has_citus:
+        try:
+            _has_citus[place] = _ask(connection)
+        except Error:
+            return PostgreSQLStore(connection, is_provisional=True)
+    return (CitusStore if _has_citus[place] else PostgreSQLStore)(connection)
+
+
+def _ask(connection: Any) -> bool:
+    """The driver is asked and not Django's cursor, so that a test that counts statements does not count this one."""
+    connection.ensure_connection()
+    driver = connection.connection
+    autocommit = driver.autocommit
+    # A transaction of which nothing was sent yet shall not begin with this question: see ``commit_at_once()``.
+    is_idle = driver.pgconn.transaction_status == TRANSACTION_IDLE
+    with connection.wrap_database_errors:
+        try:
+            if is_idle:
+                driver.autocommit = True
+            ((answer,),) = driver.execute(_HAS_CITUS).fetchall()
+        finally:
+            if is_idle:
+                driver.autocommit = autocommit
+    return bool(answer)

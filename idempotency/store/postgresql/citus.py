@@ -1,0 +1,148 @@
+"""Citus: what is different if an extension spreads the tables over servers.
+
+A coordinator plans each statement and sends it to the workers that hold its rows, which are in shards by account. The
+package's statements on one record go to one shard, so they are the same with Citus and without it. This module has the
+rest: the settings of a transaction, which Citus does not send along by itself, and locks, which Citus takes in one
+shard only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from django.apps import apps
+from django.db import router
+from django.db.models import QuerySet
+
+from ...lifecycle import Status
+from ..base import TableSize, Taken
+from ..portable import PortablePurge
+from .settings import Setting, with_settings
+from .store import PostgreSQLStore
+
+_Found = TypeVar("_Found")
+
+_IS_CLUSTER = "SELECT EXISTS (SELECT FROM pg_dist_partition) OR EXISTS (SELECT FROM pg_dist_node WHERE groupid > 0)"
+_KNOWN_TABLES = "SELECT relname FROM pg_dist_partition JOIN pg_class ON pg_class.oid = logicalrelid"
+
+_IS_DISTRIBUTED = "SELECT count(*) FROM pg_dist_partition WHERE logicalrelid = to_regclass(%s) AND partmethod = 'h'"
+
+_SHARDS_OF_ACCOUNTS = """
+SELECT get_shard_id_for_distribution_column(%s::regclass, account), account FROM unnest(%s::text[]) AS account
+"""
+
+# Each shard is measured where it is. If one has no estimate or can't be asked, there is none. Citus's own functions for
+# sizes refuse a transaction that has written.
+_MEASURE_SHARDS = """
+SELECT CASE WHEN bool_and(size IS NOT NULL) THEN sum(size) END,
+    CASE WHEN bool_and(records IS NOT NULL) THEN round(sum(records)) END
+FROM (
+    SELECT (answer ->> 0)::bigint AS size, (answer ->> 1)::double precision AS records
+    FROM (
+        SELECT CASE WHEN success THEN result::json END AS answer
+        FROM run_command_on_shards('idempotency_record', $shard$
+            SELECT json_build_array(
+                sum(pg_total_relation_size(oid)),
+                CASE WHEN bool_and(relpages > 0 OR pg_relation_size(oid) = 0) THEN sum(
+                    greatest(reltuples, 0) / greatest(relpages, 1)
+                    * pg_relation_size(oid) / current_setting('block_size')::integer
+                ) END
+            )
+            FROM pg_class
+            WHERE relkind = 'r'
+                AND oid IN (SELECT '%1$s'::regclass UNION SELECT relid FROM pg_partition_tree('%1$s'))
+        $shard$)
+    ) AS asked
+) AS shards
+"""
+
+
+class CitusStore(PostgreSQLStore):
+    """A database that has the extension, whether or not its tables are distributed already."""
+
+    def is_distributed(self, table: str) -> bool:
+        # This is not kept, because only upkeep asks.
+        with self.connection.cursor() as cursor:
+            cursor.execute(_IS_DISTRIBUTED, [table])
+            return bool(cursor.fetchall()[0][0])
+
+    def tables_outside_of_citus(self) -> list[str]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(_IS_CLUSTER)
+            ((is_cluster,),) = cursor.fetchall()
+            if not is_cluster:  # an extension that is not used
+                return []
+            cursor.execute(_KNOWN_TABLES)
+            known = {name for (name,) in cursor.fetchall()}
+            present = self.connection.introspection.table_names(cursor)
+        models = [model for model in apps.get_models(include_auto_created=True) if model._meta.managed]
+        written = {model._meta.db_table for model in models if router.allow_migrate_model(self.using, model)}
+        return sorted(written.intersection(present) - known)
+
+    def measure(self) -> TableSize:
+        return self._measure_by(_MEASURE_SHARDS) if self.is_distributed("idempotency_record") else super().measure()
+
+    def takes_several(self, cursor: Any) -> bool:
+        return False  # an update of several shards can't have the note, and a message is sent on as a whole
+
+    def _prepares(self, cursor: Any) -> bool:
+        return False  # the statement that claims and reads is not one task
+
+    def commit_at_once(self) -> None:
+        if self._sends_settings_along:
+            super().commit_at_once()
+
+    def _execute(self, cursor: Any, statement: str, parameters: Any, *settings: Setting) -> None:
+        # Citus sends a setting to the workers if a SET LOCAL has made it, and not if set_config() has, which it refuses
+        # in an update. It sends the whole message that holds the SET LOCAL, so the settings are in a block of their
+        # own.
+        alone = with_settings(statement, ())
+        if self.is_nested:
+            cursor.execute(alone, parameters)
+            return
+        local = "".join(f" SET LOCAL {name} TO '{value}';" for name, value in settings)
+        block = f"DO $$ BEGIN SET LOCAL citus.propagate_set_commands TO 'local';{local} END $$"
+        if self._sends_settings_along:
+            cursor.execute(f"{block}; {alone}", parameters)
+            cursor.nextset()  # the first result is that of the block
+        else:
+            cursor.execute(block)
+            cursor.execute(alone, parameters)
+
+    @property
+    def _sends_settings_along(self) -> bool:
+        """Whether a message can hold several statements. It can't if the server binds the parameters.
+
+        Then the settings are a message of their own, which has to be in the transaction of the statement.
+        """
+        features: Any = self.connection.features
+        return not features.uses_server_side_binding
+
+    def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> Taken:
+        if not self.is_distributed("idempotency_record"):
+            return super().delete_records(statuses, limit, after)
+        return PortablePurge.delete_records(self, statuses, limit, after)  # a coordinator can't plan the one statement
+
+    def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
+        if not self.is_distributed(rows.model._meta.db_table):
+            return super().select_unlocked(rows, limit)
+        # Rows are found in all shards at once, and then locked in one shard after the other.
+        return self.lock_found(rows, limit, ["pk", "account_id"], partial(self._lock_in_shards, rows))
+
+    def _lock_in_shards(self, rows: QuerySet[Any, _Found], found: list[tuple[Any, ...]]) -> list[_Found]:
+        """Lock rows that were found. The statements repeat the conditions, because a row may have changed since."""
+        shards: dict[int, list[str]] = defaultdict(list)
+        with self.connection.cursor() as cursor:
+            accounts = sorted({account for _, account in found})
+            cursor.execute(_SHARDS_OF_ACCOUNTS, [rows.model._meta.db_table, accounts])
+            for shard, account in cursor.fetchall():
+                shards[shard].append(account)
+        locked: list[_Found] = []
+        for _, accounts in sorted(shards.items()):
+            ids = [pk for pk, account in found if account in accounts]
+            locked += super().select_unlocked(rows.filter(account_id__in=accounts, pk__in=ids))
+        return locked

@@ -1,0 +1,316 @@
+"""The statements for claims. One statement claims, and a claim that does not win writes nothing.
+
+A second statement reads the winner's record. If the insert also reads it, a replay saves a round trip, but every first
+execution costs the planning of both. So one statement does both only where the connection prepares statements.
+
+Every time here is ``statement_timestamp()``. ``now()`` stands still during a transaction, and the completing update may
+be the end of a long one. ``{settings}`` is replaced by what ``settings.py`` makes of the transaction's settings.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from ...identity.scope import Scope
+from ...lifecycle import Status
+from ...outcome import Outcome
+from ..base import UNDECIDED_CLASSES, CommitError, Fence, Row, status_of
+from ..transaction_guard import TransactionWatch
+from .merged import BeginningWatch, has_open_transaction, is_silent
+from .settings import IDLING, NO_DISK, Setting, Settings, with_settings
+
+INSERT_CLAIM = """
+INSERT INTO idempotency_record
+    (account_id, operation, idempotency_key, request_hash, status, attempt, lease_expires_at, expires_at)
+VALUES (%s, %s, %s, %s, CASE WHEN {settings} THEN 'in_progress' END, 1,
+    statement_timestamp() + %s, statement_timestamp() + %s)
+ON CONFLICT (account_id, operation, idempotency_key) DO NOTHING
+RETURNING id
+"""
+
+# The server compares the times, because it takes longer to read timestamps into Python.
+READ = """
+SELECT id, attempt, status, request_hash,
+    extract(epoch FROM lease_expires_at - statement_timestamp())::double precision, expires_at <= statement_timestamp(),
+    response_status, response_headers::text, response_body::text, response_reference
+FROM idempotency_record
+WHERE account_id = %s AND operation = %s AND idempotency_key = %s
+"""
+
+# The SELECT sees the table as it was before the insert, so one of its two parts has a row. Neither has one if the
+# record that is in the way was committed meanwhile. Both have one if the record was deleted meanwhile; then the claim
+# counts.
+CLAIM_OR_READ = f"""
+WITH claimed AS ({INSERT_CLAIM})
+SELECT id, NULL AS attempt, NULL AS status, NULL AS request_hash, NULL AS lease_left, NULL AS retention_over,
+    NULL AS response_status, NULL AS response_headers, NULL AS response_body, NULL AS response_reference
+FROM claimed
+UNION ALL {READ}
+ORDER BY attempt NULLS FIRST
+LIMIT 1
+"""
+
+OBSERVED = """
+WHERE account_id = %s AND operation = %s AND idempotency_key = %s AND id = %s AND attempt = %s AND request_hash = %s
+"""
+
+# The status is compared as an expression, so that the planner can't use the partial index of unfinished records. With
+# that index it would read every claim in progress to find one record, and under SERIALIZABLE each of these reads is a
+# conflict with another request.
+FENCED = f"""{OBSERVED} AND status || '' = 'in_progress'"""
+
+# The retention begins when an owner or an outcome is written.
+KEEP = "greatest(expires_at, statement_timestamp() + %s)"
+
+# The update checks status and lease again under the row's lock, so a claim that was renewed, completed or released
+# since it was read stays as it is.
+TAKE_OVER = f"""
+UPDATE idempotency_record
+SET status = CASE WHEN {{settings}} THEN 'in_progress' END, attempt = attempt + 1,
+    lease_expires_at = statement_timestamp() + %s, expires_at = {KEEP}
+{OBSERVED}
+AND (status || '' = 'recoverable' OR (status || '' = 'in_progress' AND lease_expires_at <= statement_timestamp()))
+"""
+
+START_OVER = f"""
+UPDATE idempotency_record
+SET status = CASE WHEN {{settings}} THEN 'in_progress' END, attempt = attempt + 1, request_hash = %s,
+    lease_expires_at = statement_timestamp() + %s,
+    expires_at = statement_timestamp() + %s,
+    created_at = statement_timestamp(), completed_at = NULL,
+    response_status = NULL, response_headers = NULL, response_body = NULL, response_reference = NULL,
+    error = NULL, body_expires_at = NULL
+{OBSERVED}
+AND expires_at <= statement_timestamp()
+AND NOT (status || '' = 'in_progress' AND lease_expires_at > statement_timestamp())
+"""
+
+PARK_ABANDONED = f"""
+UPDATE idempotency_record
+SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL
+{FENCED}
+AND lease_expires_at <= statement_timestamp()
+"""
+
+# The next four updates do not check the lease, because an attempt that is late but was not taken over still owns its
+# record.
+COMPLETE = f"""
+UPDATE idempotency_record
+SET status = CASE WHEN {{settings}} THEN 'completed' END, completed_at = statement_timestamp(), lease_expires_at = NULL,
+    expires_at = {KEEP},
+    response_status = %s, response_headers = %s::jsonb, response_body = %s::json, response_reference = %s,
+    body_expires_at = statement_timestamp() + %s::interval
+{FENCED}
+"""
+
+#: What the server's log says if another attempt owns the record.
+FENCE_MISSED = "idempotency: another attempt owns this record"
+
+# The SELECT fails if the update matched no row, so that the server skips the COMMIT. It looks for a note of the update.
+# RETURNING writes the note, because it is computed only for a row that has changed. SET is computed before the wait for
+# the row's lock, so a note in it would be there even if the row doesn't match any more. The note is the record's id. A
+# constant could be a setting of the role already. The planner computes constants, so the text that is cast is none.
+COMPLETE_AND_COMMIT = f"""
+{with_settings(COMPLETE, ())} RETURNING set_config('idempotency.completed', id::text, true);
+SELECT (CASE current_setting('idempotency.completed', true) WHEN %s THEN '1' ELSE '{FENCE_MISSED}' END)::integer;
+COMMIT
+"""
+
+RELEASE = f"""
+UPDATE idempotency_record
+SET status = CASE WHEN {{settings}} THEN 'recoverable' END, lease_expires_at = NULL, error = coalesce(%s, error)
+{FENCED}
+"""
+
+SET_LEASE = f"""
+UPDATE idempotency_record
+SET lease_expires_at = CASE WHEN {{settings}} THEN statement_timestamp() + %s END, expires_at = {KEEP}
+{FENCED}
+"""
+
+PARK = f"""
+UPDATE idempotency_record
+SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL, error = coalesce(%s, error)
+{FENCED}
+"""
+
+
+class Claims(Settings):
+    """Claims, the transactions around them, and what the server's errors mean."""
+
+    def insert_claim(
+        self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
+    ) -> int | Row | None:
+        settings = self._bounds() if wait_for_disk else (*self._bounds(), NO_DISK)
+        parameters = (*_parts(scope), request_hash, lease, ttl)
+        with self.connection.cursor() as cursor:
+            if self._prepares(cursor.cursor):
+                self._execute(cursor, CLAIM_OR_READ, (*parameters, *_parts(scope)), *settings)
+            else:
+                self._execute(cursor, INSERT_CLAIM, parameters, *settings)
+            found = cursor.fetchone()
+        if found is None:
+            return None
+        return int(found[0]) if len(found) == 1 or found[1] is None else _row(scope, found)
+
+    def read(self, scope: Scope) -> Row | None:
+        with self.connection.cursor() as cursor:
+            cursor.execute(READ, _parts(scope))
+            found = cursor.fetchone()
+        return None if found is None else _row(scope, found)
+
+    def take_over(self, observed: Fence, *, lease: timedelta, ttl: timedelta) -> bool:
+        return self._change_one(TAKE_OVER, (lease, ttl, *_matching(observed)))
+
+    def start_over(self, observed: Fence, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
+        return self._change_one(START_OVER, (request_hash, lease, ttl, *_matching(observed)))
+
+    def park_abandoned(self, observed: Fence) -> bool:
+        return self._change_one(PARK_ABANDONED, _matching(observed))
+
+    def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
+        return self._change_one(SET_LEASE, (duration, ttl, *_matching(fence)))
+
+    def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta, commit: bool = False) -> bool:
+        if commit:
+            return self._complete_and_commit(fence, outcome, ttl)
+        # This is the last statement of the business transaction. After it, only this process can delay the COMMIT, if
+        # it freezes before sending it, and one setting bounds that. The others would also apply to COMMIT, which checks
+        # deferred foreign keys and may wait for rows that the handler needs.
+        settings = None if self._is_alone else (IDLING,)
+        return self._change_one(COMPLETE, _completing(fence, outcome, ttl), settings)
+
+    def _complete_and_commit(self, fence: Fence, outcome: Outcome, ttl: timedelta) -> bool:
+        driver = self.connection.connection
+        with self.connection.cursor() as cursor:
+            if self.is_nested or not self.takes_several(cursor.cursor) or not is_silent(driver):
+                return self.complete(fence, outcome, ttl=ttl)
+            try:
+                cursor.execute(COMPLETE_AND_COMMIT, (*_completing(fence, outcome, ttl), str(fence.id)))
+            except Exception as error:
+                if not has_open_transaction(driver):
+                    raise CommitError(error) from None
+                # The COMMIT was not reached. A deferred trigger that says the same is, because it runs in COMMIT.
+                if FENCE_MISSED in _said(error):
+                    return False
+                raise
+        return True
+
+    def release(self, fence: Fence, error: str | None = None) -> bool:
+        return self._change_one(RELEASE, (error, *_matching(fence)))
+
+    def park(self, fence: Fence, error: str | None = None) -> bool:
+        return self._change_one(PARK, (error, *_matching(fence)))
+
+    def bound_transaction(
+        self,
+        *,
+        idle: timedelta,
+        statement: timedelta | None = None,
+        wait_for_disk: bool = True,
+    ) -> None:
+        if self.is_nested:
+            return
+        bounds = {"idle_in_transaction_session_timeout": idle, "statement_timeout": statement}
+        wanted = [(name, _milliseconds(duration)) for name, duration in bounds.items() if duration is not None]
+        wanted += [] if wait_for_disk else [("synchronous_commit", "off")]
+        with self.connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {', '.join(['set_config(%s, %s, true)'] * len(wanted))}",
+                [text for setting in wanted for text in setting],
+            )
+
+    def commit_at_once(self) -> None:
+        if not self.is_nested:
+            # Django's block has nothing to commit then, and sets autocommit again when it ends, whatever ends it.
+            self.connection.connection.autocommit = True
+
+    def watch_transaction(self) -> TransactionWatch:
+        return BeginningWatch(self.connection, self.takes_several)
+
+    def takes_several(self, cursor: Any) -> bool:
+        """Whether a message of the driver's cursor can hold several statements. It can't if the server binds the
+        parameters, and in a pipeline."""
+        connection: Any = self.connection
+        return isinstance(cursor, connection.Database.ClientCursor) and not connection.connection.pgconn.pipeline_status
+
+    def _prepares(self, cursor: Any) -> bool:
+        """Whether the driver prepares statements that this cursor executes often."""
+        connection: Any = self.connection
+        return connection.connection.prepare_threshold is not None and not isinstance(
+            cursor, connection.Database.ClientCursor
+        )
+
+    def lost_a_race(self, error: BaseException) -> bool:
+        return _sqlstate(error) in {"40001", "40P01"}  # serialization failure, deadlock
+
+    def timed_out_waiting(self, error: BaseException) -> bool:
+        return _sqlstate(error) == "55P03"  # lock not available
+
+    def was_broken_before(self, error: BaseException) -> bool:
+        return _sqlstate(error) == "25P02"  # in failed SQL transaction
+
+    def commit_was_refused(self, error: BaseException) -> bool:
+        # An SQLSTATE says that the server has answered. A failed COMMIT may have any class: a deferred constraint (23),
+        # a serialization failure (40), or what a deferred trigger raises. A broken connection gives no SQLSTATE.
+        sqlstate = _sqlstate(error)
+        return bool(sqlstate) and not sqlstate.startswith(UNDECIDED_CLASSES)
+
+    def is_permanent(self, error: BaseException) -> bool:
+        # Class 42 is a syntax error or access rule violation (a missing table, column or permission), 0A an unsupported
+        # feature, 22 a data exception. 23502 is a NOT NULL column that this code doesn't know.
+        return _sqlstate(error)[:2] in {"42", "0A", "22"} or _sqlstate(error) == "23502"
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return False  # ON CONFLICT answers without an error
+
+    def _change_one(
+        self, update: str, parameters: tuple[Any, ...], settings: tuple[Setting, ...] | None = None
+    ) -> bool:
+        with self.connection.cursor() as cursor:
+            self._execute(cursor, update, parameters, *(settings or self._bounds()))
+            return bool(cursor.rowcount == 1)
+
+
+def _row(scope: Scope, found: tuple[Any, ...]) -> Row:
+    pk, attempt, status, request_hash, lease_left, retention_over, *response = found
+    return Row(
+        fence=Fence(scope, pk, attempt, request_hash),
+        status=status_of(status),
+        lease_left=lease_left or 0.0,
+        retention_over=retention_over,
+        outcome=_outcome(*response) if status == Status.COMPLETED else None,
+    )
+
+
+def _outcome(status: int, headers: str | None, body: str | None, reference: str | None) -> Outcome:
+    return Outcome.stored(status, json.loads(headers or "null"), body, reference)
+
+
+def _milliseconds(duration: timedelta) -> str:
+    return f"{max(1, int(duration.total_seconds() * 1000))}ms"  # 0 would switch the bound off
+
+
+def _parts(scope: Scope) -> tuple[str, str, str]:
+    return (scope.account_id, scope.operation, scope.idempotency_key)
+
+
+def _completing(fence: Fence, outcome: Outcome, ttl: timedelta) -> tuple[Any, ...]:
+    response = (outcome.status, json.dumps(outcome.headers), outcome.body, outcome.reference)
+    return (ttl, *response, outcome.body_ttl, *_matching(fence))
+
+
+def _matching(fence: Fence) -> tuple[Any, ...]:
+    return (*_parts(fence.scope), fence.id, fence.attempt, fence.request_hash)
+
+
+def _said(error: BaseException) -> str:
+    """The server's message, without details and without the place in the statement."""
+    return getattr(getattr(error.__cause__, "diag", None), "message_primary", None) or ""
+
+
+def _sqlstate(error: BaseException) -> str:
+    """The five characters of the server's error code, or an empty text if there is none."""
+    return getattr(error.__cause__, "sqlstate", None) or ""

@@ -1,0 +1,117 @@
+"""Messages of several statements, so that BEGIN and COMMIT cost no round trips.
+
+BEGIN travels with the first statement of the handler, and COMMIT with the completing update. Each is one simple query
+message: the server reads it as a whole before it runs anything, and skips the rest after an error. A pipeline would
+save the same round trips, but the server would run the update before it has read the COMMIT. A process that freezes
+between the two would hold the record's lock in a session that looks busy, so no limit on idle sessions would end it.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..transaction_guard import TransactionWatch
+
+#: libpq's PQTRANS_IDLE: no transaction is open.
+TRANSACTION_IDLE = 0
+#: libpq's PQTRANS_INTRANS: a transaction is open, and no statement of it has failed.
+TRANSACTION_SOUND = 2
+#: libpq's PQTRANS_INERROR: a transaction is open, and a statement of it has failed.
+TRANSACTION_FAILED = 3
+
+
+def has_open_transaction(driver: Any) -> bool:
+    """Whether the server has said last that a transaction is open. False if the session is lost."""
+    return driver.pgconn.transaction_status in {TRANSACTION_SOUND, TRANSACTION_FAILED}
+
+
+def is_silent(driver: Any) -> bool:
+    """Whether the server has said nothing unasked, such as that it has ended the session.
+
+    If a session has ended before COMMIT is sent, nothing was committed. Afterwards that would be unknown.
+    """
+    with selectors.DefaultSelector() as selector:
+        selector.register(driver.pgconn.socket, selectors.EVENT_READ)
+        return not selector.select(0)
+
+
+class BeginningWatch(TransactionWatch):
+    """A watch that sends BEGIN together with the first statement of its block.
+
+    Only Django's wrapper around a cursor comes here. COPY, ``stream()`` and ``callproc()`` don't, and they get the
+    BEGIN of the driver, as does each statement that can't be a part of a longer message.
+    """
+
+    def __init__(self, connection: BaseDatabaseWrapper, takes_several: Callable[[Any], bool]) -> None:
+        """
+        :param takes_several: whether a message of a driver's cursor can hold several statements.
+        """
+        super().__init__(connection, _is_open, partial(_identity, connection))
+        self._takes_several = takes_several
+
+    def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        return super().__call__(partial(self._execute, execute), sql, params, many, context)
+
+    def _execute(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        driver, cursor = self.connection.connection, context["cursor"].cursor
+        if self._begun or many or not self._can_follow_begin(sql, driver, cursor):
+            return execute(sql, params, many, context)
+        try:
+            # With autocommit on, the driver sends no BEGIN of its own. Its public setter refuses to switch it off again
+            # inside of a transaction. If it stayed on, Django would declare cursors WITH HOLD.
+            driver._autocommit = True
+            try:
+                answer = execute(f"{_begin(driver)}; {sql}", params, many, context)
+            finally:
+                driver._autocommit = False
+        except Exception:  # of any class: the adapter of a parameter may raise one of its own
+            if driver.pgconn.transaction_status != TRANSACTION_IDLE:
+                raise
+        else:
+            if cursor.nextset():  # from the result of BEGIN to that of the statement
+                return answer
+        # Either the text was refused as a whole, such as for a syntax error, and nothing of it ran. The driver's way
+        # leaves the transaction open and failed, as Django expects it, and the error names the place in the statement.
+        # Or the statement is empty, because only that has no result.
+        return execute(sql, params, many, context)
+
+    def _can_follow_begin(self, sql: object, driver: Any, cursor: Any) -> bool:
+        return (
+            # If a text of several statements fails, a COMMIT among them may have run. One statement can't commit and
+            # then fail.
+            isinstance(sql, str)
+            and ";" not in sql.rstrip().rstrip(";")
+            and self._takes_several(cursor)
+            and not driver.autocommit
+            and driver.read_only is None
+            and driver.deferrable is None
+            # A wrapper inside of this one may execute other statements while autocommit is on.
+            and self.connection.execute_wrappers[-1] is self
+        )
+
+
+def _begin(driver: Any) -> str:
+    """The BEGIN that the driver would send."""
+    level = driver.isolation_level
+    return "BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}"
+
+
+def _is_open(driver: Any) -> bool:
+    """Whether the server has an open transaction."""
+    return bool(driver.pgconn.transaction_status != TRANSACTION_IDLE)
+
+
+def _identity(connection: Any) -> object:
+    """When the open transaction began, which identifies it. None if it has failed and can't be asked.
+
+    This asks the driver, because Django's cursor would call the watch again.
+    """
+    driver = connection.connection
+    if driver is None or driver.pgconn.transaction_status != TRANSACTION_SOUND:
+        return None
+    return driver.execute("SELECT now()").fetchone()

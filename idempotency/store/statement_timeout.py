@@ -1,0 +1,69 @@
+"""A time limit for what people and monitors look for: the table may be huge, or locked by a migration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import DatabaseError, connections, transaction
+
+#: With the rest of a page of the admin, this stays below the 200 ms in which a page should be there.
+LIMIT = 0.15  # seconds
+
+_QUERY_CANCELED = "57014"
+
+
+class OutOfTimeError(Exception):
+    """The database has not finished in time."""
+
+
+@contextmanager
+def time_limit(using: str, limit: float | None = None) -> Iterator[None]:
+    """On PostgreSQL, cancel each statement of the block that takes longer than ``limit``.
+
+    Other databases have no limit here.
+
+    :param limit: in seconds; by default ``LIMIT``.
+    :raises OutOfTimeError: a statement was cancelled, or the limit is not positive.
+    """
+    milliseconds = int((LIMIT if limit is None else limit) * 1000)
+    if milliseconds < 1:  # 0 would be no limit
+        raise OutOfTimeError
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        yield
+        return
+    try:
+        # In a transaction of ATOMIC_REQUESTS this is a savepoint. A setting outlives the end of a savepoint, so the
+        # value from before is set again. If the block raises, the rollback sets it.
+        with transaction.atomic(using), connection.cursor() as cursor:
+            cursor.execute("SELECT current_setting('statement_timeout')")
+            (before,) = cursor.fetchone()
+            _set(cursor, str(milliseconds))
+            yield
+            _set(cursor, before)
+    except DatabaseError as error:
+        if getattr(error.__cause__, "sqlstate", None) == _QUERY_CANCELED:
+            raise OutOfTimeError from error
+        raise
+
+
+@contextmanager
+def connection_as_found(using: str) -> Iterator[None]:
+    """Close the thread's connection at the end if it was not open at the beginning.
+
+    Django has already closed old connections when this runs, and under ASGI the thread ends with the request. So no one
+    would ever close a connection that was opened here.
+    """
+    connection = connections[using]
+    was_open = connection.connection is not None
+    try:
+        yield
+    finally:
+        if not was_open:
+            connection.close()
+
+
+def _set(cursor: Any, value: str) -> None:
+    cursor.execute("SELECT set_config('statement_timeout', %s, true)", [value])

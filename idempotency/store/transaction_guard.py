@@ -1,0 +1,79 @@
+"""Detects that code ends its own transaction by a COMMIT or ROLLBACK that bypasses Django."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+#: Statements that may end a transaction and begin another one at once: COMMIT AND CHAIN, or several statements in one
+#: text. ROLLBACK TO only goes back to a savepoint. END is also a part of CASE, so it counts only at the beginning of a
+#: statement.
+_ENDS = re.compile(r"\b(?:commit|abort|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b|(?:^|;)\s*end\b")
+
+
+def may_end_transaction(sql: str) -> bool:
+    # Search for the words first, because the pattern takes a hundred times as long, and every statement is checked
+    # here.
+    text = sql.lower()
+    if "commit" in text or "rollback" in text or "abort" in text or "end" in text:
+        return _ENDS.search(text) is not None
+    return False
+
+
+@dataclass(eq=False, repr=False)
+class TransactionWatch:
+    """In its block, checks around each statement that the driver still has the same transaction open.
+
+    Django assumes that its ``atomic()`` block is one transaction. If a handler executes COMMIT or ROLLBACK itself, the
+    block becomes two transactions or none, and the handler's writes and its outcome are not committed together any
+    more.
+
+    """
+
+    connection: BaseDatabaseWrapper
+    """Django's connection with the open transaction."""
+
+    is_open: Callable[[Any], bool]
+    """Whether the driver's connection has an open transaction. Drivers open it at the block's first statement."""
+
+    identity: Callable[[], object] = lambda: None
+    """Identifies the open transaction, for a database that can end one and begin the next in one statement."""
+
+    may_end: Callable[[str], bool] = may_end_transaction
+    """Whether a statement may end the transaction, so that the identity must be compared."""
+
+    ended: bool = field(default=False, init=False)
+    """Whether something may have been committed on its own."""
+
+    _begun: bool = field(default=False, init=False)
+
+    def __enter__(self) -> Self:
+        self.look()
+        self.connection.execute_wrappers.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.connection.execute_wrappers.remove(self)  # not the last one, which may be the operation's
+
+    def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        self.look()
+        # Ask for the identity only if the statement may change it, because that costs two round trips.
+        doubtful = self._begun and self.may_end(str(sql))
+        before = self.identity() if doubtful else None
+        result = execute(sql, params, many, context)
+        # This is not reached if the statement failed. Then the database may roll back the transaction, but commits
+        # nothing.
+        self.look()
+        if doubtful and self._begun:
+            self.ended = self.ended or self.identity() != before
+        return result
+
+    def look(self) -> None:
+        driver = self.connection.connection
+        is_open = driver is None or self.is_open(driver)  # a closed connection can't tell
+        self.ended = self.ended or (self._begun and not is_open)
+        self._begun = is_open

@@ -1,0 +1,61 @@
+"""What the plain views take: a JSON object, checked by a form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from django import forms
+from django.core.exceptions import BadRequest
+from django.http import HttpRequest
+
+from .models import MAX_AMOUNT, Export, Notification, Transfer
+from .provider.faults import FAULTS
+
+
+def json_of(request: HttpRequest) -> dict[str, Any]:
+    """The request's JSON object.
+
+    :raises BadRequest: the body is something else. Django answers 400.
+    """
+    try:
+        parsed = json.loads(request.body)
+        # An escaped half of a surrogate pair is valid JSON, but neither a database nor a response can hold it.
+        json.dumps(parsed, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise BadRequest("The body is not valid JSON.") from error
+    if not isinstance(parsed, dict):
+        raise BadRequest("The body must be a JSON object.")
+    return parsed
+
+
+class TransferForm(forms.ModelForm):  # type: ignore[type-arg]
+    class Meta:
+        model = Transfer
+        fields: ClassVar = ["recipient", "amount", "label"]
+
+
+class NotificationForm(forms.ModelForm):  # type: ignore[type-arg]
+    class Meta:
+        model = Notification
+        fields: ClassVar = ["recipient", "message", "label"]
+
+
+class ExportForm(forms.ModelForm):  # type: ignore[type-arg]
+    class Meta:
+        model = Export
+        fields: ClassVar = ["label"]
+
+
+class PayoutForm(forms.Form):
+    amount = forms.IntegerField(min_value=1, max_value=MAX_AMOUNT)
+    label = forms.CharField(max_length=128, required=False)
+    # A real API has no such field. It is passed on to the stand-in provider, which then fails in that way.
+    fault = forms.ChoiceField(choices=[("", ""), *((fault, fault) for fault in FAULTS)], required=False)
+
+
+class PaymentForm(forms.Form):
+    """What the retry lab sends."""
+
+    cart = forms.CharField(max_length=64)
+    amount = forms.IntegerField(min_value=1, max_value=MAX_AMOUNT)

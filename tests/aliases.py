@@ -1,0 +1,55 @@
+"""A second entry of ``DATABASES`` for the tests' database, which leads to it in another way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.test import override_settings
+
+from tests.providers import eventually
+
+
+class _Router:
+    """Keeps the records of operations named ``alias.…`` in the database of this alias."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        alias = str(hints.get("operation")).partition(".")[0]
+        return alias if alias in connections.settings else None
+
+
+def _ensure_connection(connection: BaseDatabaseWrapper) -> None:
+    if connection.connection is None:
+        with connection.wrap_database_errors:
+            connection.connect()
+
+
+@contextmanager
+def another_alias(monkeypatch: pytest.MonkeyPatch, alias: str, url: str) -> Iterator[None]:
+    """Reach the tests' database as ``alias`` at the place of ``url``, whose database and options don't count."""
+    parts = urlsplit(url)
+    host = parts.hostname or parse_qs(parts.query).get("host", [""])[0]  # a file of SQLite has none
+    place = {"HOST": host, "PORT": parts.port or "", "USER": parts.username or ""}
+    settings = {**connections.settings["default"], **place, "CONN_MAX_AGE": None}
+    # Without what the project does about a silent server, so that what the package does is seen.
+    settings["CONN_HEALTH_CHECKS"] = False
+    settings["OPTIONS"] = {name: value for name, value in settings["OPTIONS"].items() if name != "connect_timeout"}
+    connections.settings[alias] = settings
+    # Django lets a test connect to the databases that it has set up for it, of which this is none.
+    monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", _ensure_connection)
+    try:
+        with override_settings(DATABASE_ROUTERS=[_Router()]):
+            yield
+    finally:
+        # When a thread ends, it closes only its connections to aliases that are still there.
+        renewer = f"idempotency-renewer-{alias}"
+        assert eventually(lambda: renewer not in {thread.name for thread in threading.enumerate()})
+        connections[alias].close()
+        del connections[alias]
+        del connections.settings[alias]

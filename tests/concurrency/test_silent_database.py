@@ -1,0 +1,90 @@
+"""Renewals while the server of one database is silent: in the other databases, and in this one afterwards."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from idempotency import REEXECUTE, claim, require_claim
+from idempotency.exceptions import InProgressError, UnavailableError
+from idempotency.store import own_connection
+from tests.aliases import another_alias
+from tests.concurrency.racing import PATIENCE, elsewhere
+from tests.concurrency.traces import record
+from tests.harness.proxy import Proxy
+from tests.providers import eventually
+
+pytestmark = [pytest.mark.except_sqlite, pytest.mark.failure_78, pytest.mark.django_db(transaction=True)]
+
+#: Renewed often, so that a renewal soon meets the silence.
+BRIEF = timedelta(seconds=0.9)
+
+
+@pytest.fixture
+def silent(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Records of operations named ``silent.…`` are reached over this proxy."""
+    with Proxy(os.environ["DATABASE_URL"]) as proxy, another_alias(monkeypatch, "silent", proxy.url):
+        yield proxy
+
+
+@contextmanager
+def silence(proxy: Proxy) -> Iterator[None]:
+    """In the block, clients hear nothing from the server."""
+    proxy.holding = True
+    try:
+        yield
+    finally:
+        proxy.holding = False
+
+
+def lease_end() -> datetime:
+    end = record("healthy").lease_expires_at
+    assert end is not None
+    return end
+
+
+def test_a_silent_database_takes_no_lease_in_another_one(silent: Proxy, renewals: threading.Semaphore) -> None:
+    effects: list[int] = []
+    beating: Any = {"heartbeat": timedelta(minutes=5)}
+    # A third of it passes before the first renewal, and all of it if that never comes.
+    policy: Any = {"transaction": False, "recovery": REEXECUTE, "lease": timedelta(seconds=6), **beating}
+
+    def healthy() -> None:
+        with claim("tests.beside_silence", account_id="1", key="healthy", **policy) as run:
+            effects.append(require_claim().attempt)
+            if len(effects) == 1:
+                first_end = lease_end()
+                assert eventually(lambda: lease_end() > first_end or require_claim().lost)
+                with pytest.raises(InProgressError):
+                    elsewhere(healthy)
+            run.result = 1
+
+    with claim("silent.one", account_id="1", key="k", lease=BRIEF, **beating) as run:
+        assert renewals.acquire(timeout=PATIENCE)
+        with silence(silent):
+            elsewhere(healthy)
+        run.result = 1
+    assert effects == [1]
+
+
+@pytest.mark.parametrize("since", ["before the connection", "before the statement"])
+def test_leases_are_renewed_again_once_a_silent_server_answers(
+    silent: Proxy, since: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server had not answered by then it never answers."""
+    monkeypatch.setattr(own_connection, "LIMIT", 1)
+    # The heartbeat keeps the renewer and its session.
+    with claim("silent.two", account_id="1", key="k", heartbeat=timedelta(minutes=5)) as run:
+        held = require_claim()
+        if since == "before the statement":
+            held.renew()
+        with silence(silent), pytest.raises(UnavailableError):
+            held.renew()
+        held.renew()
+        run.result = 1

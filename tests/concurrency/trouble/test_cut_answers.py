@@ -1,0 +1,103 @@
+"""The answer to a message of several statements breaks off, at each of its bytes."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import OperationalError
+
+from idempotency import claim
+from idempotency.exceptions import UnavailableError
+from testproject.models import Transfer
+from tests.aliases import another_alias
+from tests.harness.proxy import CHUNK, Proxy
+
+pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
+
+
+class CuttingProxy(Proxy):
+    """Cuts the connection when this many bytes of the answer to a message have reached the client."""
+
+    #: What the message contains.
+    marker = b""
+    #: None lets everything through.
+    keeps: int | None = None
+    #: How long the answer to the last such message was.
+    length = 0
+
+    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+        is_due = False
+        while self._closed not in (ready := select.select([client, server, self._closed], [], [])[0]):
+            if server in ready:
+                answer = server.recv(CHUNK)
+                if is_due:
+                    self.length = len(answer)
+                    if self.keeps is not None:
+                        client.sendall(answer[: self.keeps])
+                        return
+                is_due = False
+                client.sendall(answer)
+                if not answer:
+                    return
+            if client in ready:
+                said = client.recv(CHUNK)
+                if not said:
+                    return
+                is_due = self.marker in said
+                server.sendall(said)
+
+
+@pytest.fixture
+def proxy(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[CuttingProxy]:
+    """Records of operations named ``cut.…`` are reached over it."""
+    get_user_model().objects.create(pk=1, username="alice")
+    with CuttingProxy(os.environ["DATABASE_URL"]) as proxy, another_alias(monkeypatch, "cut", proxy.url):
+        yield proxy
+
+
+def attempt(number: int) -> bool:
+    with claim("cut.answers", account_id="1", key=str(number)) as run:
+        if not run.replayed:
+            Transfer.objects.using("cut").create(account_id=1, amount=1, label=str(number))
+            run.result = number
+    return run.replayed
+
+
+def cut_at_each_byte(proxy: CuttingProxy, marker: bytes) -> Iterator[int]:
+    """The numbers of operations. In each of them the answer is a byte longer than in the one before."""
+    proxy.marker = marker
+    attempt(-1)
+    for kept in range(proxy.length):
+        proxy.keeps = kept
+        yield kept
+
+
+def effects(number: int) -> int:
+    return Transfer.objects.filter(label=str(number)).count()
+
+
+def test_a_completion_whose_answer_breaks_off_is_never_taken_for_a_failure(proxy: CuttingProxy) -> None:
+    """The server has committed before it sends the first byte."""
+    for number in cut_at_each_byte(proxy, b"idempotency.completed"):
+        with pytest.raises(UnavailableError, match="did not confirm the commit"):
+            attempt(number)
+        proxy.keeps = None
+        assert attempt(number), "the outcome was not kept"
+        assert effects(number) == 1
+    assert proxy.length > 50
+
+
+def test_a_first_statement_whose_answer_breaks_off_has_no_effect(proxy: CuttingProxy) -> None:
+    for number in cut_at_each_byte(proxy, b"BEGIN; INSERT"):
+        with pytest.raises(OperationalError):
+            attempt(number)
+        assert effects(number) == 0
+        proxy.keeps = None
+        assert not attempt(number)
+        assert effects(number) == 1
+    assert proxy.length > 50

@@ -1,0 +1,160 @@
+"""Handlers that begin, fail and end in every way: BEGIN and COMMIT in the messages of others change nothing for them.
+
+Each is run twice, with merged messages and as where messages can't be merged. It must see the same, leave the same and
+be retried with the same result, and its connection must be as Django left it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import connection, connections, transaction
+
+from idempotency import claim
+from idempotency.models import IdempotencyRecord
+from idempotency.store.postgresql import PostgreSQLStore
+from testproject.models import Transfer
+from tests.concurrency.beginnings import execute, of, write
+from tests.concurrency.racing import PATIENCE
+from tests.concurrency.scenarios import CREATE_TRIGGER, SCENARIOS
+from tests.concurrency.traces import effects, record
+from tests.providers import eventually
+
+pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture(params=["READ_COMMITTED", "SERIALIZABLE"])
+def level(request: pytest.FixtureRequest) -> Any:
+    from psycopg import IsolationLevel
+
+    return None if request.param == "READ_COMMITTED" else IsolationLevel[request.param]
+
+
+@pytest.fixture
+def _refusals(transactional_db: None) -> Iterator[None]:
+    get_user_model().objects.create(username="alice")
+    execute(CREATE_TRIGGER)
+    yield
+    execute("DROP FUNCTION refuse_transfer CASCADE")
+
+
+def play(handler: Callable[[], Any]) -> list[Any]:
+    try:
+        with claim("tests.merged", account_id="1", key="k") as run:
+            if not run.replayed:
+                run.result = handler()
+    except Exception as error:  # noqa: BLE001 - what is compared
+        return of(error)
+    return [run.replayed, run.result]
+
+
+def state_of_connection() -> dict[str, Any]:
+    driver = connection.connection
+    return {
+        "atomic": (connection.in_atomic_block, connection.needs_rollback, connection.savepoint_ids),
+        "autocommit": (connection.get_autocommit(), driver and driver.autocommit),
+        "wrappers": len(connection.execute_wrappers),
+        "callbacks": connection.run_on_commit,
+        "driver": driver
+        and (driver.closed, driver.info.transaction_status.name, driver.isolation_level, driver.read_only),
+    }
+
+
+def everything(handler: Callable[[], Any], level: Any) -> dict[str, Any]:
+    """What is seen of a run and of its retry, in a session of its own."""
+    IdempotencyRecord.objects.all().delete()
+    Transfer.objects.all().delete()
+    connection.close()
+    connection.ensure_connection()
+    connection.connection.isolation_level = level
+    seen = {"run": play(handler), "connection": state_of_connection()}
+    connection.close()
+    seen |= {"effects": effects(), "records": list(IdempotencyRecord.objects.values_list("status", "attempt"))}
+    seen |= {"retry": play(write), "effects after it": effects()}
+    connection.close()
+    return seen
+
+
+def without_merging(patched: pytest.MonkeyPatch) -> None:
+    patched.setattr(PostgreSQLStore, "takes_several", lambda store, cursor: False)
+
+
+@pytest.mark.usefixtures("_refusals")
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_merged_messages_change_nothing(name: str, level: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = everything(SCENARIOS[name], level)
+    without_merging(monkeypatch)
+    assert seen == everything(SCENARIOS[name], level)
+
+
+class InterruptedByTestError(Exception):
+    """Raised by a handler of a signal."""
+
+
+@pytest.fixture
+def interrupt() -> Iterator[Callable[[type[BaseException]], None]]:
+    """Have the main thread raise an error while it waits for the server."""
+    raised: list[type[BaseException]] = []
+
+    def handle(number: int, frame: object) -> None:
+        raise raised.pop()
+
+    def interrupt(error: type[BaseException]) -> None:
+        raised.append(error)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    yield interrupt
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("_refusals")
+@pytest.mark.parametrize("raised", [InterruptedByTestError, KeyboardInterrupt])
+def test_a_signal_while_commit_waits_changes_nothing(
+    raised: type[BaseException], interrupt: Callable[[type[BaseException]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """COMMIT looks for the row of a foreign key, which another transaction has locked."""
+
+    def see() -> list[Any]:
+        IdempotencyRecord.objects.all().delete()
+        Transfer.objects.all().delete()
+        connection.close()
+        locked, ended = threading.Event(), threading.Event()
+
+        def lock() -> None:
+            with transaction.atomic():
+                execute("SELECT FROM auth_user FOR UPDATE")
+                locked.set()
+                assert eventually(lambda: execute("SELECT FROM pg_locks WHERE NOT granted")[1] > 0)
+                interrupt(raised)
+                assert ended.wait(PATIENCE)
+
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(lock)
+            assert locked.wait(PATIENCE)
+            connection.ensure_connection()
+            session = connection.connection.info.backend_pid
+            try:
+                end = play(write)
+            except KeyboardInterrupt as error:
+                end = of(error)
+            finally:
+                ended.set()
+            other.result(PATIENCE)
+            pool.submit(connections.close_all).result(PATIENCE)
+        assert not connection.in_atomic_block
+        connection.close()
+        connection.run_on_commit.clear()  # Django keeps them if its COMMIT is interrupted
+        gone = "SELECT FROM pg_stat_activity WHERE pid = %s"
+        assert eventually(lambda: not execute(gone, session)[1])  # a COMMIT goes on though its client is gone
+        return [end[0][0], effects(), record().status]
+
+    seen = see()
+    without_merging(monkeypatch)
+    assert seen == see()

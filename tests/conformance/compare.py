@@ -1,0 +1,186 @@
+"""``python -m tests.conformance.compare [ROW …]``: judge packages that protect one and the same operation.
+
+Each row is installed from its registry in the pinned version, into ``--directory``, and is started on the loopback
+interface. It is judged by the profile that is nearest to its documentation, with what the documentation says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from idempotency.conformance.cases import plain_cases
+from idempotency.conformance.crashes import crash_cases
+from idempotency.conformance.judging import Result, Trial, Verdict, judge
+from idempotency.conformance.profiles import PROFILES, Profile, declare
+from idempotency.conformance.target import Target
+from testproject.harness.processes import answers, free_port, wait_until
+
+SERVERS = Path(__file__).with_name("servers")
+ROOT = SERVERS.parents[2]
+DJANGO = ("Django==5.2.19", "djangorestframework==3.18.3", "gunicorn==27.0.1")
+ASGI = ("fastapi==0.165.0", "uvicorn==0.54.0")
+
+
+@dataclass(frozen=True)
+class Row:
+    package: str
+    version: str
+    #: Where records are kept: in one process' memory, or where a crash doesn't reach them.
+    store: str
+    requirements: Sequence[str]
+    profile: str
+    declared: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.package} ({self.store})"
+
+
+_UNMARKED = ("quoted=no", "errors=any", "missing=none")
+ROWS = (
+    Row("django-idempotency", "this checkout", "table", DJANGO, "ietf", ("marker=Idempotency-Replayed",)),
+    Row("django-idempotency-key", "1.3.0", "memory", DJANGO, "ietf", ("quoted=no", "errors=any", "in-progress=423")),
+    Row("django-idempotency-key", "1.3.0", "file", DJANGO, "ietf", ("quoted=no", "errors=any", "in-progress=423")),
+    Row("drf-idempotency", "1.0.0", "table", DJANGO, "ietf", (*_UNMARKED, "server-error=fresh")),
+    Row("djangorestframework-idempotency-key", "1.0.3", "table", DJANGO, "ietf", (*_UNMARKED, "reused=409")),
+    Row("fastapi-idempotency", "0.1.1", "memory", ASGI, "ietf", (*_UNMARKED, "marker=Idempotent-Replayed")),
+    # It imports its Redis backend also where another one is used.
+    Row(
+        "asgi-idempotency-header",
+        "0.2.0",
+        "memory",
+        (*ASGI, "redis==4.6.0"),
+        "ietf",
+        (*_UNMARKED, "marker=Idempotent-Replayed"),
+    ),
+    Row("idempot", "1.0.0", "memory", ASGI, "ietf", _UNMARKED),
+    Row("express-idempotency", "1.0.6", "memory", (), "ietf", (*_UNMARKED, "reused=417", "client-error=fresh")),
+    Row("@node-idempotency/core", "1.0.11", "memory", (), "ietf", ("quoted=no", "errors=any")),
+)
+
+#: The columns of the table, and the cases behind each.
+COLUMNS = {
+    "retry": ("sequential", "replay-is-equal"),
+    "2 at once": ("concurrent-2",),
+    "50": ("concurrent-50",),
+    "200": ("concurrent-200",),
+    "other payload": ("other-payload", "other-payload-in-flight"),
+    "other account": ("other-account",),
+    "other path": ("other-path",),
+    "client gone": ("cut-before-the-end", "cut-after-the-end", "half-closed", "in-pieces"),
+    "restart": ("restarted",),
+    "killed": ("killed-while-it-runs",),
+}
+#: From the worst to the best.
+MARKS = {Verdict.FAILED: "**no**", Verdict.DEVIATES: "deviates", Verdict.NOT_JUDGED: "–", Verdict.PASSED: "yes"}
+
+
+def install(row: Row, directory: Path) -> list[str]:
+    """:returns: how to start the server, without its port."""
+    place = directory / f"{row.package.replace('/', '-')}-{row.version.replace(' ', '-')}"
+    if not row.requirements:
+        place.mkdir(parents=True, exist_ok=True)
+        for name in ("package.json", "express_server.js"):
+            shutil.copy(SERVERS / name, place)
+        subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund"], cwd=place, check=True)
+        return ["node", str(place / "express_server.js")]
+    python = str(place / "bin/python")
+    if not Path(python).exists():
+        venv.create(place, with_pip=True)
+        own = str(ROOT) if row.version == "this checkout" else f"{row.package}=={row.version}"
+        subprocess.run([python, "-m", "pip", "install", "-q", *row.requirements, own], check=True)
+    if ASGI[1] in row.requirements:
+        return [python, "-m", "uvicorn", "--no-access-log", "asgi_server:app", "--port"]
+    server = [python, "-m", "gunicorn", "--no-control-socket", "--keep-alive", "0", "--worker-class", "gthread"]
+    workers = 1 if row.store == "memory" else 2
+    return [*server, "--threads", "100", "--workers", str(workers), "django_server", "--bind"]
+
+
+@contextmanager
+def serving(row: Row, directory: Path) -> Iterator[Target]:
+    port, log = free_port(), directory / "server.log"
+    effects, group = directory / "effects", directory / "group"
+    effects.touch()
+    os.environ.update(PACKAGE=row.package, STORE=row.store, EFFECTS=str(effects), PORT=str(port))
+    os.environ["PYTHONPATH"] = str(SERVERS)
+    command = install(row, Path(os.environ["COMPARISON"]))
+    if row.requirements is DJANGO:
+        subprocess.run([command[0], "-W", "ignore", str(SERVERS / "django_server.py")], check=True)
+    if command[-1].startswith("--"):
+        command.append(f"127.0.0.1:{port}" if command[-1] == "--bind" else str(port))
+    start = f"setsid {shlex.join(command)} >>{log} 2>&1 & echo $! > {group}"
+    kill = f"kill -KILL -$(cat {group})"
+    subprocess.run(["sh", "-c", start], check=True)
+    try:
+        wait_until(lambda: answers(("127.0.0.1", port)), f"{row.name} listens: see {log}", 60)
+        url = f"http://127.0.0.1:{port}"
+        yield Target(
+            url=f"{url}/charges",
+            other_url=f"{url}/refunds",
+            body='{"amount": 1, "order": "{unique}"}',
+            other_body='{"amount": 2, "order": "{unique}"}',
+            refused_body='{"outcome": 402}',
+            crashing_body='{"outcome": 500}',
+            fields=("Content-Type: application/json", "Authorization: alice"),
+            other_account="Authorization: bob",
+            count_command=f"sh -c 'wc -l < {effects}'",
+            commands={"kill": shlex.join(["sh", "-c", kill]), "restart": shlex.join(["sh", "-c", start])},
+            timeout=60.0,
+            patience=75.0,  # longer than any lock here, so that an abandoned request is taken over
+        )
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(int(group.read_text()), signal.SIGKILL)
+
+
+def judge_row(row: Row) -> dict[str, Result]:
+    profile: Profile = PROFILES[row.profile]
+    for declaration in row.declared:
+        profile = declare(profile, declaration)
+    with tempfile.TemporaryDirectory(prefix="comparison-") as directory, serving(row, Path(directory)) as target:
+        if row.store == "memory":  # it doesn't claim to survive
+            target = replace(target, commands={})
+        trial = Trial(target, profile)
+        return {case.name: judge(case, trial) for case in (*plain_cases(trial), *crash_cases())}
+
+
+def as_row(row: Row, results: dict[str, Result]) -> str:
+    order = list(MARKS)
+    cells = [MARKS[min((results[case].verdict for case in cases), key=order.index)] for cases in COLUMNS.values()]
+    return f"| {row.package} {row.version} | {row.store} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance.compare")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"one of: {', '.join(row.name for row in ROWS)}")
+    parser.add_argument("--directory", default=".tox/comparison", help="where packages are installed")
+    options = parser.parse_args()
+    os.environ["COMPARISON"] = str(Path(options.directory).resolve())
+    lines = [f"| package | records in | {' | '.join(COLUMNS)} |", f"|{'---|' * (len(COLUMNS) + 2)}"]
+    for row in ROWS:
+        if options.rows and row.name not in options.rows and row.package not in options.rows:
+            continue
+        results = judge_row(row)
+        sys.stdout.write(f"\n{row.name}, profile {row.profile}, declared: {', '.join(row.declared)}\n")
+        for name, result in results.items():
+            sys.stdout.write(f"  {result.verdict.value:10}  {name:24}  {result.detail[:150]}\n")
+        sys.stdout.flush()
+        lines.append(as_row(row, results))
+    sys.stdout.write("\n" + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

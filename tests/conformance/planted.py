@@ -1,0 +1,299 @@
+"""A small server that keeps each profile, and that can be told to break one rule.
+
+``python -m tests.conformance.planted DIRECTORY PORT PROFILE [FAULT …]`` runs it with two processes on one port, for the
+cases that kill or freeze one. Tests of the other cases run it in a thread.
+
+Records and effects are in one SQLite file, so that an effect and its record commit together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+#: How long, in seconds, a claim is presumed to be alive.
+LEASE = 1.0
+
+FORMS = {
+    "ietf": {
+        "invalid": (400, "invalid"),
+        "missing": (400, "missing"),
+        "reused": (422, "reused"),
+        "in_progress": (409, "in progress"),
+    },
+    "stripe": {
+        "invalid": (400, "invalid"),
+        "reused": (400, "idempotency_error"),
+        "in_progress": (409, "idempotency_key_in_use"),
+    },
+    "acp": {
+        "invalid": (400, "invalid"),
+        "missing": (400, "idempotency_key_required"),
+        "reused": (422, "idempotency_conflict"),
+        "in_progress": (409, "idempotency_in_flight"),
+    },
+}
+
+SCHEMA = """
+PRAGMA journal_mode = WAL;
+CREATE TABLE IF NOT EXISTS records (
+    scope TEXT PRIMARY KEY, payload TEXT, path TEXT, attempt INTEGER, lease REAL, answer TEXT, expires REAL
+);
+CREATE TABLE IF NOT EXISTS effects (scope TEXT);
+"""
+
+#: How a response is kept and sent.
+Response = dict[str, Any]
+
+
+class Server(ThreadingHTTPServer):
+    """One process of it."""
+
+    request_queue_size = 512
+    daemon_threads = True
+
+    def __init__(
+        self, directory: Path, profile: str, faults: set[str], *, ttl: float = 3600, takes: float = 0.3, port: int = 0
+    ) -> None:
+        """
+        :param takes: how many seconds the operation takes.
+        """
+        super().__init__(("127.0.0.1", port), Handler)
+        self.directory, self.profile, self.faults = directory, profile, faults
+        self.ttl, self.takes = ttl, takes
+        with self.transaction() as database:
+            database.executescript(SCHEMA)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(
+            sqlite3.connect(self.directory / "store", timeout=20, isolation_level=None)
+        ) as database:
+            database.execute("BEGIN IMMEDIATE")
+            yield database
+            with contextlib.suppress(sqlite3.OperationalError):  # executescript has committed
+                database.execute("COMMIT")
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that cuts is no error of the server."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def has(self, fault: str) -> bool:
+        return fault in self.server.faults
+
+    def do_GET(self) -> None:
+        with self.server.transaction() as database:
+            self._send({"status": 200, "body": str(database.execute("SELECT count(*) FROM effects").fetchone()[0])})
+
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        if self.has("answers-early") or (self.has("one-account") and self.headers["Authorization"] == "bob"):
+            self.close_connection = True
+            self._send(self._refusal("invalid"))
+            return
+        body = self.rfile.read1(length) if self.has("reads-what-is-there") else self.rfile.read(length)
+        if len(body) < length and not (self.has("runs-half-requests") or self.has("reads-what-is-there")):
+            self.close_connection = True
+            return
+        key = self._key()
+        if key is None and self.has("breaks-on-keys"):
+            self._send({"status": 500, "body": "{}"})
+        elif key is None and "Idempotency-Key" in self.headers and not self.has("takes-any-key"):
+            self._send(self._refusal("invalid"))
+        elif key is None and "missing" in FORMS[self.server.profile] and not self.has("runs-without-key"):
+            self._send(self._refusal("missing"))
+        elif key is None:
+            self._send(self._run(body, None, 0))
+        else:
+            self._protect(key, body)
+
+    def _key(self) -> str | None:
+        """The key, if it is sent once and well-formed."""
+        values = self.headers.get_all("Idempotency-Key") or []
+        if self.has("takes-any-key"):
+            return values[0] if values else None
+        if len(values) != 1 or self.has("takes-no-key"):
+            return None
+        if self.server.profile == "ietf":
+            match = re.fullmatch(r'"([\x20-\x21\x23-\x7e]+)"', values[0])
+            return match[1] if match else None
+        return values[0] if re.fullmatch(r"[\x21-\x7e]{1,255}", values[0]) else None
+
+    def _protect(self, key: str, body: bytes) -> None:
+        account = "" if self.has("key-alone") else self.headers.get("Authorization", "")
+        path = "" if self.has("path-blind") or self.server.profile == "stripe" else self.path
+        payload = body.decode() if self.has("order-matters") else json.dumps(_parsed(body), sort_keys=True)
+        scope = json.dumps([account, path, key, payload if self.has("payload-in-scope") else ""])
+        if self.has("ignores-keys"):
+            scope = uuid4().hex
+        kind, attempt, answer = self._claim(scope, payload)
+        if kind == "replay":
+            answer = self._distorted(answer)
+        elif kind == "run":
+            answer = self._run(body, scope, attempt)
+            if self.has("forgets-on-cut") and self._is_gone(ConnectionResetError):
+                with self.server.transaction() as database:
+                    database.execute("DELETE FROM records WHERE scope = ?", (scope,))
+        self._send({**answer, "key": key})
+
+    def _claim(self, scope: str, payload: str) -> tuple[str, int, Response]:
+        """:returns: whether to run, replay or refuse; the attempt; and the answer, unless it is to run."""
+        now = time.time()
+        with self.server.transaction() as database:
+            row = database.execute(
+                "SELECT payload, path, attempt, lease, answer, expires FROM records WHERE scope = ?", (scope,)
+            ).fetchone()
+            if row is not None and row[5] < now and self.has("refuses-expired"):
+                return "refuse", 0, self._refusal("invalid")
+            if row is None or (row[5] < now and not self.has("never-expires")):
+                if self.has("races"):
+                    row = None
+                else:
+                    database.execute("DELETE FROM records WHERE scope = ?", (scope,))
+                    self._insert(database, scope, payload, now)
+                    return "run", 1, {}
+            elif row[4] is not None or row[3] > now:
+                differs = row[0] != payload or (self.server.profile == "stripe" and row[1] != self.path)
+                if self.has("path-blind") and row[1] != self.path:
+                    differs = False
+                if differs and not self.has("ignores-payload") and row[4] is not None:
+                    return "refuse", 0, self._refusal("reused")
+                if row[4] is None:
+                    return "refuse", 0, self._refusal("in_progress")
+                return "replay", 0, json.loads(row[4])
+            else:
+                taken = "UPDATE records SET attempt = attempt + 1, lease = ? WHERE scope = ?"
+                database.execute(taken, (now + LEASE, scope))
+                return "run", row[2] + 1, {}
+        return "run", 0, {}  # of the fault "races": the record is written after the operation
+
+    def _insert(self, database: sqlite3.Connection, scope: str, payload: str, now: float) -> None:
+        statement = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, 1, ?, NULL, ?)"
+        database.execute(statement, (scope, payload, self.path, now + LEASE, now + self.server.ttl))
+
+    def _run(self, body: bytes, scope: str | None, attempt: int) -> Response:
+        """The operation. Without a scope it runs without protection."""
+        working = self.server.directory / "working"
+        working.write_text(str(os.getpid()))
+        effect = "INSERT INTO effects VALUES (?)"
+        if self.has("effect-before-record"):
+            with self.server.transaction() as database:
+                database.execute(effect, (scope,))
+        time.sleep(self.server.takes)  # the operation itself, during which duplicates arrive
+        outcome = _parsed(body).get("outcome", 201)
+        answer: Response = {"status": outcome, "body": json.dumps({"run": uuid4().hex}), "location": f"/{uuid4().hex}"}
+        with self.server.transaction() as database:
+            if self.has("races") and scope is not None:
+                self._insert(database, scope, json.dumps(_parsed(body), sort_keys=True), time.time())
+            released = (outcome >= 500) == (self.server.profile != "stripe") and outcome >= 500
+            released = released != (self.has("wrong-5xx") and outcome >= 500)
+            if released or (self.has("forgets-errors") and 400 <= outcome < 500):
+                database.execute("DELETE FROM records WHERE scope = ?", (scope,))
+                return answer
+            owned = "UPDATE records SET answer = ? WHERE scope = ? AND (attempt = ? OR ?)"
+            unfenced = self.has("unfenced") or self.has("races")
+            done = database.execute(owned, (json.dumps(answer), scope, attempt, unfenced)).rowcount
+            if scope is not None and not done:
+                row = database.execute("SELECT answer FROM records WHERE scope = ?", (scope,)).fetchone()
+                return json.loads(row[0]) if row[0] else self._refusal("in_progress")
+            if outcome < 300 and not self.has("effect-before-record"):
+                database.execute(effect, (scope,))
+        return answer
+
+    def _distorted(self, answer: Response) -> Response:
+        """A replay, with the fault that it may have."""
+        if self.has("changes-body"):
+            answer = {**answer, "body": answer["body"] + " "}
+        if self.has("changes-status"):
+            answer = {**answer, "status": 200}
+        if self.has("drops-headers"):
+            answer = {**answer, "location": None}
+        return {**answer, "replayed": not self.has("unmarked")}
+
+    def _refusal(self, kind: str) -> Response:
+        status, code = FORMS[self.server.profile][kind]
+        forms: dict[str, dict[str, Any]] = {
+            "ietf": {"title": code, "status": status},
+            "stripe": {"error": {"type": "invalid_request_error", "code": code, "message": code}},
+            "acp": {"type": "invalid_request", "code": code, "message": code},
+        }
+        body = "no" if self.has("plain-errors") else json.dumps(forms[self.server.profile])
+        status = 418 if self.has("odd-statuses") else 200 if self.has("refuses-nothing") else status
+        return {"status": status, "body": body, "wait": kind == "in_progress"}
+
+    def _is_gone(self, *errors: type[OSError]) -> bool:
+        """Whether the client has closed the connection, or its direction of it."""
+        self.connection.setblocking(False)
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except errors:
+            return True
+        finally:
+            self.connection.setblocking(True)
+
+    def _send(self, answer: Response) -> None:
+        if self.has("half-closed-is-gone") and self._is_gone():
+            self.close_connection = True
+            return
+        body = answer["body"].encode()
+        is_problem = self.server.profile == "ietf" and "title" in answer["body"]
+        self.send_response(answer["status"])
+        self.send_header("Content-Type", "application/problem+json" if is_problem else "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if answer.get("location"):
+            self.send_header("Location", answer["location"])
+        if (answer.get("replayed") and self.server.profile != "ietf") or self.has("marks-everything"):
+            self.send_header("Idempotent-Replayed", "true")
+        if answer.get("wait") and not self.has("no-retry-after"):
+            self.send_header("Retry-After", "1")
+        if answer.get("key") and not self.has("no-echo"):
+            self.send_header("Idempotency-Key", answer["key"])
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    try:
+        return dict(json.loads(body))
+    except ValueError:
+        return {}
+
+
+def main(directory: str, port: str, profile: str, *faults: str) -> None:
+    os.setpgrp()  # so that both are killed as one
+    server = Server(Path(directory), profile, set(faults), takes=0.5, port=int(port))
+    if "loses-on-restart" in faults:
+        with server.transaction() as database:
+            database.execute("DELETE FROM records")
+    if os.fork() == 0:  # it accepts from the same socket
+        server.serve_forever()
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

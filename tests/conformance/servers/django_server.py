@@ -1,0 +1,119 @@
+"""A Django project with one operation, protected by the package that ``PACKAGE`` names. Served by gunicorn.
+
+Each package has its documented defaults, but for what the table of ``compare.py`` says.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import django
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import path
+from operation import run
+
+PACKAGE = os.environ["PACKAGE"]
+DATA = Path(os.environ["EFFECTS"]).parent
+
+APPS = {"django-idempotency": ["idempotency"], "drf-idempotency": ["drf_idempotency"]}
+APPS["djangorestframework-idempotency-key"] = ["rest_framework_idempotency_key"]
+MIDDLEWARE = {
+    "django-idempotency-key": ["idempotency_key.middleware.ExemptIdempotencyKeyMiddleware"],
+    "drf-idempotency": ["drf_idempotency.middleware.IdempotencyMiddleware"],
+    "djangorestframework-idempotency-key": ["rest_framework_idempotency_key.middleware.IdempotencyKeyMiddleware"],
+}
+if PACKAGE == "django-idempotency":
+    own = {"IDEMPOTENCY": {"ACCOUNT": "django_server.account"}}
+elif PACKAGE == "django-idempotency-key":
+    cached = "Cache" if os.environ.get("STORE") == "file" else "Memory"
+    # The status of the first answer. The default for a replay is 409.
+    own = {
+        "IDEMPOTENCY_KEY": {
+            "CONFLICT_STATUS_CODE": None,
+            "STORAGE": {"CLASS": f"idempotency_key.storage.{cached}KeyStorage"},
+        }
+    }
+else:
+    own = {"IDEMPOTENCY_KEY_LOCK_TIMEOUT": 60}
+
+settings.configure(
+    SECRET_KEY="comparison",
+    ALLOWED_HOSTS=["*"],
+    ROOT_URLCONF="django_server",
+    INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "rest_framework", *APPS.get(PACKAGE, [])],
+    MIDDLEWARE=MIDDLEWARE.get(PACKAGE, []),
+    DATABASES={
+        "default": {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": DATA / "db.sqlite3",
+            "OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE", "init_command": "PRAGMA journal_mode = WAL;"},
+        }
+    },
+    CACHES={
+        "default": {"BACKEND": "django.core.cache.backends.filebased.FileBasedCache", "LOCATION": str(DATA / "cache")}
+    },
+    REST_FRAMEWORK={"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None},
+    USE_TZ=True,
+    **own,
+)
+django.setup()
+
+
+def account(request: HttpRequest) -> str:
+    return request.headers["Authorization"]
+
+
+def answer(request: HttpRequest) -> HttpResponse:
+    try:
+        status, number = run(request.body)
+    except ValueError:
+        return HttpResponse("not JSON", status=400)
+    return JsonResponse({"number": number}, status=status)
+
+
+if PACKAGE == "django-idempotency":
+    from idempotency import PARK, idempotent
+
+    def protect(name: str) -> object:
+        return idempotent(name, transaction=False, recovery=PARK)(answer)
+
+elif PACKAGE == "django-idempotency-key":
+    from idempotency_key.decorators import idempotency_key
+
+    def protect(name: str) -> object:
+        return idempotency_key()(answer)
+
+else:
+    from rest_framework.request import Request
+    from rest_framework.response import Response
+    from rest_framework.views import APIView
+
+    def post(self: object, request: Request) -> Response:
+        try:
+            status, number = run(request.body)
+        except ValueError:
+            return Response("not JSON", status=400)
+        return Response({"number": number}, status=status)
+
+    if PACKAGE == "djangorestframework-idempotency-key":
+        from rest_framework_idempotency_key.decorators import simple_idempotency_key_method
+
+        post = simple_idempotency_key_method(post)
+    Operation = type("Operation", (APIView,), {"post": post})
+
+    def protect(name: str) -> object:
+        return Operation.as_view()
+
+
+urlpatterns = [path("charges", protect("charges")), path("refunds", protect("refunds"))]
+
+if __name__ == "__main__":
+    from django.core.management import call_command
+
+    call_command("migrate", verbosity=0)
+else:
+    from django.core.wsgi import get_wsgi_application
+
+    application = get_wsgi_application()

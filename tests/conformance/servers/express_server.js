@@ -1,0 +1,51 @@
+// An Express application with one operation, protected by the package that PACKAGE names.
+const fs = require("fs");
+const express = require("express");
+
+const app = express();
+app.use(express.json());
+
+function appendLine() {
+  fs.appendFileSync(process.env.EFFECTS, "line\n");
+  return fs.readFileSync(process.env.EFFECTS, "utf8").split("\n").length - 1;
+}
+
+function run(request, respond) {
+  const number = appendLine();
+  setTimeout(() => respond(request.body.outcome || 201, { number }), 200);
+}
+
+if (process.env.PACKAGE === "express-idempotency") {
+  const { idempotency, getSharedIdempotencyService } = require("express-idempotency");
+  app.use(idempotency());
+  app.post(["/charges", "/refunds"], (request, response) => {
+    if (getSharedIdempotencyService().isHit(request)) return;
+    run(request, (status, body) => response.status(status).send(body));
+  });
+} else {
+  // The core has no middleware. These are the calls of its documentation, with the statuses of its NestJS plugin.
+  const { Idempotency } = require("@node-idempotency/core");
+  const { MemoryStorageAdapter } = require("@node-idempotency/storage-adapter-memory");
+  const store = new Idempotency(new MemoryStorageAdapter(), { enforceIdempotency: true });
+  const statuses = {
+    REQUEST_IN_PROGRESS: 409,
+    IDEMPOTENCY_FINGERPRINT_MISSMATCH: 422,
+    IDEMPOTENCY_KEY_MISSING: 400,
+    IDEMPOTENCY_KEY_LEN_EXEEDED: 400,
+  };
+  app.post(["/charges", "/refunds"], async (request, response) => {
+    const call = { method: request.method, headers: request.headers, body: request.body, path: request.path };
+    try {
+      const kept = await store.onRequest(call);
+      if (kept) return response.status(kept.additional.status).send(kept.body);
+    } catch (error) {
+      return response.status(statuses[error.code] || 500).send({ detail: error.message });
+    }
+    run(request, async (status, body) => {
+      await store.onResponse(call, { body, additional: { status } });
+      response.status(status).send(body);
+    });
+  });
+}
+
+app.listen(Number(process.env.PORT), "127.0.0.1");

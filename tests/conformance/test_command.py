@@ -1,0 +1,278 @@
+"""The command line, its reports and its exit codes; what it says of a server that can't be judged."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import subprocess
+import sys
+import threading
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idempotency.conformance import __main__ as command
+from idempotency.conformance.judging import Verdict
+from idempotency.conformance.profiles import ACP, IETF, STRIPE, Expected, Refusal, declare
+from idempotency.conformance.target import Target
+from idempotency.conformance.wire import Answer, Connection, build, exchange_together
+from tests.conformance.test_suite import BODY, run, serving, target_at
+
+pytestmark = pytest.mark.once
+
+#: As on a machine that has nothing but Python.
+BARE = """
+import runpy, sys
+
+class OnlyTheStandardLibrary:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in sys.stdlib_module_names and top != "idempotency":
+            raise ModuleNotFoundError(f"{name} is not installed")
+
+sys.meta_path.insert(0, OnlyTheStandardLibrary())
+sys.argv[0] = "conformance"
+runpy.run_module("idempotency.conformance", run_name="__main__")
+"""
+
+
+def arguments(target: Target, *more: str) -> list[str]:
+    return ["--url", target.url, "--profile", "stripe", "--body", BODY, "--count-url", str(target.count_url), *more]
+
+
+def test_it_runs_where_nothing_is_installed(tmp_path: Path) -> None:
+    with serving(tmp_path, "stripe") as target:
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", BARE, *arguments(target, "--only", "sequential")],
+            capture_output=True,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "checked 1: 1 passed, 0 deviates, 0 failed, 0 not judged" in done.stdout
+
+
+def test_the_reports_say_what_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    junit, page = tmp_path / "report.xml", tmp_path / "report.html"
+    with serving(tmp_path, "acp", "unmarked", "changes-body") as target:
+        only = [argument for name in ("sequential", "replay", "expiry") for argument in ("--only", name)]
+        files = ["--junit", str(junit), "--html", str(page), "--duplicates", "2,3"]
+        code = command.main([*arguments(target, *only, *files), "--profile", "acp"])
+    assert code == 1
+    text = capsys.readouterr().out
+    assert "failed      replay-is-equal" in text
+    assert "SHOULD: ACP 2026-04-17, agentic checkout, section 6.3" in text
+    assert text.endswith("checked 3: 1 passed, 1 deviates, 1 failed, 1 not judged\n")
+    suite = ET.parse(junit).getroot()
+    assert {name: suite.get(name) for name in ("tests", "failures", "skipped")} == {
+        "tests": "4",
+        "failures": "1",
+        "skipped": "1",
+    }
+    assert {case.get("name"): [child.tag for child in case] for case in suite} == {
+        "sequential": ["system-out"],
+        "replay-is-equal": ["failure"],
+        "replay-is-marked": ["system-out"],
+        "expiry": ["skipped"],
+    }
+    html = page.read_text()
+    assert "<td class='failed'>failed</td>" in html
+    assert "1 passed, 1 deviates, 1 failed, 1 not judged" in html
+    assert "src=" not in html
+
+
+def test_a_run_that_judges_nothing_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    nowhere = target_at("http://127.0.0.1:1")
+    assert command.main(arguments(nowhere, "--only", "sequential")) == 2
+    assert "checked 0" in capsys.readouterr().out
+    assert command.main(arguments(nowhere, "--only", "no-such-case")) == 2
+
+
+@pytest.mark.parametrize(
+    "more", [["--declare", "nonsense=1"], ["--declare", "other-path=maybe"], ["--duplicates", "many"]]
+)
+def test_a_wrong_argument_is_a_usage_error(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(arguments(target_at("http://127.0.0.1:1"), *more))
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_a_server_may_declare_what_it_does_otherwise() -> None:
+    assert declare(IETF, "header=X-Key").header == "X-Key"
+    assert declare(IETF, "marker=Replayed").marker == ("Replayed", "true")
+    assert declare(IETF, "quoted=no").quoted is False
+    assert declare(IETF, "missing=none").missing is None
+    assert declare(IETF, "in-progress=425").in_progress == Refusal(425)
+    assert declare(IETF, "other-path=fresh").other_path is Expected.FRESH
+    refusal = Answer(409, (), b"no")
+    assert IETF.complaint(refusal, Refusal(409))
+    assert declare(IETF, "errors=any").complaint(refusal, Refusal(409)) is None
+
+
+def answer(status: int, body: str, **fields: str) -> Answer:
+    return Answer(
+        status, tuple((name.lower().replace("_", "-"), value) for name, value in fields.items()), body.encode()
+    )
+
+
+PROBLEM = {"Content_Type": "application/problem+json; charset=utf-8"}
+
+
+@pytest.mark.parametrize(
+    ("profile", "given", "complaint"),
+    [
+        (IETF, answer(409, "", Link='<https://example.com>; rel="describedby"'), None),
+        (IETF, answer(409, '{"title": "x", "code": "c"}', **PROBLEM), None),
+        (IETF, answer(409, "[]", **PROBLEM), "no title"),
+        (IETF, answer(409, '{"title": "x", "status": 400}', **PROBLEM), "status"),
+        (IETF, answer(409, '{"title": "x"}', **PROBLEM), "code is None"),
+        (STRIPE, answer(409, '{"error": {"type": "c", "message": ""}}'), None),
+        (STRIPE, answer(409, '{"error": {"type": "x", "message": ""}}'), "neither"),
+        (ACP, answer(409, '{"type": "invalid_request", "message": "", "code": "d"}'), "code is 'd'"),
+        (ACP, answer(409, '{"type": "invalid_request", "message": "", "code": "c"}'), None),
+    ],
+)
+def test_the_form_of_a_refusal_is_judged(profile: Any, given: Answer, complaint: str | None) -> None:
+    found = profile.complaint(given, Refusal(409, "c"))
+    assert found is None if complaint is None else complaint in found
+
+
+class Canned(http.server.BaseHTTPRequestHandler):
+    """Answers each POST with the status that its path names, or not at all."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        status = int(self.path.rpartition("/")[2])
+        if status:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            if status == 202:
+                self.send_header("Retry-After", "Mon, 23 Nov 2026 10:00:00 GMT")
+            self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def canned(status: int) -> Iterator[Target]:
+    """A server that answers so, beside a counter that stands at 7."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Canned) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_address[1]}/{status}"
+            counter = f"{sys.executable} -S -c print(7)"
+            yield target_at(
+                "", url=url, other_url=url, count_url=None, count_command=counter, timeout=5.0, patience=0.2
+            )
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "case", "verdict", "detail"),
+    [
+        (0, "concurrent-2", Verdict.FAILED, "2 of 2 requests got no answer"),
+        (500, "sequential", Verdict.NOT_JUDGED, "the operation itself answered 500"),
+        (200, "sequential", Verdict.FAILED, "0 effects instead of 1"),
+        (409, "in-progress", Verdict.NOT_JUDGED, "neither of two duplicates"),
+        (409, "other-payload-in-flight", Verdict.FAILED, "0 effects"),
+        (409, "cut-after-the-end", Verdict.FAILED, "ended with 409"),
+        (202, "cut-after-the-end", Verdict.FAILED, "0 effects"),
+        (0, "cut-after-the-end", Verdict.FAILED, "ended with no answer"),
+        (0, "key: bare", Verdict.FAILED, "to be accepted"),
+        (0, "key: 256", Verdict.PASSED, "refused"),
+        (402, "server-error", Verdict.NOT_JUDGED, "was answered with 402"),
+    ],
+)
+def test_what_can_not_be_judged_says_why(status: int, case: str, verdict: Verdict, detail: str) -> None:
+    with canned(status) as target:
+        results = run(target, "stripe", case, "errors=any")
+    result = next(iter(results.values()))
+    assert (result.verdict, detail in result.detail) == (verdict, True), result
+
+
+@pytest.mark.parametrize("case", ["concurrent-2", "in-progress", "other-payload-in-flight"])
+def test_duplicates_that_did_not_meet_are_not_judged(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "is_answered", lambda self, within=0: True)
+    with canned(200) as target:
+        result = run(target, "stripe", case)[case]
+    assert (result.verdict, "too fast" in result.detail) == (Verdict.NOT_JUDGED, True), result
+
+
+def test_a_server_that_lets_duplicates_wait_owes_no_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "is_answered", lambda self, within=0: False)
+    with canned(200) as target:
+        assert run(target, "stripe", "retry-after")["retry-after"].detail == "duplicates wait for the result"
+
+
+@pytest.mark.parametrize(
+    ("case", "detail"),
+    [("killed-while-it-runs", "kill came too late"), ("frozen-while-it-runs", "freeze came too late")],
+)
+def test_a_strike_that_misses_is_void(case: str, detail: str, tmp_path: Path) -> None:
+    with serving(tmp_path, "stripe", takes=0.5) as target:
+        target = replace(target, commands=dict.fromkeys(("kill", "restart", "freeze", "thaw"), "true"))
+        result = run(target, "stripe", case)[case]
+    assert (result.verdict, detail in result.detail) == (Verdict.NOT_JUDGED, True), result
+
+
+def test_an_operation_that_is_over_can_not_be_struck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "is_answered", lambda self, within=0: True)
+    with canned(200) as target:
+        result = run(target, "stripe", "killed")["killed-while-it-runs"]
+    assert "before it could be struck" in result.detail
+
+
+def test_an_error_that_looks_like_its_replay_is_not_judged() -> None:
+    with canned(402) as target:
+        result = run(target, "ietf", "client-error")["client-error"]
+        assert (result.verdict, "without a marker" in result.detail) == (Verdict.NOT_JUDGED, True), result
+    with canned(500) as target:
+        result = run(target, "acp", "server-error")["server-error"]
+        assert (result.verdict, "looks like a replay" in result.detail) == (Verdict.NOT_JUDGED, True), result
+
+
+def test_a_server_is_reached_over_tls_or_not_at_all() -> None:
+    with canned(200) as target:
+        secure = replace(target, url=target.url.replace("http:", "https:"))
+        plain = run(secure, "stripe", "half-closed")["half-closed"]
+        result = run(secure, "stripe", "cut-after-the-end")["cut-after-the-end"]
+    assert (plain.verdict, "in one direction" in plain.detail) == (Verdict.NOT_JUDGED, True), plain
+    assert (result.verdict, "connection failed" in result.detail) == (Verdict.NOT_JUDGED, True), result
+
+
+def test_the_module_is_a_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "idempotency.conformance", "--help"], capture_output=True, text=True)
+    assert (done.returncode, "--profile" in done.stdout) == (0, True), done
+
+
+def test_a_server_that_says_nothing_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        request = build("POST", f"http://127.0.0.1:{mute.getsockname()[1]}", (), b"x")
+        answers, overlapped = exchange_together([request] * 2, timeout=0.1)
+    assert ([str(answer) for answer in answers], overlapped) == (["no answer within 0.1 s"] * 2, True)
+
+
+def test_an_option_that_is_missing_is_named() -> None:
+    with canned(200) as target:
+        bare = replace(target, count_command=None, other_body=None, fields=("Content-Type: application/json",))
+        assert (
+            "needs --other-body"
+            in run(replace(bare, count_command=target.count_command), "stripe", "other-payload")["other-payload"].detail
+        )
+        assert "without --count-url or --count-command" in run(bare, "stripe", "sequential")["sequential"].detail
+        struck = run(replace(target, count_command="sh -c 'exit 3'"), "stripe", "sequential")["sequential"]
+        assert (struck.verdict, "exit status 3" in struck.detail) == (Verdict.NOT_JUDGED, True)
+        small = run(replace(target, body='{"a": 1}'), "acp", "reordered")["reordered-payload"]
+        assert "fewer than two members" in small.detail
+        gone = run(replace(target, url="http://127.0.0.1:1"), "stripe", "replay-is-equal")["replay-is-equal"]
+        assert "doesn't answer" in gone.detail
+        mute = run(replace(target, count_command="echo none"), "stripe", "sequential")["sequential"]
+        assert "shows no number" in mute.detail

@@ -1,0 +1,112 @@
+"""This package keeps the profiles that it offers, behind gunicorn and on a real database."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from idempotency.conformance.judging import Verdict
+from idempotency.conformance.profiles import PROFILES
+from testproject.harness.processes import Daemon, answers, free_port
+from tests.conformance.test_suite import run, target_at
+from tests.harness.world import own_database
+from tests.harness.zygote import ROOT
+
+#: What the server documents otherwise than the profile.
+DECLARED = {
+    "ietf": ("marker=Idempotency-Replayed", "server-error=fresh"),
+    "stripe": ("missing=400", "server-error=fresh"),
+    "acp": (),
+}
+#: Deviations that the documentation explains.
+DEVIATIONS = {"ietf": {"key: bare"}, "stripe": set(), "acp": set()}
+#: Cases that need an option, and those that the profile says nothing about.
+NOT_JUDGED = {"expiry", "restarted", "killed-while-it-runs", "frozen-while-it-runs"}
+UNSPECIFIED = {"ietf": {"echo", "reordered-payload"}, "stripe": {"echo", "reordered-payload"}, "acp": set()}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A database with the sample project's tables."""
+
+    url: str
+    #: The header that each of the demo's users sends.
+    tokens: dict[str, str]
+
+    def environment(self, profile: str) -> dict[str, str]:
+        return {
+            "DATABASE_URL": self.url,
+            "DJANGO_SETTINGS_MODULE": "tests.conformance.settings",
+            "CONFORMANCE_PROFILE": profile,
+            "LOG_LEVEL": "CRITICAL",
+        }
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
+    with ExitStack() as stack:
+        if os.environ["DATABASE_URL"].startswith("sqlite"):
+            url = f"sqlite:///{tmp_path_factory.mktemp('conformance') / 'db.sqlite3'}"
+        else:
+            url = stack.enter_context(own_database(os.environ["DATABASE_URL"]))
+        empty = Prepared(url, {})
+        script = (
+            "import django; django.setup(); from django.core.management import call_command as call; "
+            "call('migrate', verbosity=0); call('create_demo_users')"
+        )
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script],
+            cwd=ROOT,
+            env={**os.environ, **empty.environment("ietf")},
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        yield replace(empty, tokens=dict(re.findall(r"(\w+): (Authorization: Token \w+)", done.stdout)))
+
+
+@contextmanager
+def serving(profile: str, prepared: Prepared, directory: Path) -> Iterator[str]:
+    """:returns: the address."""
+    port = free_port()
+    server = [sys.executable, "-m", "gunicorn", "testproject.wsgi", "--chdir", str(ROOT), "--bind", f"127.0.0.1:{port}"]
+    server += ["--worker-class", "gthread", "--threads", "24", "--keep-alive", "0", "--no-control-socket"]
+    ready = lambda: answers(("127.0.0.1", port), b"GET /health/ HTTP/1.0\r\n\r\n", b"HTTP/1.")  # noqa: E731
+    with Daemon("gunicorn", server, directory, environment=prepared.environment(profile), is_ready=ready):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_the_sample_project_keeps_the_profile(profile: str, prepared: Prepared, tmp_path: Path) -> None:
+    body = '{"amount": %s, "currency": "usd", "label": "%s", "source": "%s"}'
+    with serving(profile, prepared, tmp_path) as server:
+        target = target_at(
+            server,
+            url=f"{server}/charges/",
+            other_url=f"{server}/refunds/",
+            count_url=f"{server}/count/",
+            body=body % (100, "{unique}", "card"),
+            other_body=body % (200, "{unique}", "card"),
+            refused_body=body % (100, "", "declined"),
+            crashing_body=body % (100, "broken", "card"),
+            fields=("Content-Type: application/json", prepared.tokens["alice"]),
+            other_account=prepared.tokens["bob"],
+            timeout=30.0,
+        )
+        results = run(target, profile, "", *DECLARED[profile])
+    seen = {
+        verdict: {name: result.detail for name, result in results.items() if result.verdict is verdict}
+        for verdict in Verdict
+    }
+    assert not seen[Verdict.FAILED]
+    assert set(seen[Verdict.DEVIATES]) == DEVIATIONS[profile], seen
+    # On SQLite a duplicate waits for the lock of the first request's transaction, and then gets its result.
+    assert set(seen[Verdict.NOT_JUDGED]) - {"retry-after"} == NOT_JUDGED | UNSPECIFIED[profile], seen

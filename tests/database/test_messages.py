@@ -1,0 +1,271 @@
+"""How many messages an operation sends to PostgreSQL, and what they leave in the session."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import connection, connections, transaction
+
+from idempotency import claim
+from idempotency.exceptions import InProgressError, LeaseLostError
+from idempotency.identity.scope import Scope
+from idempotency.models import IdempotencyRecord
+from idempotency.store import Row, store_for
+from idempotency.store.postgresql import CitusStore
+from testproject.models import Transfer
+from tests.concurrency.racing import PATIENCE
+from tests.database.statements import execute
+from tests.http.callers import claim_anew
+from tests.providers import eventually
+from tests.records import HOUR
+from tools.benchmarks.instruments import round_trips
+
+pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture(autouse=True)
+def _account(transactional_db: None) -> None:
+    get_user_model().objects.create(pk=1, username="alice")
+    store_for("default")  # a process asks a database once which store is its own
+
+
+def write() -> None:
+    Transfer.objects.create(account_id=1, amount=1)
+
+
+def write_twice() -> None:
+    write()
+    write()
+
+
+def write_many() -> None:
+    with connection.cursor() as cursor:
+        cursor.executemany("SELECT %s", [[1], [2]])
+
+
+def fail() -> None:
+    write()
+    raise LookupError
+
+
+def protect(handler: Callable[[], None]) -> bool:
+    try:
+        with claim("tests.messages", account_id="1", key="k") as run:
+            if not run.replayed:
+                handler()
+                run.result = 1
+    except LookupError:
+        pass
+    return run.replayed
+
+
+def messages(handler: Callable[[], None]) -> int:
+    sent = round_trips(lambda: protect(handler))
+    assert sent is not None, "libpq can only show its messages on Linux"
+    return sent
+
+
+#: The messages of a handler, with the claim and with the one that completes and commits.
+COSTS: dict[Callable[[], None], int] = {
+    write: 3,
+    write_twice: 4,
+    # The savepoint is the first statement.
+    transaction.atomic(write): 5,
+    # The BEGIN of the driver's own comes before what can't be a part of a longer message.
+    write_many: 4,
+    lambda: None: 3,
+    # ROLLBACK and the release.
+    fail: 4,
+}
+
+
+@pytest.mark.parametrize(("handler", "sent"), COSTS.items())
+def test_a_first_execution_sends_one_message_to_claim_and_one_to_complete_and_commit(
+    handler: Callable[[], None], sent: int
+) -> None:
+    assert messages(handler) == sent
+
+
+def test_a_replay_sends_two_messages() -> None:
+    protect(write)
+    assert messages(fail) == 2
+    assert protect(fail)
+
+
+def test_a_take_over_sends_one_message_more_than_a_duplicate_and_a_first_execution() -> None:
+    protect(write)
+    claim_anew(lease=-HOUR)
+    assert messages(write) == 2 + 3
+
+
+def test_no_begin_is_sent_twice() -> None:
+    """The driver's own BEGIN is kept away by an attribute that is not public. If a release of psycopg renames it, this
+    fails: the server then warns of a transaction that is in progress already, and a message more is sent."""
+    warnings: list[str | None] = []
+    driver = connection.connection
+    driver.add_notice_handler(lambda notice: warnings.append(notice.message_primary))
+    assert messages(write) == 3
+    assert warnings == []
+    assert (driver.autocommit, connection.get_autocommit()) == (True, True)
+
+
+def look_at_autocommit(seen: list[bool]) -> None:
+    write()
+    seen.append(connection.connection.autocommit)
+
+
+def test_autocommit_is_off_in_the_handler() -> None:
+    """Otherwise Django would declare the cursors of ``iterator()`` WITH HOLD."""
+    seen: list[bool] = []
+    protect(lambda: look_at_autocommit(seen))
+    assert seen == [False]
+
+
+@contextmanager
+def connected_with(**options: Any) -> Iterator[None]:
+    in_force = connection.settings_dict["OPTIONS"]
+    connection.close()
+    in_force.update(options)
+    connection.ensure_connection()
+    try:
+        yield
+    finally:
+        connection.close()
+        for name in options:
+            del in_force[name]
+
+
+@pytest.fixture
+def server_side_binding() -> Iterator[None]:
+    with connected_with(server_side_binding=True):
+        yield
+
+
+@pytest.fixture
+def preparing() -> Iterator[None]:
+    with connected_with(server_side_binding=True, prepare_threshold=0):
+        yield
+
+
+@pytest.mark.usefixtures("preparing")
+def test_where_statements_are_prepared_a_duplicate_sends_one_message() -> None:
+    protect(write)
+    assert messages(fail) == 1
+    assert protect(fail)
+    claim_anew()
+    with pytest.raises(InProgressError):
+        protect(fail)
+    claim_anew(lease=-HOUR)
+    assert not protect(write)
+    assert IdempotencyRecord.objects.get().attempt == 2
+
+
+SCOPE = Scope("1", "tests.messages", "k")
+
+
+def insert() -> int | Row | None:
+    return store_for("default").insert_claim(SCOPE, "v1:", lease=HOUR, ttl=HOUR, wait_for_disk=True)
+
+
+def insert_while_another_transaction(changes: Callable[[], object]) -> int | Row | None:
+    """Insert a claim that has to wait for another transaction, which has made these changes."""
+    changed = threading.Event()
+
+    def is_waiting() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT FROM pg_locks WHERE NOT granted")
+            return cursor.rowcount > 0
+
+    def change_and_hold() -> None:
+        with transaction.atomic():
+            changes()
+            changed.set()
+            assert eventually(is_waiting)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(change_and_hold)
+        assert changed.wait(PATIENCE)
+        inserted = insert()
+        other.result(PATIENCE)
+        pool.submit(connections.close_all).result(PATIENCE)
+    return inserted
+
+
+@pytest.mark.usefixtures("preparing")
+def test_one_message_claims_or_reads_whatever_happens_meanwhile() -> None:
+    assert insert_while_another_transaction(insert) is None  # the record is too new to be read
+    found = insert()
+    assert isinstance(found, Row)
+    # The old record is read, but the claim counts.
+    claimed = insert_while_another_transaction(IdempotencyRecord.objects.all().delete)
+    assert claimed == IdempotencyRecord.objects.get().pk != found.fence.id
+
+
+@pytest.mark.usefixtures("server_side_binding")
+def test_where_the_server_binds_parameters_each_statement_is_a_message() -> None:
+    assert messages(write) == 5
+
+
+def test_on_citus_each_statement_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_idempotency_store", CitusStore(connection))
+    assert messages(write) == 5
+
+
+def test_in_a_transaction_that_a_test_has_opened_nothing_is_committed() -> None:
+    with transaction.atomic():
+        connection.atomic_blocks[-1]._from_testcase = True
+        protect(write)
+        transaction.set_rollback(True)
+    assert Transfer.objects.count() == 0
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """One session that all connections of this thread are lent, one after the other."""
+    pytest.importorskip("psycopg_pool", reason="psycopg is installed without its pool")
+    mine = connections["default"]
+    pooled = mine.copy()
+    pooled.settings_dict["CONN_MAX_AGE"] = 0
+    pooled.settings_dict["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 1}
+    connections["default"] = pooled
+    yield pooled
+    pooled.close()
+    pooled.close_pool()
+    connections["default"] = mine
+
+
+def test_a_pool_gets_its_session_back_as_it_was(pool: Any) -> None:
+    store_for("default")
+    sessions = []
+    for key in ("a", "b"):
+        with claim("tests.messages", account_id="1", key=key) as run:
+            write()
+            run.result = 1
+        sessions.append(pool.connection.info.backend_pid)
+        assert pool.connection.autocommit
+        assert pool.connection.execute("SELECT current_setting('idempotency.completed')").fetchone() == ("",)
+        pool.close()
+    assert sessions[0] == sessions[1]
+    pool.ensure_connection()
+    assert messages(write) == 3
+
+
+def write_and_be_taken_over() -> None:
+    write()
+    IdempotencyRecord.objects.update(attempt=2)
+
+
+def test_a_setting_of_the_role_is_not_taken_for_the_note_of_an_update() -> None:
+    execute("SELECT set_config('idempotency.completed', 'true', false)")
+    try:
+        with pytest.raises(LeaseLostError):
+            protect(write_and_be_taken_over)
+    finally:
+        execute("RESET idempotency.completed")
+    assert Transfer.objects.count() == 0

@@ -1,0 +1,117 @@
+"""Migrations after the first one only add, so that the earlier release works on the tables of the later one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.db import migrations, models
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.operations.base import Operation
+from django.db.migrations.state import ProjectState
+from django.db.models.functions import Now
+
+#: The apps that have tables, and the one on whose model the rules are tried.
+APPS = {"idempotency", "idempotency_dashboard", "idempotency_outbox"}
+APP = "idempotency_outbox"
+FIRST = "0001_initial"
+
+#: What the earlier release doesn't notice.
+HARMLESS = (
+    migrations.AddIndex,
+    migrations.AlterModelManagers,
+    migrations.AlterModelOptions,
+    migrations.CreateModel,
+)
+
+
+#: Django can't see what these do, so its models and the tables may differ without a notice of ``makemigrations``.
+UNSEEN = (migrations.RunPython, migrations.RunSQL, migrations.SeparateDatabaseAndState)
+
+
+def not_additive(operation: Operation, before: ProjectState, app: str = APP) -> str | None:
+    """Why the earlier release, which doesn't know of the operation, may fail after it. None if it can't."""
+    if isinstance(operation, HARMLESS):
+        return None
+    if isinstance(operation, migrations.AddField):
+        field = operation.field
+        if field.null or field.has_db_default():
+            return None
+        return "its inserts leave the new column out: give it null=True or db_default="
+    if isinstance(operation, migrations.AlterField):
+        old = before.models[app, operation.model_name_lower].fields[operation.name]
+        return None if in_database(old) == in_database(operation.field) else "it reads and writes the old column"
+    return "only additions are allowed; remove what is unused one release after the code that used it"
+
+
+def in_database(field: models.Field[Any, Any]) -> tuple[Any, ...]:
+    """What of a field the database knows."""
+    _, path, arguments, options = field.deconstruct()
+    return path, arguments, {name: value for name, value in options.items() if name not in field.non_db_attrs}
+
+
+def test_the_tables_are_those_of_the_models() -> None:
+    disk_migrations = MigrationLoader(None).disk_migrations
+    unseen = [
+        (key, operation.describe())
+        for key, migration in disk_migrations.items()
+        for operation in migration.operations
+        if key[0] in APPS and isinstance(operation, UNSEEN)
+    ]
+    assert not unseen
+
+
+def test_each_app_has_its_tables_and_no_other() -> None:
+    tables = {app: {model._meta.db_table for model in apps.get_app_config(app).get_models()} for app in APPS}
+    assert tables == {
+        "idempotency": {"idempotency_record", "idempotency_step"},
+        "idempotency_dashboard": {"idempotency_dashboard_counter"},
+        "idempotency_outbox": {"idempotency_outbox_message"},
+    }
+
+
+def test_migrations_after_the_first_only_add() -> None:
+    loader = MigrationLoader(None)
+    for key in sorted(loader.disk_migrations):
+        if key[0] not in APPS or key[1] == FIRST:
+            continue
+        state = loader.project_state(key, at_end=False)
+        for operation in loader.disk_migrations[key].operations:
+            why = not_additive(operation, state, key[0])
+            assert why is None, (
+                f"Migration {key[1]}: {operation.describe()!r} is not additive. While a deploy is under way, and "
+                f"after a rollback, the earlier release runs on these tables: {why}."
+            )
+            operation.state_forwards(key[0], state)
+
+
+TEXT = models.CharField(max_length=16)
+
+ALLOWED: list[Operation] = [
+    migrations.AddField("outboxmessage", "note", models.TextField(null=True)),
+    migrations.AddField("outboxmessage", "made_at", models.DateTimeField(db_default=Now())),
+    migrations.AlterField("outboxmessage", "status", models.CharField("state", max_length=8, default="pending")),
+    migrations.AddIndex("outboxmessage", models.Index(fields=["topic"], name="topic")),
+    migrations.CreateModel("Note", [("id", models.BigAutoField(primary_key=True))]),
+    migrations.AlterModelOptions("outboxmessage", {"verbose_name": "message"}),
+]
+REFUSED: list[Operation] = [
+    migrations.AddField("outboxmessage", "note", models.TextField(default="")),
+    migrations.AlterField("outboxmessage", "status", TEXT),
+    migrations.AlterField("outboxmessage", "sender", models.TextField(default="")),
+    migrations.RemoveField("outboxmessage", "error"),
+    migrations.RenameField("outboxmessage", "error", "last_error"),
+    migrations.DeleteModel("outboxmessage"),
+    migrations.AlterModelTable("outboxmessage", "outbox"),
+    migrations.RemoveIndex("outboxmessage", "idempotency_outbox_sent"),
+    migrations.AddConstraint("outboxmessage", models.UniqueConstraint(fields=["topic"], name="topic")),
+    migrations.RunSQL("SELECT 1"),
+    migrations.RunPython(migrations.RunPython.noop),
+]
+
+
+@pytest.mark.parametrize("operation", [*ALLOWED, *REFUSED], ids=lambda operation: operation.describe())
+def test_what_the_earlier_release_would_stumble_over_is_no_addition(operation: Operation) -> None:
+    state = MigrationLoader(None).project_state((APP, FIRST))
+    assert (not_additive(operation, state) is None) == (operation in ALLOWED)

@@ -1,0 +1,232 @@
+"""The settings of PostgreSQL that travel with a statement, as the server has them, and which store a database gets.
+
+``CitusStore`` sends them in another way. A server without the extension accepts that, too, so both are tested here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import pytest
+from django.db import OperationalError, ProgrammingError, connection, connections, transaction
+
+from idempotency.contrib.dashboard.models import IdempotencyCounter
+from idempotency.identity.scope import Scope
+from idempotency.models import IdempotencyRecord
+from idempotency.store import Fence, Store, store_for
+from idempotency.store.postgresql import CitusStore, PostgreSQLStore, choose, settings
+from tests.concurrency.racing import race
+from tests.database.claiming import OUTCOME
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.postgres,
+    pytest.mark.failure_2,
+    pytest.mark.failure_22,
+]
+
+SCOPE = Scope("1", "tests.settings", "key")
+HASH = "v1:" + "0" * 64
+HOUR, OVER = timedelta(hours=1), timedelta(seconds=-1)
+
+WAITING = {"lock_timeout": "1s"}
+IDLING = {"idle_in_transaction_session_timeout": "5s"}
+NO_DISK = {"synchronous_commit": "off"}
+
+
+@pytest.fixture(params=[PostgreSQLStore, CitusStore])
+def store(request: pytest.FixtureRequest) -> Any:
+    return request.param(connection)
+
+
+@pytest.fixture(params=[False, True], ids=["", "server_side_binding"])
+def binding(request: pytest.FixtureRequest) -> Iterator[bool]:
+    options = connection.settings_dict["OPTIONS"]
+    connection.close()
+    options["server_side_binding"] = request.param
+    vars(connection.features).pop("uses_server_side_binding", None)
+    yield request.param
+    connection.close()
+    del options["server_side_binding"]
+    vars(connection.features).pop("uses_server_side_binding", None)
+
+
+def insert(store: Store, wait_for_disk: bool = True) -> Fence:
+    pk = store.insert_claim(SCOPE, HASH, lease=OVER, ttl=OVER, wait_for_disk=wait_for_disk)
+    assert pk is not None
+    return Fence(SCOPE, pk, 1, HASH)
+
+
+def begun(store: Store) -> Fence:
+    """A committed claim whose lease is over."""
+    IdempotencyRecord.objects.all().delete()
+    with transaction.atomic(durable=True):
+        return insert(store)
+
+
+def observed(store: Store) -> Fence:
+    row = store.read(SCOPE)
+    assert row is not None
+    return row.fence
+
+
+CHANGES: dict[str, Callable[[Any, Fence], bool]] = {
+    "take_over": lambda store, fence: store.take_over(observed(store), lease=HOUR, ttl=HOUR),
+    "start_over": lambda store, fence: store.start_over(observed(store), HASH, lease=HOUR, ttl=HOUR),
+    "park_abandoned": lambda store, fence: store.park_abandoned(observed(store)),
+    "set_lease": lambda store, fence: store.set_lease(fence, HOUR, ttl=HOUR),
+    "complete": lambda store, fence: store.complete(fence, OUTCOME, ttl=HOUR),
+    "release": lambda store, fence: store.release(fence),
+    "park": lambda store, fence: store.park(fence),
+}
+
+
+def in_force() -> dict[str, str]:
+    """The settings that differ from those of the session."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT name, current_setting(name) FROM pg_settings "
+            "WHERE name = ANY(%s) AND current_setting(name) <> reset_val",
+            [[*WAITING, *IDLING, *NO_DISK]],
+        )
+        return dict(cursor.fetchall())
+
+
+def test_the_settings_of_a_change_hold_until_its_transaction_ends(store: Any, binding: bool) -> None:
+    for name, change in CHANGES.items():
+        fence = begun(store)
+        with transaction.atomic(durable=True):
+            assert change(store, fence), name
+            # After the completing update, COMMIT may wait for rows that the handler needs.
+            assert in_force() == (IDLING if name == "complete" else WAITING | IDLING), name
+        assert in_force() == {}
+
+
+@pytest.mark.parametrize("wait_for_disk", [False, True])
+def test_a_claim_waits_for_the_disk_if_it_must(store: Any, binding: bool, wait_for_disk: bool) -> None:
+    with transaction.atomic(durable=True):
+        insert(store, wait_for_disk)
+        assert in_force() == WAITING | IDLING | ({} if wait_for_disk else NO_DISK)
+    with transaction.atomic(durable=True):
+        store.add_counts({("tests.settings", "claimed"): 1}, 1)
+        assert in_force() == WAITING | NO_DISK
+    assert IdempotencyCounter.objects.filter(operation="tests.settings").count() == 2
+
+
+def test_a_statement_is_committed_when_it_returns_if_one_message_brings_its_settings(store: Any, binding: bool) -> None:
+    with transaction.atomic(durable=True):
+        store.commit_at_once()
+        insert(store)
+        two_messages = isinstance(store, CitusStore) and binding
+        assert (in_force() == {}) is not two_messages
+    assert connection.get_autocommit()
+    assert connection.connection.autocommit
+    assert IdempotencyRecord.objects.count() == 1
+
+
+def test_in_a_test_case_nothing_is_set(store: Any) -> None:
+    with transaction.atomic(), transaction.atomic():
+        fence = insert(store)
+        store.commit_at_once()
+        assert store.complete(fence, OUTCOME, ttl=HOUR)
+        assert in_force() == {}
+
+
+@contextmanager
+def locked(fence: Fence) -> Iterator[None]:
+    """Another session holds the record."""
+    other: Any = connection.copy()
+    other.set_autocommit(False)
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT FROM idempotency_record WHERE id = %s FOR UPDATE", [fence.id])
+        yield
+    finally:
+        other.rollback()
+        other.close()
+
+
+def change_at_once(store: Any, change: Callable[[Any, Fence], bool], fence: Fence) -> None:
+    with transaction.atomic(durable=True):
+        store.commit_at_once()
+        change(store, fence)
+
+
+def test_a_change_sets_its_bound_before_it_waits_for_the_record(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "WAITING", settings.Setting("lock_timeout", "10ms"))
+    for name, change in CHANGES.items():
+        fence = begun(store)
+        with locked(fence), pytest.raises(OperationalError) as refused:
+            change_at_once(store, change, fence)
+        assert store.timed_out_waiting(refused.value), name
+
+
+# Which store a database gets
+
+
+@pytest.fixture
+def unknown(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A connection to the same database under a name that this process has not asked yet."""
+    other: Any = connection.copy()
+    host = other.settings_dict["HOST"]
+    monkeypatch.setitem(other.settings_dict, "HOST", ",".join([host] * next(TIMES)))
+    yield other
+    other.close()
+
+
+TIMES = count(2)
+
+
+def kind(store: PostgreSQLStore) -> tuple[type, bool]:
+    return type(store), store.is_provisional
+
+
+@pytest.mark.parametrize("sent", [0, 1])
+def test_the_question_for_the_extension_leaves_the_transaction_as_it_was(unknown: Any, sent: int) -> None:
+    unknown.set_autocommit(False)  # as atomic() does
+    with unknown.cursor() as cursor:
+        for _ in range(sent):
+            cursor.execute("SELECT 1")
+    before = unknown.connection.info.transaction_status
+    assert kind(choose(unknown)) == (PostgreSQLStore, False)
+    assert unknown.connection.info.transaction_status == before
+    assert unknown.connection.autocommit is False
+    unknown.rollback()
+
+
+def test_a_database_is_asked_once(unknown: Any) -> None:
+    choose(unknown)
+    unknown.close()
+    assert kind(choose(unknown)) == (PostgreSQLStore, False)
+    assert unknown.connection is None
+
+
+def test_a_database_that_can_not_be_asked_is_asked_again(unknown: Any) -> None:
+    unknown.set_autocommit(False)
+    with unknown.cursor() as cursor, pytest.raises(ProgrammingError):
+        cursor.execute("SELECT no_such_column")
+    store = choose(unknown)
+    assert kind(store) == (PostgreSQLStore, True)
+    unknown.rollback()
+    assert kind(choose(unknown)) == (PostgreSQLStore, False)
+
+
+def test_only_a_store_that_was_chosen_for_sure_is_kept(unknown: Any) -> None:
+    host = unknown.settings_dict["HOST"]
+
+    def take() -> None:
+        own: Any = connections["default"]  # a thread has connections of its own
+        own.settings_dict["HOST"] = "/nowhere"
+        assert store_for("default") is not store_for("default")
+        own.settings_dict["HOST"] = host
+        assert store_for("default") is store_for("default")
+
+    settings_of_all = dict(connection.settings_dict)
+    try:
+        race([take])
+    finally:
+        connection.settings_dict.update(settings_of_all)

@@ -1,0 +1,133 @@
+"""The reconcilers of the documentation, each with the sample's provider and a connection that is cut around a call."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from idempotency import Reconcile, idempotent
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
+from idempotency.operate.sweep import recover_once
+from testproject.provider.faults import Fault
+from testproject.provider.ledger import Ledger
+from testproject.provider.server import Provider
+from tests.docs.conftest import RunPage, post
+from tests.factories import UserFactory
+from tests.records import from_now
+
+pytestmark = [pytest.mark.django_db, pytest.mark.once]
+
+PAGE = "how-to/ask-a-provider.md"
+PROBES = ["find_by_key", "find_by_reference", "find_or_wait"]
+
+
+@pytest.fixture
+def payouts_provider(tmp_path: Path) -> Iterator[Provider]:
+    ledger = Ledger(tmp_path / "ledger")
+    with Provider(0, ledger, deduplicate=False) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+    ledger.close()
+
+
+class Cut(httpx.HTTPTransport):
+    """Cuts the connection once, before or after the provider got the call."""
+
+    cut = ""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        cut, self.cut = self.cut, ""
+        if cut == "before":
+            raise httpx.ConnectError("cut", request=request)
+        response = super().handle_request(request)
+        if cut == "after":
+            response.close()
+            raise httpx.ReadError("cut", request=request)
+        return response
+
+
+class Payouts:
+    """The view of the page, with one of its probes."""
+
+    def __init__(self, page: dict[str, Any], provider: Provider, probe: str, max_attempts: int = 22) -> None:
+        self.transport = Cut()
+        page["provider"]._transport = self.transport
+        page["provider"].base_url = f"http://127.0.0.1:{provider.server_address[1]}"
+        self.user = UserFactory()
+        self.view = idempotent(
+            f"docs.{probe}",
+            transaction=False,
+            recovery=Reconcile(page[probe], max_attempts=max_attempts),
+            lease=page["LEASE"],
+        )(page["send_payout"].__wrapped__)
+
+    def send(self, *, cut: str = "") -> Any:
+        self.transport.cut = cut
+        return post(self.view, {"amount": 7}, user=self.user)
+
+    def end_lease(self) -> None:
+        IdempotencyRecord.objects.update(lease_expires_at=from_now(-timedelta(seconds=1)))
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_a_payout_whose_answer_was_lost_is_found(probe: str, run_page: RunPage, payouts_provider: Provider) -> None:
+    payouts = Payouts(run_page(PAGE), payouts_provider, probe)
+    assert payouts.send(cut="after").status_code == 502
+    assert payouts.send().status_code == 409  # the claim is kept for the rest of its lease
+    payouts.end_lease()
+    answers = [payouts.send() for _ in range(2)]
+    assert {(answer.status_code, answer.content) for answer in answers} == {(201, b'{"id": 1, "amount": 7}')}
+    assert len(payouts_provider.ledger.by_key) == 1
+
+
+@pytest.mark.parametrize("probe", ["find_by_key", "find_by_reference"])
+def test_a_payout_that_never_arrived_is_made_by_the_retry(
+    probe: str, run_page: RunPage, payouts_provider: Provider
+) -> None:
+    payouts = Payouts(run_page(PAGE), payouts_provider, probe)
+    assert payouts.send(cut="before").status_code == 502
+    payouts.end_lease()
+    assert json.loads(payouts.send().content) == {"id": 1, "amount": 7}
+    assert [len(effects) for effects in payouts_provider.ledger.by_key.values()] == [1]
+
+
+def test_a_payout_that_nobody_can_tell_of_is_parked(run_page: RunPage, payouts_provider: Provider) -> None:
+    payouts = Payouts(run_page(PAGE), payouts_provider, "find_or_wait", max_attempts=3)
+    assert payouts.send(cut="before").status_code == 502
+    payouts.end_lease()
+    assert json.loads(payouts.send().content)["code"] == "idempotency_in_progress"
+    payouts.end_lease()
+    assert recover_once().parked == 1
+    assert json.loads(payouts.send().content)["code"] == "idempotency_outcome_unknown"
+    assert payouts_provider.ledger.by_key == {}
+
+
+def test_a_reference_that_was_paid_twice_is_left_to_a_person(run_page: RunPage, payouts_provider: Provider) -> None:
+    payouts = Payouts(run_page(PAGE), payouts_provider, "find_by_reference", max_attempts=2)
+    assert payouts.send(cut="after").status_code == 502
+    (effect,) = next(iter(payouts_provider.ledger.by_key.values()))
+    payouts_provider.ledger.append("another key", effect.label, effect.amount, effect.time)
+    payouts.end_lease()
+    recover_once()
+    assert IdempotencyRecord.objects.get().status == Status.PARKED
+
+
+def test_a_refusal_is_an_outcome(
+    run_page: RunPage, payouts_provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payouts = Payouts(run_page(PAGE), payouts_provider, "find_by_key")
+    monkeypatch.setattr(payouts_provider, "fault_of", lambda payout, asked_for: Fault.REFUSE)
+    answers = [payouts.send() for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [402, 402]
+    assert "Idempotency-Replayed" in answers[1]

@@ -1,0 +1,269 @@
+"""Protected views that a handler calls with its own request: in its thread, in another one, in tasks, or too late.
+
+A call is a part of the running operation only within its claim and on its connection. Every other call claims for
+itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import functools
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import connection, connections, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+
+from idempotency import REEXECUTE, Operation, idempotent
+from idempotency.models import IdempotencyRecord
+from tests.http.callers import Caller, assert_nothing_kept, effects, problem_code, replayed
+from tests.http.serving import OUTSIDE, Serve, policies
+from tests.http.views import plain_answer, work
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_76]
+
+PATIENCE = 30
+
+Call = Callable[[], Any]
+
+
+@pytest.fixture(autouse=True)
+def _one_writer_does_not_wait(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On SQLite, a claim from another thread can't be had while the transaction of this one is open.
+
+    Only connections of other threads have this limit: that of this thread is open already.
+    """
+    if connection.vendor == "sqlite":
+        connection.ensure_connection()
+        monkeypatch.setitem(connection.settings_dict["OPTIONS"], "timeout", 0.1)
+
+
+def in_a_thread(call: Call) -> Any:
+    """The result of a call in another thread, which has connections of its own."""
+
+    def closing() -> Any:
+        try:
+            return call()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(closing).result(PATIENCE)
+
+
+#: How a call gets into another thread: without the context of its caller, and with it.
+threads = pytest.mark.parametrize(
+    "carry",
+    [lambda call: call, lambda call: functools.partial(contextvars.copy_context().run, call)],
+    ids=["bare", "with its context"],
+)
+
+
+def recorded() -> set[str]:
+    """The operations that have completed."""
+    return set(IdempotencyRecord.objects.completed().values_list("operation", flat=True))
+
+
+def answering_as(answers: list[Any]) -> HttpResponse:
+    return JsonResponse({"answers": [answer.status_code for answer in answers]}, status=201)
+
+
+@threads
+@pytest.mark.parametrize(
+    "policy",
+    [pytest.param({}, id="in a transaction", marks=pytest.mark.except_sqlite), pytest.param(OUTSIDE, id="outside")],
+)
+@pytest.mark.parametrize("protected", [False, True], ids=["unprotected batch", "protected batch"])
+def test_two_views_of_a_pool_at_once_are_two_operations(
+    alice: Caller, serve: Serve, carry: Callable[[Call], Call], policy: Any, protected: bool
+) -> None:
+    """At the first request, the second view is called while the first is in its handler."""
+    first_runs, second_is_done = threading.Event(), threading.Event()
+
+    def one(request: HttpRequest) -> HttpResponse:
+        first_runs.set()
+        assert second_is_done.wait(PATIENCE)
+        return plain_answer(request)
+
+    views: list[Any] = [idempotent("tests.one", **policy)(one), idempotent("tests.two", **policy)(plain_answer)]
+
+    def second(request: HttpRequest) -> Any:
+        assert first_runs.wait(PATIENCE)
+        try:
+            return views[1](request)
+        finally:
+            second_is_done.set()
+
+    def view(request: HttpRequest) -> HttpResponse:
+        calls = [carry(lambda: views[0](request)), carry(lambda: second(request))]
+        with ThreadPoolExecutor(2) as pool:
+            answers = list(pool.map(in_a_thread, calls))
+        answered.append([answer.status_code for answer in answers])
+        raise ValueError
+
+    answered: list[list[int]] = []
+    serve(idempotent("tests.batch", transaction=False, recovery=REEXECUTE)(view) if protected else view)
+    for _ in range(2):
+        assert alice.post(key="k").status_code == 500
+    assert answered == [[201, 201], [201, 201]]
+    assert recorded() == {"tests.one", "tests.two"}
+    assert effects() == 2
+
+
+@threads
+@policies
+def test_a_call_from_a_thread_of_the_handler_claims_for_itself(
+    alice: Caller, serve: Serve, carry: Callable[[Call], Call], policy: Any
+) -> None:
+    """The outer transaction doesn't have the inner effect, so an outer run that is undone leaves the inner record."""
+    inner: Any = idempotent("tests.inner", **policy)(plain_answer)
+    answers: list[Any] = []
+
+    @serve
+    @idempotent("tests.outer", transaction=not policy, recovery=REEXECUTE)
+    def outer(request: HttpRequest) -> None:
+        if not policy:
+            work(request)
+        answers.append(in_a_thread(carry(lambda: inner(request))))
+        raise ValueError
+
+    for _ in range(2):
+        assert alice.post(key="k").status_code == 500
+    if connection.vendor == "sqlite" and not policy:
+        assert [problem_code(answer) for answer in answers] == ["idempotency_unavailable"] * 2
+        assert answers[0]["Retry-After"] == "1"
+        assert (effects(), recorded()) == (0, set())
+    else:
+        assert [answer.status_code for answer in answers] == [201, 201]
+        assert answers[1]["Idempotency-Replayed"] == "true"
+        assert (effects(), recorded()) == (1, {"tests.inner"})
+
+
+@threads
+@policies
+def test_the_same_operation_in_a_thread_of_its_handler_is_in_progress(
+    alice: Caller, serve: Serve, carry: Callable[[Call], Call], policy: Any
+) -> None:
+    operation = Operation("tests.same", **policy)
+    inner: Any = idempotent(operation)(plain_answer)
+
+    @serve
+    @idempotent(operation)
+    def outer(request: HttpRequest) -> Any:
+        return answering_as([in_a_thread(carry(lambda: inner(request)))])
+
+    answer, _ = replayed(alice, wrote=0)
+    assert answer.json() == {"answers": [409]}
+
+
+async def async_answer(request: HttpRequest) -> HttpResponse:
+    return await sync_to_async(plain_answer)(request)
+
+
+def test_tasks_of_an_async_handler_are_parts_of_it(alice: Caller, serve: Serve, transport: str) -> None:
+    """Their queries run on the connection that has the transaction."""
+    alice.transport = transport
+    inner: list[Any] = [idempotent(f"tests.{name}")(async_answer) for name in ("one", "two")]
+
+    @serve
+    @idempotent("tests.outer")
+    async def outer(request: HttpRequest) -> HttpResponse:
+        answers = await asyncio.gather(*(view(request) for view in inner))
+        if "fail" in request.GET:
+            raise ValueError
+        return answering_as(answers)
+
+    assert_nothing_kept(alice, 500, "/?fail=1")
+    IdempotencyRecord.objects.all().delete()
+    first, _ = replayed(alice, wrote=2)
+    assert first.json() == {"answers": [201, 201]}
+    assert recorded() == {"tests.outer"}
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_task_on_another_connection_claims_for_itself(alice: Caller, serve: Serve, transport: str, kind: str) -> None:
+    alice.transport = transport
+    inner: Any = idempotent("tests.inner")(async_answer if kind == "async" else plain_answer)
+    answers: list[Any] = []
+
+    def call(request: HttpRequest) -> Any:
+        try:
+            return async_to_sync(inner)(request) if kind == "async" else inner(request)
+        finally:
+            connections.close_all()
+
+    @serve
+    @idempotent("tests.outer")
+    async def outer(request: HttpRequest) -> HttpResponse:
+        await sync_to_async(work)(request)
+        answers.append(await sync_to_async(call, thread_sensitive=False)(request))
+        raise ValueError
+
+    for _ in range(2):
+        assert alice.post(key="k").status_code == 500
+    if connection.vendor == "sqlite":
+        assert [problem_code(answer) for answer in answers] == ["idempotency_unavailable"] * 2
+        assert effects() == 0
+    else:
+        assert answers[1]["Idempotency-Replayed"] == "true"
+        assert recorded() == {"tests.inner"}
+        assert effects() == 1
+
+
+def test_a_call_after_the_end_of_the_claim_claims_for_itself(alice: Caller, serve: Serve) -> None:
+    """The context still has the claim, and the thread still has its connection."""
+    kept: list[contextvars.Context] = []
+    inner: Any = idempotent("tests.inner")(plain_answer)
+
+    @idempotent("tests.outer", recordable=lambda status: False)
+    def outer(request: HttpRequest) -> HttpResponse:
+        kept.append(contextvars.copy_context())
+        return plain_answer(request)
+
+    @serve
+    def view(request: HttpRequest) -> Any:
+        outer(request)
+        return kept[-1].run(inner, request)
+
+    replayed(alice)
+    assert recorded() == {"tests.inner"}
+
+
+def test_a_call_after_the_commit_claims_for_itself(alice: Caller, serve: Serve) -> None:
+    inner: Any = idempotent("tests.inner")(plain_answer)
+
+    @serve
+    @idempotent("tests.outer")
+    def outer(request: HttpRequest) -> HttpResponse:
+        transaction.on_commit(lambda: inner(request))
+        return plain_answer(request)
+
+    replayed(alice, wrote=2)
+    assert recorded() == {"tests.inner", "tests.outer"}
+
+
+@policies
+def test_a_copy_of_the_request_is_another_request(alice: Caller, serve: Serve, policy: Any) -> None:
+    """It may have another key. In an open transaction it can't have a claim."""
+    inner: Any = idempotent("tests.inner")(plain_answer)
+
+    @serve
+    @idempotent("tests.outer", **policy)
+    def outer(request: HttpRequest) -> HttpResponse:
+        part = copy.copy(request)
+        part.META = {**request.META, "HTTP_IDEMPOTENCY_KEY": "part"}
+        return answering_as([inner(part)])
+
+    answer = alice.post(key="k")
+    assert json.loads(answer.content) == {"answers": [201 if policy else 500]}
+    assert set(IdempotencyRecord.objects.completed().values_list("operation", "idempotency_key")) == (
+        {("tests.outer", "k"), ("tests.inner", "part")} if policy else {("tests.outer", "k")}
+    )
+    assert effects() == (1 if policy else 0)

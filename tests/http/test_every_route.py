@@ -1,0 +1,343 @@
+"""``EVERY_ROUTE``: each unsafe route is protected if a request brings a key, and nothing changes if it doesn't."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+from django.contrib.auth.decorators import login_required, permission_required
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.urls import get_resolver, include, path, reverse
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST
+from rest_framework import viewsets
+from rest_framework.decorators import action, api_view, permission_classes
+from rest_framework.permissions import BasePermission
+from rest_framework.routers import SimpleRouter
+
+from idempotency import idempotent
+from idempotency.http import every_route
+from idempotency.http.checks import check_every_route
+from idempotency.http.route_audit import audit
+from idempotency.models import IdempotencyRecord
+from testproject.authentication import token_required
+from testproject.models import Transfer
+from tests.http.callers import Caller, effects, records, replayed
+from tests.http.views import Actions, PlainView, async_answer, drf_answer, plain_answer
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+
+MIDDLEWARE = "idempotency.http.middleware.IdempotencyMiddleware"
+
+
+@pytest.fixture(autouse=True)
+def _every_route(settings: Any) -> None:
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, MIDDLEWARE]
+    settings.IDEMPOTENCY = {"EVERY_ROUTE": True, "EXCEPT_ROUTES": ["/hooks/*", "signup", "tests.*.excepted"]}
+    settings.ROOT_URLCONF = ()  # protecting the sample's routes would last for other tests
+
+
+class Plain(View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return plain_answer(request)
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return plain_answer(request)
+
+
+class AsyncPlain(View):
+    async def post(self, request: HttpRequest) -> HttpResponse:
+        return await async_answer(request)
+
+
+class Stock(Actions, viewsets.ViewSet):
+    @action(detail=False, methods=["post", "get"])
+    def both(self, request: Any) -> Any:
+        return drf_answer(request)
+
+
+def excepted(request: HttpRequest) -> HttpResponse:
+    return plain_answer(request)
+
+
+def keeping_keywords(view: Any) -> Any:
+    """A decorator with keyword-only defaults and a variable that is not assigned."""
+
+    @functools.wraps(view)
+    def wrapper(request: HttpRequest, *args: Any, status: str = "201", **kwargs: Any) -> Any:
+        _ = lambda: never  # noqa: E731
+        return view(request, *args, **kwargs)
+
+    if not callable(view):
+        never = None
+    return wrapper
+
+
+def served(view: Any) -> Any:
+    return csrf_exempt(token_required(view))
+
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "function": served(lambda request: plain_answer(request)),
+    "decorated": served(require_POST(keeping_keywords(plain_answer))),
+    "async": served(async_answer),
+    "class": served(Plain.as_view()),
+    "async class": served(AsyncPlain.as_view()),
+    "bound by initkwargs": served(Plain.as_view(http_method_names=["post"])),
+    "api_view": api_view(["POST", "GET"])(drf_answer),
+    "viewset": Stock.as_view({"post": "create"}),
+    "action of two methods": Stock.as_view({"post": "both", "get": "both"}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("transport", ["wsgi", "asgi"])
+def test_a_request_with_a_key_is_protected_and_one_without_is_not(
+    alice: Caller, settings: Any, kind: str, transport: str, atomic: bool
+) -> None:
+    if atomic and "async" in kind:
+        pytest.skip("Django refuses async views with ATOMIC_REQUESTS")
+    alice.transport = transport
+    settings.ROOT_URLCONF = (path("", KINDS[kind], name="transfers"),)
+    first, replay = replayed(alice)
+    assert (first["Idempotency-Status"], replay["Idempotency-Status"]) == ("executed", "replayed")
+    assert IdempotencyRecord.objects.get().operation == "route:transfers"
+    before = effects()
+    for number in (1, 2):
+        answer = alice.post()
+        assert (answer.status_code, effects()) == (201, before + number)
+        assert answer.json()["operation"] is None
+        assert answer.json()["in_transaction"] == atomic
+    assert len(records()) == 1
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
+def test_every_unsafe_method_is_protected(alice: Caller, settings: Any, method: str) -> None:
+    settings.ROOT_URLCONF = (path("", served(lambda request: plain_answer(request))),)
+    replayed(alice, method=method)
+    assert IdempotencyRecord.objects.get().operation == "route:/"
+
+
+def test_a_safe_method_is_not(alice: Caller, settings: Any) -> None:
+    settings.ROOT_URLCONF = (path("", served(Plain.as_view())),)
+    for _ in range(2):
+        assert alice.get(key="k")["Idempotency-Status"] == "ignored"
+    assert (effects(), records()) == (2, [])
+
+
+class Denying(BasePermission):
+    denied: ClassVar[bool] = False
+
+    def has_permission(self, request: Any, view: Any) -> bool:
+        return not self.denied
+
+
+def test_what_is_above_the_handler_runs_before_a_replay(alice: Caller, settings: Any, monkeypatch: Any) -> None:
+    settings.LOGIN_URL = "/login/"
+    views = {
+        "login/": login_required(plain_answer),
+        "permission/": permission_required("auth.add_user", raise_exception=True)(plain_answer),
+        "drf/": api_view(["POST"])(permission_classes([Denying])(drf_answer)),
+    }
+    settings.ROOT_URLCONF = tuple(
+        path(route, view if route == "drf/" else served(view)) for route, view in views.items()
+    )
+    replayed(alice, "/login/", key="a")
+    replayed(alice, "/drf/", key="b")
+    assert alice.post("/permission/", key="c").status_code == 403
+    monkeypatch.setattr(Denying, "denied", True)
+    assert alice.post("/drf/", key="b").status_code == 403
+
+
+def test_a_view_that_is_above_its_own_login_is_not_changed_for_others(alice: Caller, settings: Any) -> None:
+    """The project's own class and function stay as they are, whoever calls them."""
+    settings.ROOT_URLCONF = (path("", served(Plain.as_view())), path("function/", served(plain_answer)))
+    replayed(alice)
+    replayed(alice, "/function/", key="l")
+    assert Plain.post.__qualname__ == "Plain.post"
+    assert not hasattr(Plain.post, "operation")
+    assert not hasattr(plain_answer, "operation")
+
+
+def test_named_exceptions_are_left_alone(alice: Caller, settings: Any) -> None:
+    settings.ROOT_URLCONF = (
+        path("hooks/shop/", served(plain_answer)),
+        path("signup/", served(plain_answer), name="signup"),
+        path("view/", served(excepted)),
+    )
+    for url in ("/hooks/shop/", "/signup/", "/view/"):
+        assert alice.post(url, key="k")["Idempotency-Status"] == "ignored"
+    assert records() == []
+
+
+def test_a_route_that_has_an_operation_keeps_it(alice: Caller, settings: Any) -> None:
+    class Mixed(PlainView):
+        @idempotent("tests.own")
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return plain_answer(request)
+
+        def put(self, request: HttpRequest) -> HttpResponse:
+            return plain_answer(request)
+
+    settings.ROOT_URLCONF = (path("", served(Mixed.as_view()), name="mixed"),)
+    replayed(alice, key="a")
+    replayed(alice, method="PUT", key="b")
+    assert set(IdempotencyRecord.objects.values_list("operation", flat=True)) == {"tests.own", "route:mixed"}
+    assert alice.post()["Idempotency-Status"] == "not-recorded"  # its own operation needs a key
+
+
+class Wrapping:
+    """A decorator whose copy could not be told from it."""
+
+    def __init__(self, view: Any) -> None:
+        functools.update_wrapper(self, view)
+        self.view = view
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        response: HttpResponse = self.view(request)
+        return response
+
+
+@method_decorator(transaction.atomic, name="dispatch")
+class InTransaction(Plain):
+    pass
+
+
+def test_the_audit_says_which_routes_got_it_this_way_and_which_could_not(alice: Caller, settings: Any) -> None:
+    router = SimpleRouter()
+    router.register("stock", Stock, "stock")
+    settings.ROOT_URLCONF = (
+        path("plain/", require_POST(plain_answer), name="plain"),
+        path("object/", served(Wrapping(plain_answer))),
+        path("atomic/", served(InTransaction.as_view())),
+        path("hooks/shop/", require_POST(plain_answer)),
+        path("partial/", served(functools.partial(lambda number, request: plain_answer(request), 1))),
+        path("api/", include(router.urls)),
+        path("function/", api_view(["POST"])(drf_answer)),
+    )
+    found = {(route.method, route.route): route for route in audit().routes}
+    plain = found["POST", "/plain/"]
+    assert (plain.verdict, plain.operation and plain.operation.name) == ("protected", "route:plain")
+    assert plain.reasons == ("EVERY_ROUTE protects it if the request brings a key.",)
+    assert found["POST", "/api/stock/"].operation
+    assert found["POST", "/atomic/"].verdict == "unprotected"
+    assert "transaction.atomic is around the handler" in found["POST", "/atomic/"].reasons[0]
+    assert found["POST", "/function/"].verdict == "protected"
+    for url in ("/object/", "/partial/"):
+        assert "EVERY_ROUTE can't protect it: The decorator " in found["ANY", url].reasons[1]
+    [warning] = check_every_route(None)
+    assert warning.id == "idempotency.W024"
+    assert [url for url in ("/object/", "/partial/", "/atomic/", "/plain/") if f"{url} (" in warning.msg] == [
+        "/object/",
+        "/partial/",
+        "/atomic/",
+    ]
+    # These could not be protected, and serve their requests as before.
+    for url in ("/object/", "/partial/", "/atomic/"):
+        assert alice.post(url, key="k").status_code == 201
+    assert records() == []
+    assert reverse("plain") == "/plain/"
+    assert ("POST", "/hooks/shop/") not in found or found["POST", "/hooks/shop/"].operation is None
+
+
+OTHER_HOST = (path("", served(lambda request: plain_answer(request))),)
+
+
+def other_host(get_response: Any) -> Any:
+    """A middleware that chooses another URLconf, as one for the hosts of tenants does."""
+
+    def respond(request: Any) -> Any:
+        request.urlconf = OTHER_HOST
+        return get_response(request)
+
+    return respond
+
+
+def test_the_project_of_another_host_is_protected_as_well(alice: Caller, settings: Any) -> None:
+    settings.MIDDLEWARE = [f"{__name__}.other_host", *settings.MIDDLEWARE]
+    settings.ROOT_URLCONF = ()
+    replayed(alice)
+
+
+def test_ninja_routes_are_protected(alice: Caller, settings: Any) -> None:
+    ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
+    api = ninja.NinjaAPI(urls_namespace="tests-every-route")
+
+    @api.post("/transfers")
+    def create(request: HttpRequest, amount: int) -> Any:
+        transfer = Transfer.objects.create(account=alice.user, recipient="carol", amount=amount)
+        return {"id": transfer.pk}
+
+    @api.patch("/transfers")
+    @idempotent("tests.ninja_own")
+    def change(request: HttpRequest) -> Any:
+        return {}
+
+    @api.get("/transfers")
+    def find(request: HttpRequest) -> Any:
+        return []
+
+    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "ACCOUNT": f"{__name__}.of_alice"}
+    settings.ROOT_URLCONF = (path("api/", api.urls),)
+    replayed(alice, "/api/transfers?amount=1")
+    assert alice.post("/api/transfers?amount=2").status_code == 200
+    assert alice.get("/api/transfers", key="k").json() == []
+    assert alice.post("/api/transfers?amount=x", key="l").status_code == 422
+    assert alice.request("PATCH", "/api/transfers", key="m").status_code == 200
+    names = IdempotencyRecord.objects.order_by("pk").values_list("operation", flat=True)
+    assert list(names) == ["route:tests-every-route:create", "tests.ninja_own"]
+
+
+def of_alice(request: HttpRequest) -> str:
+    return "alice"
+
+
+def test_a_request_that_has_waited_for_the_routes_does_not_protect_them_again(
+    alice: Caller, settings: Any, monkeypatch: Any
+) -> None:
+    settings.ROOT_URLCONF = (path("", served(lambda request: plain_answer(request))),)
+
+    class Waited:
+        def __enter__(self) -> None:
+            every_route._done.add(get_resolver())  # by the request that had the lock before
+
+        def __exit__(self, *error: object) -> None: ...
+
+    monkeypatch.setattr(every_route, "_lock", Waited())
+    assert alice.post(key="k")["Idempotency-Status"] == "ignored"
+
+
+def test_a_route_is_protected_only_while_the_setting_is_on(alice: Caller, settings: Any) -> None:
+    settings.ROOT_URLCONF = (path("", served(lambda request: plain_answer(request))),)
+    replayed(alice)
+    before = effects()
+    settings.IDEMPOTENCY = {}
+    for _ in range(2):
+        assert alice.post(key="k").json()["operation"] is None
+    assert effects() == before + 2
+
+
+def test_without_the_setting_nothing_is_protected(alice: Caller, settings: Any) -> None:
+    settings.IDEMPOTENCY = {}
+    settings.ROOT_URLCONF = (path("", served(lambda request: plain_answer(request))),)
+    assert alice.post(key="k")["Idempotency-Status"] == "ignored"
+    assert records() == []
+
+
+def test_the_check_asks_for_the_middleware(settings: Any) -> None:
+    assert check_every_route(None) == []
+    settings.MIDDLEWARE = []
+    assert [message.id for message in check_every_route(None)] == ["idempotency.E044"]
+    settings.IDEMPOTENCY = {}
+    assert check_every_route(None) == []
+
+
+def test_an_anonymous_caller_with_a_key_is_refused(anonymous: Caller, settings: Any) -> None:
+    settings.ROOT_URLCONF = (path("", lambda request: HttpResponse()),)
+    assert anonymous.post().status_code == 200
+    assert anonymous.post(key="k").status_code == 401

@@ -1,0 +1,457 @@
+/*
+ * The claim protocol as a model for Spin: two clients that retry, a sweep, a purge, the clock, one process that dies and
+ * one server that crashes. Each atomic block is one statement or one COMMIT of the package. Between two blocks a process
+ * may die, sleep for an hour, or be overtaken.
+ *
+ * The operation is the default: transaction=True and REEXECUTE. With -DPARK it is transaction=False and PARK.
+ * With -DRETENTION the retention of the first key may end, and a purge runs.
+ * -DWITHOUT_X removes the guard X. test_model.py says what each removal breaks.
+ *
+ * decide.pml is generated from idempotency.lifecycle.decide().
+ */
+mtype = { in_progress, completed, recoverable, parked };
+mtype = { REPLAY, WAIT, REFUSE_REUSED, TAKE_OVER, START_OVER, PARK_ABANDONED, REPORT_PARKED };
+
+#define KEYS 2
+#define CLIENTS 2
+#ifndef REQUESTS
+#define REQUESTS 2
+#endif
+#define NONE 255
+
+typedef Row {
+	bool here;           /* the scope has a record */
+	byte id;
+	byte attempt;
+	byte payload;        /* the fingerprint */
+	mtype status;
+	bool lease_over;
+	bool retention_over;
+	bool durable;        /* on disk; a crash of the server forgets other rows */
+	byte lock;           /* who has updated the row and not committed yet; 0 for no process */
+	byte outcome;        /* the payload of the recorded outcome */
+	byte owner;          /* not in the table: the client whose claim is the latest */
+}
+
+Row row[KEYS];
+byte next_id = 1, durable_id = 1;
+byte effects[KEYS];      /* of the latest retention */
+byte retention[KEYS];    /* its number */
+byte server = 0;         /* how often the server has crashed: a transaction of an earlier life is gone */
+#ifndef CRASHES
+#define CRASHES 1
+#endif
+byte deaths = 1, crashes = CRASHES;
+byte running = CLIENTS;
+/* A COMMIT that was sent by a client whose connection then broke. The server carries it out, or rolls it back. */
+byte sent_row[3] = NONE, sent_payload[3], sent_key[3];
+
+#include "decide.pml"
+
+#ifdef WITHOUT_ID
+#define ID(k, i) true
+#else
+#define ID(k, i) (row[k].id == i)
+#endif
+#ifdef WITHOUT_ATTEMPT
+#define ATTEMPT(k, n) true
+#else
+#define ATTEMPT(k, n) (row[k].attempt == n)
+#endif
+#ifdef WITHOUT_PAYLOAD
+#define PAYLOAD(k, p) true
+#else
+#define PAYLOAD(k, p) (row[k].payload == p)
+#endif
+#ifdef WITHOUT_STATUS
+#define MINE(k) true
+#else
+#define MINE(k) (row[k].status == in_progress)
+#endif
+
+#ifdef WITHOUT_CLAIMABLE
+#define CLAIMABLE(k) true
+#else
+#define CLAIMABLE(k) (row[k].status == recoverable || ABANDONED(k))
+#endif
+#ifdef WITHOUT_RETENTION_AGAIN
+#define PAST_RETENTION(k) true
+#else
+#define PAST_RETENTION(k) row[k].retention_over
+#endif
+#ifdef WITHOUT_LIVE_AGAIN
+#define NOT_LIVE(k) true
+#else
+#define NOT_LIVE(k) (row[k].status != in_progress || row[k].lease_over)
+#endif
+#ifdef WITHOUT_ABANDONED_AGAIN
+#define STILL_ABANDONED(k) true
+#else
+#define STILL_ABANDONED(k) ABANDONED(k)
+#endif
+#ifdef WITHOUT_PURGEABLE
+#define PURGEABLE(k) true
+#else
+#define PURGEABLE(k) (row[k].status == completed || row[k].status == recoverable)
+#endif
+#define ABANDONED(k) (row[k].status == in_progress && row[k].lease_over)
+
+/* What a fence matches. Without the scope it is the row that has the id today, whatever its key. */
+#define FENCE(k, i, n, p) (row[k].here && ID(k, i) && ATTEMPT(k, n) && PAYLOAD(k, p) && MINE(k))
+#define OBSERVED(k, i, n, p) (row[k].here && ID(k, i) && ATTEMPT(k, n) && PAYLOAD(k, p))
+
+inline flush() {
+	d_step {
+		row[0].durable = row[0].here;
+		row[1].durable = row[1].here;
+		durable_id = next_id
+	}
+}
+
+inline begin_retention(k) {
+	effects[k] = 0;
+	retention[k]++
+}
+
+/* The sweep's update, some time after its select. */
+inline settle(k, i) {
+	atomic {
+		if
+		:: row[k].here && row[k].id == i && row[k].lock == 0 && STILL_ABANDONED(k) ->
+#ifdef PARK
+			row[k].status = parked;
+#else
+			row[k].status = recoverable;
+#endif
+			row[k].lease_over = false;
+			flush()
+		:: else
+		fi;
+		i = 0
+	}
+}
+
+/* The process dies here, at most once in a run. Its transaction is rolled back. */
+#define MAY_DIE if :: atomic { deaths > 0 -> deaths-- }; goto forget :: true fi
+
+/* The row that a fenced statement changes. */
+inline find_fenced() {
+	where = NONE;
+	if
+	:: FENCE(k, id, attempt, payload) -> where = k
+#ifdef WITHOUT_SCOPE
+	:: !FENCE(k, id, attempt, payload) && FENCE(1 - k, id, attempt, payload) -> where = 1 - k
+	:: !FENCE(k, id, attempt, payload) && !FENCE(1 - k, id, attempt, payload) -> skip
+#else
+	:: !FENCE(k, id, attempt, payload) -> skip
+#endif
+	fi
+}
+
+/*
+ * P6: only the latest claim changes its record. There is one exception: a crash of the server can forget a claim that
+ * was not on disk and give its id to the next claim of the same scope and payload.
+ */
+inline check_owner(r) {
+	assert(row[r].owner == me || server > 0)
+}
+
+inline answer(k, payload) {
+	/* P4 and P8: an outcome is told to its own payload only. P2: there is exactly one effect behind it. */
+	assert(row[k].outcome == payload);
+	assert(effects[k] == 1)
+}
+
+inline commit(r, k, p) {
+	row[r].lock = 0;
+	row[r].status = completed;
+	row[r].lease_over = false;
+	row[r].outcome = p;
+	effects[k]++;
+	assert(r == k);               /* no other scope's record is completed */
+	assert(row[r].payload == p);  /* nor another payload's */
+	assert(effects[k] <= 1);      /* P1 */
+	flush()
+}
+
+/* Carries out what was sent over a connection that broke. */
+active proctype Backend() {
+	byte c;
+end:
+	do
+	:: atomic {
+		sent_row[1] != NONE || sent_row[2] != NONE ->
+			if
+			:: sent_row[1] != NONE -> c = 1
+			:: sent_row[2] != NONE -> c = 2
+			fi;
+			if
+			:: commit(sent_row[c], sent_key[c], sent_payload[c])
+			:: row[sent_row[c]].lock = 0
+			fi;
+			sent_row[c] = NONE;
+			c = 0
+	   }
+	od
+}
+
+proctype Client(byte me) {
+	byte requests = REQUESTS, k, payload, id, attempt, life, where;
+	mtype status, decision;
+	bool lease_over, retention_over;
+	byte seen_payload, mine;
+
+next:
+	if
+	:: requests == 0 -> goto done
+	:: requests > 0 -> requests--
+	fi;
+	atomic {
+		if
+		:: k = 0
+		:: k = 1
+		fi;
+		if
+		:: payload = 1
+		:: payload = 2
+		fi
+	}
+
+	/* claims._insert: the unique constraint lets one insert win. A loser reads the record. */
+	atomic {
+		if
+		:: !row[k].here ->
+			row[k].here = true;
+			row[k].id = next_id;
+			next_id++;
+			row[k].attempt = 1;
+			row[k].payload = payload;
+			row[k].status = in_progress;
+			row[k].lease_over = false;
+			row[k].retention_over = false;
+			row[k].outcome = 0;
+			row[k].owner = me;
+			mine = retention[k];
+			id = row[k].id;
+			attempt = 1;
+#if defined(PARK) && !defined(WITHOUT_WAIT_FOR_DISK)
+			flush();
+#endif
+			goto own
+		:: row[k].here ->
+			id = row[k].id;
+			attempt = row[k].attempt;
+			seen_payload = row[k].payload;
+			status = row[k].status;
+			lease_over = row[k].lease_over;
+			retention_over = row[k].retention_over
+		fi
+	}
+
+	/* lifecycle.decide, on what was read some time ago */
+	atomic {
+		decide(decision, status, lease_over, retention_over, payload == seen_payload);
+		if
+		:: decision == REPLAY ->
+			/* P5 and P2 as of the read; the record may be purged meanwhile, and then a new retention has begun */
+			if
+			:: row[k].here && row[k].id == id && row[k].attempt == attempt && row[k].status == completed -> answer(k, payload)
+			:: else
+			fi;
+			goto forget
+		:: decision == TAKE_OVER || decision == START_OVER
+		:: else -> goto forget
+		fi
+	}
+	atomic {
+		if
+		:: decision == TAKE_OVER ->
+			/* store.take_over: waits for a locked row for a bounded time only */
+			if
+			:: OBSERVED(k, id, attempt, seen_payload) && row[k].lock == 0 && CLAIMABLE(k) ->
+				row[k].attempt++;
+				row[k].status = in_progress;
+				row[k].lease_over = false;
+				row[k].retention_over = false;
+				row[k].owner = me;
+				mine = retention[k];
+				attempt = row[k].attempt;
+				flush()
+			:: else -> goto forget
+			fi
+		:: decision == START_OVER ->
+			/* store.start_over */
+			if
+			:: OBSERVED(k, id, attempt, seen_payload) && row[k].lock == 0 && PAST_RETENTION(k) && NOT_LIVE(k) ->
+				row[k].attempt++;
+				row[k].payload = payload;
+				row[k].status = in_progress;
+				row[k].lease_over = false;
+				row[k].retention_over = false;
+				row[k].outcome = 0;
+				begin_retention(k);
+				row[k].owner = me;
+				mine = retention[k];
+				attempt = row[k].attempt;
+				flush()
+			:: else -> goto forget
+			fi
+		fi
+	}
+
+own:
+	MAY_DIE;
+#ifdef PARK
+	/* The effect is outside, at once. The model's clients die, sleep and are overtaken here, too. */
+	/* P1. A process that sleeps for longer than the retention makes the effect of its own operation, which is over. */
+	atomic { if :: mine == retention[k] -> effects[k]++; assert(effects[k] <= 1) :: else fi }
+	MAY_DIE;
+	atomic {
+		find_fenced();
+		if
+		:: where != NONE && row[where].lock == 0 -> check_owner(where); row[where].status = completed; row[where].outcome = payload; flush()
+		:: else -> goto forget
+		fi
+	}
+	atomic { if :: row[k].here && row[k].id == id && row[k].attempt == attempt && row[k].status == completed -> answer(k, payload) :: else fi }
+#else
+	life = server;      /* BEGIN, and the handler's writes: pending until COMMIT */
+	if
+	:: true             /* the handler ends well */
+	:: goto fail        /* the handler fails; its writes are rolled back */
+	fi;
+	MAY_DIE;
+	/* claims.complete: the last statement. It waits for the row's lock. */
+	atomic {
+		(row[0].lock == 0 && row[1].lock == 0) || life != server;
+		if
+		:: life != server -> goto fail
+		:: else ->
+			find_fenced();
+			if
+			:: where != NONE -> check_owner(where); row[where].lock = me
+			:: where == NONE ->  /* the lease was lost: the writes are rolled back */
+#ifdef WITHOUT_ROLLBACK
+				effects[k]++;
+				assert(effects[k] <= 1);
+#endif
+				goto forget
+			fi
+		fi
+	}
+	if
+	:: deaths > 0 -> atomic { deaths--; if :: life == server -> row[where].lock = 0 :: else fi; goto forget }
+	:: true
+	fi;
+	/* COMMIT: both or neither */
+	atomic {
+		if
+		:: life != server -> goto unknown
+		:: life == server && sent_row[me] == NONE -> sent_row[me] = where; sent_payload[me] = payload; sent_key[me] = k; goto unknown
+		:: life == server -> commit(where, k, payload)
+		fi
+	}
+	/* The client gets its 2xx. */
+	atomic { if :: row[k].here && row[k].id == id && row[k].attempt == attempt -> answer(k, payload) :: else fi }
+	goto forget;
+unknown:
+#ifdef WITHOUT_UNKNOWN
+	goto fail;          /* takes an unanswered COMMIT for a rollback, and gives the claim up by its id */
+#endif
+	goto forget;
+fail:
+	/* claims.release: fenced, in a transaction of its own */
+	MAY_DIE;
+	atomic {
+#ifdef WITHOUT_FENCED_RELEASE
+		if
+		:: row[k].here && row[k].lock == 0 -> check_owner(k); row[k].status = recoverable; flush()
+		:: else
+		fi
+#else
+		(row[0].lock == 0 && row[1].lock == 0);
+		find_fenced();
+		if
+		:: where != NONE -> check_owner(where); row[where].status = recoverable; flush()
+		:: else
+		fi
+#endif
+	}
+#endif
+forget:
+	atomic {
+		k = 0; payload = 0; id = 0; attempt = 0; life = 0; where = 0; seen_payload = 0;
+		mine = 0; lease_over = false; retention_over = false; status = 0; decision = 0
+	}
+	goto next;
+done:
+	running--
+}
+
+/* Any lease and any retention may end between any two statements. */
+active proctype Clock() {
+	byte k;
+end:
+	do
+	:: atomic { row[0].here && row[0].status == in_progress && !row[0].lease_over -> row[0].lease_over = true }
+	:: atomic { row[1].here && row[1].status == in_progress && !row[1].lease_over -> row[1].lease_over = true }
+#ifdef RETENTION
+	:: atomic { row[0].here && !row[0].retention_over -> row[0].retention_over = true }
+#endif
+	od
+}
+
+/* sweep._settle_at_once, one row at a time: select, then change by the same conditions. */
+active proctype Sweep() {
+	byte id;
+end:
+	do
+#ifndef WITHOUT_SWEEP
+	:: atomic { row[0].here && row[0].status == in_progress && row[0].lease_over && row[0].lock == 0 -> id = row[0].id }
+	   settle(0, id)
+	:: atomic { row[1].here && row[1].status == in_progress && row[1].lease_over && row[1].lock == 0 -> id = row[1].id }
+	   settle(1, id)
+#else
+	:: false
+#endif
+	od
+}
+
+#ifdef RETENTION
+active proctype Purge() {
+end:
+	do
+	:: atomic {
+		row[0].here && row[0].retention_over && row[0].lock == 0 && PURGEABLE(0) ->
+			row[0].here = false;
+			begin_retention(0);
+			flush()
+	   }
+	od
+}
+#endif
+
+active proctype Server() {
+end:
+	atomic {
+		crashes > 0 && running > 0 ->
+			crashes--;
+			server++;
+			next_id = durable_id;
+			row[0].lock = 0;
+			row[1].lock = 0;
+			sent_row[1] = NONE;
+			sent_row[2] = NONE;
+			if :: row[0].here && !row[0].durable -> row[0].here = false :: else fi;
+			if :: row[1].here && !row[1].durable -> row[1].here = false :: else fi
+	}
+}
+
+init {
+	atomic { run Client(1); run Client(2) }
+	/* P7: when no process can go on, no claim is left in progress. */
+	timeout;
+	assert(running == 0);
+	assert(!row[0].here || row[0].status != in_progress);
+	assert(!row[1].here || row[1].status != in_progress)
+}

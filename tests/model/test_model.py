@@ -1,0 +1,114 @@
+"""The claim protocol, checked exhaustively by Spin: two clients, two keys, a sweep, a purge, one death, one crash.
+
+Each guard of the protocol is also removed alone. Then Spin must find a history that breaks a promise, or
+``REDUNDANT`` says why there is none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from idempotency.lifecycle import Decision, Recovery, Status, decide
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(
+        shutil.which("spin") is None or shutil.which("gcc") is None,
+        reason="needs Spin: tests/servers.sh install spin. The environment `faults` checks that it is there.",
+    ),
+]
+
+MODEL = Path(__file__).with_name("protocol.pml")
+TRANSACTION = ("-DREQUESTS=1",)
+PARK = ("-DREQUESTS=1", "-DPARK")
+RETENTION = ("-DREQUESTS=1", "-DCRASHES=0", "-DRETENTION")
+
+#: The guard that is removed, the options of the run, and a part of the assertion that then fails.
+BROKEN = {
+    "SCOPE": (TRANSACTION, "sent_row[c]==sent_key[c]"),  # after a crash the id belongs to another key
+    "PAYLOAD": (TRANSACTION, "payload==sent_payload"),  # after a crash the id belongs to another payload
+    "STATUS": (TRANSACTION, "effects"),  # an attempt completes what is completed already
+    "CLAIMABLE": (TRANSACTION, "effects"),  # a take-over of a record that was completed since it was read
+    "ROLLBACK": (TRANSACTION, "effects"),  # the writes of an attempt that lost its lease are kept
+    "ABANDONED_AGAIN": (TRANSACTION, "effects"),  # the sweep makes a completed record recoverable
+    "SWEEP": (TRANSACTION, ".status!="),  # a claim stays in progress for ever
+    "WAIT_FOR_DISK": (PARK, "effects"),  # a crash forgets the claim, and its effect outside stays
+    "ID": (RETENTION, "owner"),  # a late attempt changes the record of a later request
+    "ATTEMPT": (RETENTION, "owner"),  # a late attempt changes the record of its successor
+    "FENCED_RELEASE": (RETENTION, "owner"),  # a late attempt frees the claim of its successor
+}
+#: Guards whose removal breaks none of the model's promises.
+REDUNDANT = {
+    # If the answer to COMMIT is lost and the claim is released all the same, the release waits for the row's lock and
+    # then finds a completed record or a claim that was rolled back. The refusal to release doesn't depend on that lock.
+    "UNKNOWN": TRANSACTION,
+    # The update names the attempt that was read, so nothing can have claimed the record since. These two conditions
+    # leave a claim alone that was renewed since: its work would be rolled back, and nothing would be doubled.
+    "RETENTION_AGAIN": RETENTION,
+    "LIVE_AGAIN": RETENTION,
+    # The purge would forget a claim past its retention. Its attempt then matches no row and is rolled back.
+    "PURGEABLE": RETENTION,
+}
+
+
+def table(recovery: Recovery) -> str:
+    """``decide()`` in the model's language."""
+    names = {Decision.PARK: "PARK_ABANDONED"}
+    rows = []
+    for status, lease, retention, same in itertools.product(Status, (False, True), (False, True), (False, True)):
+        decision = decide(status, lease_over=lease, retention_over=retention, same_payload=same, recovery=recovery)
+        name = names.get(decision, decision.name)
+        rows.append(f":: s == {status} && l == {lease:d} && r == {retention:d} && p == {same:d} -> d = {name}")
+    return "\n".join(["inline decide(d, s, l, r, p) {", "if", *rows, "fi", "}"])
+
+
+def check(folder: Path, *options: str) -> tuple[int, str]:
+    """Check the model.
+
+    :returns: how many states there are, and the promise that was broken; empty if none was.
+    """
+    recovery = Recovery.PARK if "-DPARK" in options else Recovery.REEXECUTE
+    (folder / "decide.pml").write_text(table(recovery))
+    (folder / "protocol.pml").write_bytes(MODEL.read_bytes())
+    for command in (
+        ["spin", "-a", *options, "protocol.pml"],
+        ["gcc", "-O2", "-w", "-DCOLLAPSE", "-DSAFETY", "-DNOCLAIM", "-o", "pan", "pan.c"],
+    ):
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    checked = subprocess.run(["./pan", "-m100000", "-w22"], cwd=folder, check=True, capture_output=True, text=True)
+    assert "max search depth too small" not in checked.stdout
+    (states,) = re.findall(r"^ *(\S+) states, stored", checked.stdout, re.MULTILINE)
+    (errors,) = re.findall(r"errors: (\d+)", checked.stdout)
+    broken = re.search(r"pan:1: (.+) \(at depth", checked.stdout)
+    assert (errors == "0") is (broken is None)
+    return int(float(states)), "" if broken is None else broken[1]
+
+
+@pytest.mark.parametrize("options", [TRANSACTION, PARK, RETENTION, (*PARK, "-DCRASHES=0", "-DRETENTION")], ids=" ".join)
+def test_no_history_breaks_a_promise(options: tuple[str, ...], tmp_path: Path) -> None:
+    states, broken = check(tmp_path, *options)
+    assert broken == ""
+    assert states > 20_000
+
+
+@pytest.mark.parametrize("guard", BROKEN)
+def test_without_the_guard_some_history_breaks_a_promise(guard: str, tmp_path: Path) -> None:
+    options, promise = BROKEN[guard]
+    _, broken = check(tmp_path, *options, f"-DWITHOUT_{guard}")
+    assert promise in broken
+
+
+@pytest.mark.parametrize("guard", REDUNDANT)
+def test_the_guard_is_redundant_in_the_model(guard: str, tmp_path: Path) -> None:
+    assert f"WITHOUT_{guard}" in MODEL.read_text()
+    assert check(tmp_path, *REDUNDANT[guard], f"-DWITHOUT_{guard}")[1] == ""
+
+
+def test_every_guard_of_the_model_is_removed_by_a_test() -> None:
+    assert set(re.findall(r"WITHOUT_([A-Z_]{2,})", MODEL.read_text())) == BROKEN.keys() | REDUNDANT.keys()

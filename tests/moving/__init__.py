@@ -1,1 +1,0 @@
-"""The moves of docs/how-to/move-from-another-package.md, from the old packages' releases: `tox -e moving`."""

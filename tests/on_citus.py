@@ -1,0 +1,434 @@
+"""What holds on Citus. ``python -m tools.citus … checks`` runs this file, and nothing else collects it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from idempotency import REEXECUTE, Operation, claim, require_claim, signals
+from idempotency.checks import check_databases
+from idempotency.contrib.dashboard.counters import counters
+from idempotency.contrib.dashboard.models import IdempotencyCounter
+from idempotency.exceptions import UnavailableError
+from idempotency.identity.scope import Scope
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord, IdempotencyStep
+from idempotency.operate.purge import purge_batches, purge_once
+from idempotency.operate.stats import stats
+from idempotency.operate.sweep import recover_batches, recover_once
+from idempotency.outbox import publish
+from idempotency.outbox.backlog import purge_sent_once
+from idempotency.outbox.models import MessageStatus, OutboxMessage
+from idempotency.outbox.relay import relay_batches, relay_once
+from idempotency.store import Fence, store_for
+from testproject.celery import app
+from testproject.models import UnprotectedReceipt
+from tests.concurrency.racing import Gate, held, race
+from tests.contrib.consumers import send
+from tests.database.claiming import OUTCOME
+from tests.docs.pages import blocks
+from tests.harness.citus import Cluster, host_of
+from tests.harness.postgres import Server
+from tests.harness.world import migrate, own_database
+from tests.harness.zygote import wait_until
+from tests.outbox import SENDER, broker, make_messages
+from tests.partitions import partition
+from tests.records import HOUR, make_records, remaining
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HASH = "v1:" + "0" * 64
+LEASE, TTL = timedelta(minutes=1), timedelta(hours=1)
+OVER = timedelta(seconds=-1)
+SHARDS = 32  # as many as Citus makes by itself
+
+swept = Operation("scale.swept", recovery=REEXECUTE)
+stepped = Operation("scale.stepped", transaction=False, recovery=REEXECUTE)
+publishing = Operation("scale.publishing")
+counted = Operation("scale.counted")
+
+
+class Planned(NamedTuple):
+    statement: str
+    #: How many shards Citus sends it to; 0 if it reads only the catalogue.
+    tasks: int
+
+
+def planned(call: Callable[[], object]) -> list[Planned]:
+    """The statements of ``call`` on the package's tables, each explained just before it is executed."""
+    found: list[Planned] = []
+
+    def explain(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:
+        alone = statement.rpartition("END $$; ")[2]
+        if re.search("idempotency_(record|step|outbox)", alone):
+            with connection.cursor() as cursor:
+                cursor.cursor.execute(f"EXPLAIN {alone}", parameters)
+                plan = "\n".join(line for (line,) in cursor.fetchall())
+            assert "Distributed Subplan" not in plan
+            found.append(Planned(alone, sum(map(int, re.findall(r"Task Count: (\d+)", plan)))))
+        return execute(statement, parameters, many, context)
+
+    with connection.execute_wrapper(explain):
+        call()
+    return found
+
+
+def every_change_of_a_record() -> None:
+    store, scope = store_for("default"), Scope("acme", "scale.tasks", "key")
+
+    def fence() -> Fence:
+        row = store.read(scope)
+        assert row is not None
+        return row.fence
+
+    with transaction.atomic():
+        assert store.insert_claim(scope, HASH, lease=OVER, ttl=TTL, wait_for_disk=False)
+        assert store.take_over(fence(), lease=OVER, ttl=TTL)
+        assert store.set_lease(fence(), OVER, ttl=TTL)
+        assert store.park_abandoned(fence())
+        assert not store.release(fence())
+        assert not store.park(fence())
+        assert not store.complete(fence(), OUTCOME, ttl=TTL)
+        assert not store.start_over(fence(), HASH, lease=OVER, ttl=TTL)
+
+
+def an_operation_and_its_replay() -> None:
+    for attempt in range(2):
+        with claim(stepped.name, account_id="acme", key="steps", payload=1) as run:
+            assert run.replayed == bool(attempt)
+            if not run.replayed:
+                run.result = require_claim().step("one", lambda: 1)
+                require_claim().renew()
+
+
+def a_message_and_its_relay() -> None:
+    broker.reset()
+    with claim(publishing.name, account_id="acme", key="messages", payload=1) as run:
+        publish("orders.placed", 1, ordering_key="order-1", sender=SENDER)
+        publish("orders.placed", 2, ordering_key="order-1", sender=SENDER)
+        run.result = None
+    assert relay_once().sent == 2
+    assert broker.payloads == [1, 2]
+
+
+def a_message_that_is_delivered_twice() -> None:
+    first, second = (send.apply_async(["label"], task_id="message").get() for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("call", "tables"),
+    [
+        (every_change_of_a_record, {"record"}),
+        (an_operation_and_its_replay, {"record", "step"}),
+        (a_message_and_its_relay, {"record", "outbox_message"}),
+        (a_message_that_is_delivered_twice, {"record"}),
+    ],
+)
+def test_each_statement_of_a_request_a_relay_and_an_inbox_is_one_task(
+    call: Callable[[], object], tables: set[str], settings: Any
+) -> None:
+    app.set_current()
+    settings.CELERY_TASK_ALWAYS_EAGER = True
+    plans = planned(call)
+    assert {table for plan in plans for table in re.findall(r"idempotency_(\w+)", plan.statement)} >= tables
+    assert [plan for plan in plans if plan.tasks != 1] == []
+
+
+def test_a_sweep_locks_one_shard_at_a_time_and_changes_those_of_its_rows_only() -> None:
+    fill(40, status=Status.IN_PROGRESS, lease=-HOUR, operation=swept.name)
+    plans = planned(recover_once)
+    locks = [plan.tasks for plan in plans if "FOR UPDATE" in plan.statement]
+    assert locks == [1] * len(locks)
+    assert [plan.tasks for plan in plans if plan.statement.startswith("UPDATE")] == [len(locks)]
+    assert {plan.tasks for plan in plans if plan.statement.startswith("SELECT")} == {1, SHARDS}
+
+
+def test_a_bounded_purge_takes_the_oldest_records_of_all_shards_and_locks_one_shard_at_a_time() -> None:
+    newest = fill(20)
+    fill(20, expires=-2 * HOUR)
+    plans = planned(lambda: purge_once(batch_size=20))
+    assert remaining() == {*newest}
+    locks = [plan.tasks for plan in plans if "FOR UPDATE" in plan.statement]
+    assert locks == [1] * len(locks)
+    make_messages(3, MessageStatus.SENT, sent=-timedelta(days=9))
+    assert {plan.tasks for plan in planned(purge_sent_once)} == {1}
+    assert not OutboxMessage.objects.exists()
+
+
+@pytest.mark.failure_2
+def test_a_duplicate_waits_a_second_for_a_frozen_process_and_the_coordinator_ends_that() -> None:
+    store, scope = store_for("default"), Scope("acme", "scale.frozen", "key")
+
+    def take() -> Any:
+        with transaction.atomic(durable=True):
+            store_for("default").commit_at_once()
+            return store_for("default").insert_claim(scope, HASH, lease=LEASE, ttl=TTL, wait_for_disk=False)
+
+    record_id, gate = take(), Gate()
+
+    def complete_and_freeze() -> str:
+        try:
+            with transaction.atomic(durable=True):
+                assert store_for("default").complete(Fence(scope, record_id, 1, HASH), OUTCOME, ttl=TTL)
+                gate.pass_through()
+        except Exception as error:  # noqa: BLE001 - the driver's, at a COMMIT
+            return str(error)
+        return "committed"
+
+    with held(complete_and_freeze, gate) as frozen:
+        began = time.monotonic()
+        with pytest.raises(OperationalError) as refused:
+            take()
+        assert store.timed_out_waiting(refused.value)
+        assert 0.9 < time.monotonic() - began < 3
+        wait_until(lambda: not idle_in_transaction(), "the coordinator ends the frozen process's session")
+    assert "idle-in-transaction timeout" in frozen.result()
+    assert take() is None
+
+
+def idle_in_transaction() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'")
+        return cursor.fetchone() is not None
+
+
+@contextmanager
+def messages_to_workers() -> Iterator[list[tuple[str, str]]]:
+    """What the coordinator sends to workers for this connection: the server, and the first word of the message."""
+    sent: list[tuple[str, str]] = []
+
+    def note(diagnostic: Any) -> None:
+        if issued := re.match(r"issuing (\w+)", diagnostic.message_primary or ""):
+            sent.append((diagnostic.message_detail.partition("connectionId")[0], issued[1]))
+
+    with connection.cursor() as cursor:
+        cursor.execute("SET citus.log_remote_commands TO on")
+        driver = connection.connection
+        driver.add_notice_handler(note)
+        try:
+            yield sent
+        finally:
+            driver.remove_notice_handler(note)
+            cursor.execute("RESET citus.log_remote_commands")
+
+
+#: A setting that is sent along needs a transaction on the worker.
+CLAIM = ["BEGIN", "INSERT", "COMMIT"]
+
+
+def test_a_request_sends_few_messages_to_one_worker() -> None:
+    def call(key: str, *, effect: bool = False) -> None:
+        with claim(counted.name, account_id="acme", key=key, payload=1) as run:
+            if not run.replayed:
+                run.result = None
+                if effect:
+                    UnprotectedReceipt.objects.create(label="on the coordinator", amount=1)
+
+    call("before", effect=True)  # the connection to the worker is made
+    for make, expected in (
+        (partial(call, "one"), [*CLAIM, "BEGIN", "UPDATE", "COMMIT"]),
+        (partial(call, "one"), [*CLAIM, "SELECT"]),
+        (partial(call, "two", effect=True), [*CLAIM, "BEGIN", "UPDATE", "PREPARE", "COMMIT"]),
+    ):
+        with messages_to_workers() as sent:
+            make()
+        assert [verb for _, verb in sent] == expected
+        assert len({server for server, _ in sent}) == 1
+
+
+ACCOUNTS_BY_WORKER = """
+SELECT min(account)
+FROM unnest(%s::text[]) AS account
+JOIN pg_dist_shard_placement
+    ON shardid = get_shard_id_for_distribution_column('idempotency_record'::regclass, account)
+GROUP BY nodename
+ORDER BY nodename = %s
+"""
+
+
+def test_without_a_worker_the_accounts_of_the_others_work_and_their_events_are_counted_later(cluster: Cluster) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(ACCOUNTS_BY_WORKER, [list("abcdefgh"), host_of(cluster.workers[0])])
+        (served,), (refused,) = cursor.fetchall()
+
+    def call(account_id: str) -> bool:
+        with claim(counted.name, account_id=account_id, key="key", payload=1) as run:
+            if not run.replayed:
+                run.result = None
+        return run.replayed
+
+    def replays() -> int:
+        counters.flush()
+        totals = IdempotencyCounter.objects.filter(operation=counted.name, hour=0, event="replayed")
+        return sum(totals.values_list("total", flat=True))
+
+    before = replays()
+    worker = Server(cluster.workers[0])
+    worker.run("pg_ctl", "--mode", "immediate", "stop")
+    try:
+        with pytest.raises(UnavailableError):
+            call(refused)
+        for upkeep in (recover_once, purge_once):
+            with pytest.raises(OperationalError):
+                upkeep()
+        assert [call(served), call(served)] == [False, True]
+        assert replays() == before  # they are kept, because each server has a copy of the table
+    finally:
+        worker.start()
+        connection.close()  # the coordinator's session has connections to the worker that was stopped
+    assert replays() == before + 1
+    assert [call(refused), call(refused)] == [False, True]
+
+
+def fill(count: int, **options: Any) -> list[int]:
+    """Records of many accounts, so of all shards."""
+    return [make_records(1, account_id=f"account-{number}", **options)[0] for number in range(count)]
+
+
+@pytest.mark.failure_9
+def test_sweeps_at_once_settle_and_tell_each_claim_once() -> None:
+    fill(200, status=Status.IN_PROGRESS, lease=-HOUR, operation=swept.name)
+    told: Counter[str] = Counter()
+
+    def receive(account_id: str, **arguments: Any) -> None:
+        told[account_id] += 1
+
+    signals.recovered.connect(receive)
+    try:
+        results = race([lambda: sum(batch.recoverable for batch in recover_batches(batch_size=20))] * 4)
+    finally:
+        signals.recovered.disconnect(receive)
+    assert (sum(results), len(told), {*told.values()}) == (200, 200, {1})
+    assert IdempotencyRecord.objects.recoverable().count() == 200  # type: ignore[attr-defined]
+
+
+@pytest.mark.failure_30
+def test_purges_at_once_delete_each_record_once_with_its_steps() -> None:
+    kept = fill(20, expires=HOUR) + fill(20, status=Status.IN_PROGRESS, lease=-HOUR)
+    due = fill(300)
+    for pk, account in IdempotencyRecord.objects.values_list("pk", "account_id"):
+        IdempotencyStep.objects.create(account_id=account, record_id=pk, name="one", result="1")
+    shares = race([lambda: sum(batch.deleted for batch in purge_batches(batch_size=50))] * 3)
+    assert sum(shares) == len(due)
+    assert remaining() == {*kept} == {*IdempotencyStep.objects.values_list("record_id", flat=True)}
+    assert [purge_once(batch_size=50).deleted for _ in range(2) if fill(60)] == [50, 50]
+
+
+def test_relays_at_once_send_each_message_once_and_in_order() -> None:
+    broker.reset()
+    for number in range(60):
+        with transaction.atomic():
+            publish("orders.placed", number, ordering_key=f"order-{number % 3}", sender=SENDER)
+    race([lambda: sum(batch.sent for batch in relay_batches(batch_size=7))] * 4)
+    for _ in relay_batches():
+        pass
+    assert sorted(broker.payloads) == [*range(60)]
+    for order in range(3):
+        of_order = [number for number in broker.payloads if number % 3 == order]
+        assert of_order == sorted(of_order)
+
+
+def test_the_statistics_are_those_of_all_shards() -> None:
+    fill(300)
+    numbers = stats()
+    assert numbers.records.value == 300
+    assert numbers.table_bytes.value is not None
+    assert numbers.table_bytes.value > 32 * 8192
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE idempotency_record")
+    assert store_for("default").measure().records == 300
+    with transaction.atomic():
+        IdempotencyRecord.objects.update(attempt=2)
+        assert stats().table_bytes.value is not None  # also in a transaction that has written to all shards
+
+
+#: Tables of a project, by whose names the page shows how Citus gets to know them.
+SHOP = [
+    "CREATE TABLE shop_currency (code text PRIMARY KEY)",
+    'CREATE TABLE shop_order (account_id varchar(255) COLLATE "C", id bigserial, PRIMARY KEY (id, account_id))',
+    "CREATE TABLE shop_owner (id bigserial PRIMARY KEY)",
+    "CREATE TABLE shop_setting (id bigserial PRIMARY KEY, owner_id bigint REFERENCES shop_owner)",
+]
+PAGE = "how-to/distribute-over-citus.md"
+PACKAGE = {"idempotency_dashboard_counter", "idempotency_outbox_message", "idempotency_record", "idempotency_step"}
+KNOWN = "SELECT logicalrelid::text FROM pg_dist_partition WHERE logicalrelid::text !~ '_p\\d+$'"
+
+
+@pytest.fixture
+def ordinary(cluster: Cluster) -> Iterator[None]:
+    """A database of the cluster with ordinary tables, as ``migrate`` makes them, until the end of the test."""
+    original = connection.settings_dict["NAME"]
+    with own_database(cluster.coordinator) as url:
+        cluster.spread(url)
+        migrate(url)
+        connection.close()
+        connection.settings_dict["NAME"] = urlsplit(url).path[1:]
+        yield
+        connection.close()
+        connection.settings_dict["NAME"] = original
+
+
+def execute(statements: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statements)
+
+
+def known_tables() -> set[str]:
+    with connection.cursor() as cursor:
+        cursor.execute(KNOWN)
+        return {table for (table,) in cursor.fetchall()}
+
+
+def unknown_tables() -> str:
+    """Those that the check names."""
+    (message,) = check_databases(None, databases=["default"])
+    return str(message.msg).partition(". ")[0]
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_the_page_distributes_ordinary_tables_and_keeps_their_rows(ordinary: None, partitioned: bool) -> None:
+    def operate(key: str) -> bool:
+        with claim(stepped.name, account_id="acme", key=key, payload=1) as run:
+            if not run.replayed:
+                run.result = require_claim().step("one", lambda: key)
+        return run.replayed
+
+    if partitioned:
+        partition(4)
+    kept = fill(20, expires=HOUR)
+    assert not operate("before")
+    assert re.findall(r"idempotency_\w+", unknown_tables()) == sorted(PACKAGE)
+
+    (statements,) = blocks(PAGE, "postgresql")
+    (examples,) = (block for block in blocks(PAGE, "sql") if "shop_order" in block)
+    for statement in (statements, *SHOP, *examples.splitlines()):
+        execute(statement)
+    assert known_tables() == PACKAGE | {"shop_currency", "shop_order", "shop_owner", "shop_setting"}
+    assert "idempotency_" not in unknown_tables()
+
+    assert [operate("before"), operate("after"), operate("after")] == [True, False, True]
+    assert remaining() > {*kept}
+    assert max(remaining()) > max(kept)
+    assert IdempotencyStep.objects.count() == 2
+    fill(30)
+    assert purge_once().deleted == 30
+    assert (store_for("default").measure().in_bytes or 0) > SHARDS * 8192
+    assert {plan.tasks for plan in planned(partial(operate, "again"))} == {1}
+
+
+def test_a_table_that_citus_does_not_know_is_a_warning() -> None:
+    (message,) = check_databases(None, databases=["default"])
+    assert message.id == "idempotency.W014"
+    assert "django_session" in message.msg
+    assert "testproject_transfer" not in message.msg

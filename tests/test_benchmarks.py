@@ -1,0 +1,48 @@
+"""The benchmarks run and count right. How long anything takes is no test's business."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+from tools.benchmarks.__main__ import EXPERIMENTS
+
+pytestmark = [pytest.mark.postgres, pytest.mark.whole_table, pytest.mark.django_db(transaction=True)]
+
+
+def tables_of(experiment: str, number: int = 2) -> list[Any]:
+    """Few operations of an experiment, whose module is imported only when a test needs it."""
+    tables: list[Any] = importlib.import_module(f"tools.benchmarks.{experiment}").compare(number, 1, lambda text: None)
+    return tables
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_experiment_gives_a_full_table(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "requests.BLOCK": 2,
+        "latency.BLOCK": 2,
+        "latency.DELAYS": (0.0, 0.0002),
+        "purge.ROUNDS": 1,
+    }.items():
+        monkeypatch.setattr(f"tools.benchmarks.{name}", value)
+
+    tables = tables_of(experiment, 1000 if experiment == "purge" else 2)
+
+    assert tables
+    for table in tables:
+        assert table.rows
+        assert all(len(row) == len(table.headings) for row in table.rows)
+        assert str(table).startswith("### ")
+
+
+def test_a_variant_that_protects_nothing_ends_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fast variant must be right, too."""
+    from tools.benchmarks import requests, views
+
+    bare = requests.Variant("bare", views.BareView)
+    monkeypatch.setattr(requests, "BLOCK", 2)
+    monkeypatch.setattr(requests, "REPLAYS", (requests.BASELINE, bare))
+    with pytest.raises(AssertionError, match="effects instead of 0"):
+        tables_of("requests")

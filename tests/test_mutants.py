@@ -1,0 +1,89 @@
+"""The list of mutants fits the code, and the tool that tries them can tell a killed one from a survivor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tools import mutants
+from tools.mutants import LIST, ROOT, Mutant, WrongListError, read_list, wrong_entries
+
+SOUND = Mutant("sound", "code.py", "1", "2", "It is wrong.", ("test_code.py::test_one",))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A module, and the file of its test."""
+    (tmp_path / "code.py").write_text("def one():\n    return 1\n\n\ndef none():\n    return None\n")
+    (tmp_path / "test_code.py").write_text("def test_one(): ...\n")
+    return tmp_path
+
+
+def test_each_mutant_of_the_list_can_be_applied_and_names_tests_that_exist() -> None:
+    assert wrong_entries(read_list(LIST.read_text()), ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        (replace(SOUND, old="3"), "sound: its text is 0 times in code.py"),
+        (replace(SOUND, old="return"), "sound: its text is 2 times in code.py"),
+        (replace(SOUND, file="gone.py"), "sound: its text is 0 times in gone.py"),
+        (replace(SOUND, new="1"), "sound: it changes nothing"),
+        (replace(SOUND, tests=()), "sound: it names no test"),
+        (replace(SOUND, tests=("test_code.py::test_two",)), "sound: there is no test test_code.py::test_two"),
+        (replace(SOUND, tests=("test_gone.py",)), "sound: there is no test test_gone.py"),
+        (replace(SOUND, database="oracle"), "sound: it names the database 'oracle'"),
+    ],
+)
+def test_an_entry_that_proves_nothing_is_refused(tree: Path, entry: Mutant, problem: str) -> None:
+    assert wrong_entries([SOUND], tree) == []
+    assert wrong_entries([entry], tree) == [problem]
+
+
+def test_an_empty_list_is_refused(tree: Path) -> None:
+    assert wrong_entries([], tree) == ["0 mutants were checked"]
+
+
+@pytest.mark.parametrize(
+    ("code", "killed"), [(mutants.PASSED, False), (mutants.FAILED, True), (2, None), (4, None), (5, None)]
+)
+def test_only_failing_tests_kill(tree: Path, monkeypatch: pytest.MonkeyPatch, code: int, killed: bool | None) -> None:
+    """Tests that can't be collected or don't exist see nothing. The tree is afterwards as it was."""
+    seen = []
+
+    def run_tests(copy: Path, tests: object, database: str) -> mutants.subprocess.CompletedProcess[str]:
+        seen.append((copy / "code.py").read_text())
+        return mutants.subprocess.CompletedProcess([], code, "", "")
+
+    monkeypatch.setattr(mutants, "run_tests", run_tests)
+    before = (tree / "code.py").read_text()
+    if killed is None:
+        with pytest.raises(WrongListError, match=f"pytest ended with {code}"):
+            mutants.is_killed(SOUND, tree)
+    else:
+        assert mutants.is_killed(SOUND, tree) is killed
+    assert seen == [before.replace("1", "2")]
+    assert (tree / "code.py").read_text() == before
+
+
+def test_the_exit_code_tells_of_survivors_and_of_mutants_that_could_not_be_tried(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that can't be tried does not keep the others from being tried."""
+    codes = {"killed": mutants.FAILED, "survives": mutants.PASSED, "unknown": 5}
+    entries = [replace(SOUND, name=name, tests=(name,)) for name in codes]
+    monkeypatch.setattr(mutants, "ROOT", tree)
+    monkeypatch.setattr(mutants, "try_soundness", lambda *arguments: None)
+
+    def run_tests(copy: Path, tests: tuple[str, ...], database: str) -> mutants.subprocess.CompletedProcess[str]:
+        return mutants.subprocess.CompletedProcess([], codes[tests[0]], "", "")
+
+    monkeypatch.setattr(mutants, "run_tests", run_tests)
+    killed, survives, unknown = entries
+    assert [mutants.try_all(chosen, 1) for chosen in ([killed], [killed, survives], [unknown, killed])] == [0, 1, 2]
+    printed = capsys.readouterr().out
+    assert "2 mutants, 1 killed, 1 survived\n  survives in code.py: It is wrong." in printed
+    assert "unknown: pytest ended with 5" in printed

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Builds the wheel and the sdist into dist/ and checks them, and writes what a project gets with the wheel into
+# sbom.cdx.json. `tox -e artifacts` has the programs.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+rm -rf dist
+python -m build --outdir dist .
+python -m build --outdir "$work/dist" .
+for file in dist/*; do cmp "$file" "$work/$file"; done
+
+twine check --strict dist/*
+check-wheel-contents dist/*.whl
+# It asks for an author's address, which a group of contributors doesn't have, and for the URL of the repository.
+pyroma --min 8 dist/*.tar.gz
+
+mkdir "$work/sdist"
+tar -xzf dist/*.tar.gz -C "$work/sdist" --strip-components=1
+diff <(git ls-files | LC_ALL=C sort) \
+    <(cd "$work/sdist" && find . -type f ! -path ./PKG-INFO | cut -c3- | LC_ALL=C sort)
+
+# A project's environment has nothing but the wheel and what that needs.
+python -m venv --without-pip "$work/project"
+python -m pip --python "$work/project/bin/python" install -q dist/*.whl
+cyclonedx-py environment --output-reproducible --output-file sbom.cdx.json "$work/project/bin/python"
+
+# The sdist's tests, with the sdist's own package.
+cd "$work/sdist"
+python -m pip --python "$work/project/bin/python" install -q --group base .
+"$work/project/bin/python" -m pytest -q --timeout=240 --ds=tests.base.settings --database=sqlite tests/base tests/unit

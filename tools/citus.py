@@ -1,0 +1,227 @@
+"""``python -m tools.citus --binaries DIRECTORY PART``: what holds on Citus, on a coordinator and two workers.
+
+``DIRECTORY`` is the ``bin`` of a PostgreSQL that has the extension Citus. The servers belong to the run: they listen
+on Unix sockets and are deleted at its end. The parts are ``checks`` (``tests/on_citus.py``); ``suite``, the tests that
+may depend on the database, without those of ``NOT_ON_CITUS``; ``crashes``, the crash matrix; and ``deliveries``, every
+fault of a delivery. Other arguments go to pytest, ``tools.crashes`` or ``tools.deliveries``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psycopg
+import pytest
+
+from testproject.embedded import BINARIES_VARIABLE
+from tests.docs.pages import blocks
+from tests.harness import world
+from tests.harness.citus import Cluster, running_citus
+from tests.harness.postgres import Server
+
+#: What may depend on the database, but for tests of plain functions and tests that kill processes.
+SUITE = [
+    *("-m", "not once", "tests/database", "tests/concurrency", "tests/http", "tests/contrib"),
+    *("tests/test_orders.py", "tests/test_payouts.py", "tests/test_sample_project.py"),
+]
+
+#: Tests that are left out, by a part of their names, each with the reason.
+NOT_ON_CITUS = {
+    "tests/database/test_partitions.py": "partitions tables that are distributed already",
+    "tests/database/test_settings.py": "is for a server without the extension",
+    "-account]": "changes a record's account, by which it is distributed",
+    # The tests lock or wait by statements that name no account.
+    "test_a_purge_that_is_ended_in_a_batch_is_simply_run_again": "locks all records",
+    "test_a_record_that_is_locked_is_passed_over": "locks a record by its id",
+    "test_a_lock_of_the_whole_table_is_waited_for": "a purge waits in the coordinator's SELECT, which has another text",
+    "at_once_end_and_no_claim_is_lost[SERIALIZABLE]": "Citus reports a lost race at COMMIT as an internal error",
+    "test_a_list_answers_any_query": "the coordinator refuses an account of more than 255 characters",
+    "test_a_change_that_the_server_refused_for_the_sake_of_another_is_made_again": "a distributed table has no trigger",
+    "test_a_fenced_change_reads_its_own_record_and_no_other_claim": "explains a message of several statements",
+    "test_a_purge_walks_its_index": "explains statements of PostgreSQL alone",
+    "test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever": "a distributed table has no trigger",
+    "test_a_store_that_does_not_fit_this_release": "changes the columns of a table inside a transaction",
+    "test_the_operations_are_found_in_the_index": "no ANALYZE of all servers after a statement in a transaction",
+    "test_a_batch_costs_the_same_statements": "a batch asks once more, whether the table is distributed",
+    "test_a_scrape_does_not_wait_for_a_migration": "waits for 50 ms, and all shards together take longer to read",
+    # Citus refuses to change a table with foreign keys after its transaction has asked all shards.
+    "test_no_large_table_is_read_without_an_index": "makes a user in the transaction that has filled all shards",
+    "test_a_long_list_is_cut_and_a_large_outbox": "makes a user in the transaction that has asked all shards",
+    "test_messages_and_errors_are_read_for_the_permitted": "makes a user in a transaction that has asked all shards",
+    "portable": "the portable statements are for other databases",
+}
+
+#: In place of what ``tests.conftest`` does: a distributed table takes no room on the coordinator.
+EMPTY = """
+DO $$
+DECLARE
+    each regclass;
+BEGIN
+    FOREACH each IN ARRAY '{{{tables}}}'::regclass[] LOOP
+        EXECUTE 'DELETE FROM ' || each;
+    END LOOP;
+END $$
+"""
+
+#: Let Citus know the tables that the sample project's operations write to.
+MAKE_KNOWN = """
+DO $$
+DECLARE
+    each regclass;
+BEGIN
+    FOR each IN SELECT oid FROM pg_class WHERE relname ~ '^(auth|testproject)_' AND relkind = 'r' LOOP
+        IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = each) THEN
+            PERFORM citus_add_local_table_to_metadata(each, cascade_via_foreign_keys => true);
+        END IF;
+    END LOOP;
+END $$
+"""
+
+
+def distribute(url: str) -> None:
+    """Distribute the package's tables as the documentation says, and let Citus know those of the sample project."""
+    (statements,) = blocks("how-to/distribute-over-citus.md", "postgresql")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statements)  # type: ignore[arg-type]
+        connection.execute(MAKE_KNOWN)
+
+
+class OnCitus:
+    """A plugin of pytest that spreads the test database over the cluster."""
+
+    def __init__(self, running: Cluster) -> None:
+        self.running = running
+
+    @pytest.fixture
+    def cluster(self) -> Cluster:
+        return self.running
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        left_out = [
+            item
+            for item in items
+            if item.get_closest_marker("whole_table") or any(part in item.nodeid for part in NOT_ON_CITUS)
+        ]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+    def pytest_collection_finish(self) -> None:
+        from tests import conftest  # pytest has to import it first
+
+        conftest.EMPTY_AT_ONCE = EMPTY
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        from django.db.backends.postgresql.creation import DatabaseCreation as Creation
+
+        create_empty, create, cluster = Creation._execute_create_test_db, Creation.create_test_db, self.running
+
+        def create_and_spread(creation: Any, cursor: Any, parameters: Any, keepdb: bool = False) -> None:
+            create_empty(creation, cursor, parameters, keepdb)
+            cluster.spread(cluster.url_of(parameters["dbname"].strip('"')))
+
+        def create_and_distribute(creation: Any, *args: Any, **options: Any) -> str:
+            name: str = create(creation, *args, **options)
+            distribute(cluster.url_of(name))
+            return name
+
+        Creation._execute_create_test_db = create_and_spread
+        Creation.create_test_db = create_and_distribute
+        Creation._destroy_test_db = lambda *args: None  # the servers are deleted
+
+
+def suite(cluster: Cluster, arguments: Sequence[str]) -> int:
+    return int(pytest.main(list(arguments), plugins=[OnCitus(cluster)]))
+
+
+@contextmanager
+def spread_worlds(cluster: Cluster) -> Iterator[None]:
+    """The worlds of the harness have their tables on the cluster."""
+    own_database, migrate = world.own_database, world.migrate
+
+    @contextmanager
+    def own_spread_database(url: str) -> Iterator[str]:
+        with own_database(url) as database:
+            cluster.spread(database)
+            yield database
+
+    def migrate_and_distribute(url: str) -> None:
+        migrate(url)
+        distribute(url)
+
+    with (
+        patch.object(world, "own_database", own_spread_database),
+        patch.object(world, "migrate", migrate_and_distribute),
+    ):
+        yield
+
+
+class ServersInTurn:
+    """The servers of a cluster. Each restart is of another one."""
+
+    def __init__(self, cluster: Cluster, url: str) -> None:
+        self.url = url
+        self._servers = [Server(place) for place in (cluster.coordinator, *cluster.workers)]
+        self._turns = cycle(self._servers)
+
+    def restart(self) -> None:
+        next(self._turns).restart()
+
+    def stop_being_durable(self) -> None:
+        for server in self._servers:
+            server.stop_being_durable()
+
+
+def crashes(cluster: Cluster, arguments: Sequence[str]) -> int:
+    from tools import crashes as crash
+
+    @contextmanager
+    def servers_to_stop() -> Iterator[ServersInTurn]:
+        with world.own_database(cluster.coordinator) as url:
+            world.migrate(url)
+            yield ServersInTurn(cluster, url)
+
+    with (
+        spread_worlds(cluster),
+        patch.object(crash, "server_to_stop", servers_to_stop),
+        patch.object(sys, "argv", ["tools.crashes", *arguments]),
+    ):
+        return crash.main()
+
+
+def deliveries(cluster: Cluster, arguments: Sequence[str]) -> int:
+    from tools.deliveries import main as deliver
+
+    with spread_worlds(cluster), patch.object(sys, "argv", ["tools.deliveries", *arguments]):
+        return deliver()
+
+
+#: What runs, by its name.
+PARTS: dict[str, Callable[[Cluster, Sequence[str]], int]] = {
+    "checks": lambda cluster, rest: suite(cluster, rest or ["tests/on_citus.py"]),
+    "suite": lambda cluster, rest: suite(cluster, rest or SUITE),
+    "crashes": crashes,
+    "deliveries": deliveries,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.citus", description=__doc__)
+    parser.add_argument("--binaries", type=Path, required=True)
+    parser.add_argument("part", choices=sorted(PARTS))
+    options, rest = parser.parse_known_args()
+    with running_citus(options.binaries) as cluster:
+        os.environ |= {"DATABASE_URL": cluster.coordinator, BINARIES_VARIABLE: str(options.binaries)}
+        return PARTS[options.part](cluster, rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""``python -m tools.deliveries``: every fault on every broker, as tables in Markdown.
+
+It brings up a PostgreSQL and the brokers by itself, unless ``DATABASE_URL`` names a PostgreSQL that may make databases.
+What goes wrong is told at once, and the exit code is 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from testproject.harness.redis import RedisMissingError
+from tests.delivery.faults import FAULTS, run
+from tests.delivery.stage import BROKERS, stage
+from tests.delivery.tally import Verdict, table
+from tests.harness.rabbitmq import RabbitMissingError
+from tests.harness.world import say
+from tests.harness.zygote import ImpossibleError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.deliveries", description=__doc__)
+    parser.add_argument("--messages", type=int, default=40, help="how many of each kind, for each fault and broker")
+    parser.add_argument("--broker", choices=BROKERS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--fault", choices=FAULTS, action="append", help="only this one; may be repeated")
+    options = parser.parse_args()
+    verdicts: list[Verdict] = []
+    failed = False
+    started = time.monotonic()
+    for broker in options.broker or BROKERS:
+        try:
+            with stage(broker, os.environ.get("DATABASE_URL")) as shared:
+                for name in options.fault or FAULTS:
+                    try:
+                        verdict = run(shared, name, options.messages)
+                    except (ImpossibleError, TimeoutError) as error:
+                        verdict = Verdict(name, broker, problems=[repr(error)])
+                        say(error)
+                    say(verdict)
+                    verdicts.append(verdict)
+                    failed |= not verdict.passed
+        except (RedisMissingError, RabbitMissingError) as error:
+            say(error)
+            return 2
+    for broker in BROKERS:
+        if of_broker := [verdict for verdict in verdicts if verdict.broker == broker]:
+            say(f"\n## {broker}\n\n{table(of_broker)}\n")
+    passed = sum(verdict.passed for verdict in verdicts)
+    say(f"{len(verdicts)} scripts, {passed} passed; {time.monotonic() - started:.0f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""Breaks the package in each way that ``mutants.toml`` lists, one at a time, and looks whether the named tests fail.
+
+    python tools/mutants.py                    # all of them; exits with 1 if one survives, with 2 if one can't be tried
+    python tools/mutants.py --only NAME        # one; may be given several times
+    python tools/mutants.py --check            # only that each text to replace is found exactly once
+
+A mutant is applied to a copy of the tree in a temporary folder. The tree itself is never changed. The named tests first
+run on the unchanged copy, because a test that fails anyway kills nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIST = Path(__file__).with_suffix(".toml")
+LEFT_OUT = (".git", ".venv", ".tox", ".*_cache", "__pycache__", "build", "dist")
+DATABASES = ("sqlite", "postgres")
+
+#: The exit codes of pytest that say something: all tests passed, or some failed.
+PASSED, FAILED = 0, 1
+
+KILLED, SURVIVED = "killed", "SURVIVED"
+
+#: Seconds for the tests of one mutant, which may make them hang where pytest-timeout can't end them.
+PATIENCE = 3600
+
+
+class WrongListError(Exception):
+    """A mutant can't be applied or judged, so nothing is known about it."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault, and the tests that must see it."""
+
+    name: str
+    file: str
+    #: Must be in the file exactly once.
+    old: str
+    new: str
+    #: What goes wrong for a user.
+    why: str
+    #: Files or node ids of pytest.
+    tests: tuple[str, ...]
+    database: str = "sqlite"
+
+    def apply(self, root: Path) -> str:
+        """The text of the file with the fault.
+
+        :raises WrongListError: the text to replace is not there, or is there more than once.
+        """
+        path = root / self.file
+        text = path.read_text() if path.exists() else ""
+        if (count := text.count(self.old)) != 1:
+            raise WrongListError(f"{self.name}: its text is {count} times in {self.file}")
+        return text.replace(self.old, self.new)
+
+
+def read_list(text: str) -> list[Mutant]:
+    """The mutants of a list, in its order."""
+    tables = tomllib.loads(text)
+    return [Mutant(name, **{**fields, "tests": tuple(fields["tests"])}) for name, fields in tables.items()]
+
+
+def wrong_entries(mutants: Sequence[Mutant], root: Path) -> list[str]:
+    """What is wrong with the list: a text that is not found once, a fault that changes nothing, a missing test."""
+    if not mutants:
+        return ["0 mutants were checked"]
+    wrong = []
+    for mutant in mutants:
+        try:
+            mutant.apply(root)
+        except WrongListError as error:
+            wrong.append(str(error))
+        if mutant.old == mutant.new:
+            wrong.append(f"{mutant.name}: it changes nothing")
+        if mutant.database not in DATABASES:
+            wrong.append(f"{mutant.name}: it names the database {mutant.database!r}")
+        if not mutant.tests:
+            wrong.append(f"{mutant.name}: it names no test")
+        for test in mutant.tests:
+            file, _, function = test.partition("::")
+            path = root / file
+            if not path.is_file() or f"def {function}" not in path.read_text():
+                wrong.append(f"{mutant.name}: there is no test {test}")
+    return wrong
+
+
+@contextmanager
+def copies(count: int) -> Iterator[queue.Queue[Path]]:
+    """Copies of the tree, to take from and to put back."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        free: queue.Queue[Path] = queue.Queue()
+        for number in range(count):
+            copy = Path(folder, str(number))
+            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
+            free.put(copy)
+        yield free
+
+
+def run_tests(copy: Path, tests: Sequence[str], database: str) -> subprocess.CompletedProcess[str]:
+    """Run tests of a copy until the first one fails."""
+    environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    environment["PYTHONPATH"] = str(copy)
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout=240", f"--database={database}"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    return subprocess.run(
+        command, cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+
+
+def write(path: Path, text: str) -> None:
+    """Write a module, and forget what was compiled: a change within a second may keep its size."""
+    path.write_text(text)
+    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+def is_killed(mutant: Mutant, copy: Path) -> bool:
+    """Whether the mutant's tests see it.
+
+    :raises WrongListError: the tests can't be run with it.
+    """
+    path = copy / mutant.file
+    sound, broken = path.read_text(), mutant.apply(copy)
+    try:
+        write(path, broken)
+        ran = run_tests(copy, mutant.tests, mutant.database)
+    except subprocess.TimeoutExpired as error:
+        raise WrongListError(f"{mutant.name}: its tests don't end") from error
+    finally:
+        write(path, sound)
+    if ran.returncode not in {PASSED, FAILED}:
+        raise WrongListError(f"{mutant.name}: pytest ended with {ran.returncode}\n{ran.stdout[-2000:]}{ran.stderr}")
+    return ran.returncode == FAILED
+
+
+def try_soundness(mutants: Sequence[Mutant], copy: Path) -> None:
+    """:raises WrongListError: one of the tests fails without a mutant."""
+    where = run_python(copy, "import idempotency; print(idempotency.__file__)")
+    if not Path(where).is_relative_to(copy):
+        raise WrongListError(f"the tests would import {where}, which no mutant changes")
+    for database in DATABASES:
+        tests = sorted({test for mutant in mutants if mutant.database == database for test in mutant.tests})
+        if tests and (ran := run_tests(copy, tests, database)).returncode != PASSED:
+            raise WrongListError(f"on {database} the tests don't pass without a mutant\n{ran.stdout[-4000:]}")
+
+
+def run_python(copy: Path, code: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def try_all(mutants: Sequence[Mutant], jobs: int) -> int:
+    """Try the mutants and report each.
+
+    :returns: the exit code.
+    :raises WrongListError: the tests don't pass without a mutant.
+    """
+    killed, survivors = 0, []
+    with copies(jobs) as free, ThreadPoolExecutor(jobs) as pool:
+        copy = free.get()
+        try_soundness(mutants, copy)
+        free.put(copy)
+
+        def attempt(mutant: Mutant) -> tuple[str, float]:
+            copy, begun = free.get(), time.monotonic()
+            try:
+                verdict = KILLED if is_killed(mutant, copy) else SURVIVED
+            except WrongListError as error:
+                verdict = str(error)
+            finally:
+                free.put(copy)
+            return verdict, time.monotonic() - begun
+
+        for mutant, (verdict, seconds) in zip(mutants, pool.map(attempt, mutants), strict=True):
+            print(f"{verdict:8} {mutant.name} ({seconds:.0f} s)", flush=True)
+            killed += verdict == KILLED
+            if verdict == SURVIVED:
+                survivors.append(mutant)
+    print(f"{len(mutants)} mutants, {killed} killed, {len(survivors)} survived")
+    for mutant in survivors:
+        print(f"  {mutant.name} in {mutant.file}: {mutant.why}")
+    if killed + len(survivors) < len(mutants):
+        return 2
+    return 1 if survivors else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--list", action="store_true", help="name the mutants, with the reason of each")
+    parser.add_argument("--check", action="store_true", help="only check that each of them can be applied")
+    parser.add_argument("--only", action="append", metavar="NAME", help="try this one; may be given several times")
+    parser.add_argument("--database", choices=DATABASES, help="try those that are tested on this database")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many run at a time (default: 1)")
+    options = parser.parse_args(arguments)
+    mutants = read_list(LIST.read_text())
+    if unknown := set(options.only or ()) - {mutant.name for mutant in mutants}:
+        parser.error(f"no mutant is named {', '.join(sorted(unknown))}")
+    chosen = [
+        mutant
+        for mutant in mutants
+        if options.database in {None, mutant.database} and (options.only is None or mutant.name in options.only)
+    ]
+    if options.list:
+        for mutant in chosen:
+            print(f"{mutant.name}: {mutant.why} ({mutant.file}, {mutant.database})")
+        return 0
+    if wrong := wrong_entries(chosen, ROOT):
+        print(*wrong, sep="\n")
+        return 2
+    if options.check:
+        print(f"{len(chosen)} mutants can be applied")
+        return 0
+    try:
+        return try_all(chosen, max(1, options.jobs))
+    except WrongListError as error:
+        print(error)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
