@@ -14,6 +14,7 @@ from django.db import connection, connections, transaction
 from django.test import TransactionTestCase
 
 from testproject.provider import Provider, running_providers
+from tests.operations import forgetting_operations
 from tests.partitions import partition
 
 with suppress(ImportError):
@@ -69,6 +70,13 @@ def _tables_are_emptied_by_delete() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TransactionTestCase, "_fixture_teardown", _delete_rows)
         patch.setattr(TransactionTestCase, "_should_reload_connections", lambda case: False)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _names_of_operations_are_free_again() -> Iterator[None]:
+    """What a test declares by a name of the tests' own is gone after it, so that any test may declare it otherwise."""
+    with forgetting_operations("tests."):
         yield
 
 

@@ -15,15 +15,13 @@ from tests.contrib.deliveries import Inbox, acts
 from tests.contrib.senders import SENDERS, Sender
 from tests.contrib.servers import Server, serving
 from tests.harness.redis import skip_without_redis
-from tests.operations import forgetting_operations
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
-    """A test begins with the sample project's Celery, and leaves no operation, no act and no fault."""
+    """A test begins with the sample project's Celery, and leaves no act and no fault."""
     app.set_current()
-    with forgetting_operations("tests."):
-        yield
+    yield
     acts.clear()
     faults.disarm()
 
