@@ -154,9 +154,6 @@ class Handler(BaseHTTPRequestHandler):
             answer = self._distorted(answer)
         elif kind == "run":
             answer = self._run(body, scope, attempt)
-            if self.has("forgets-on-cut") and self._is_gone(ConnectionResetError):
-                with self.server.transaction() as database:
-                    database.execute("DELETE FROM records WHERE scope = ?", (scope,))
         self._send({**answer, "key": key})
 
     def _claim(self, scope: str, payload: str) -> tuple[str, int, Response]:
@@ -221,6 +218,9 @@ class Handler(BaseHTTPRequestHandler):
                 return json.loads(row[0]) if row[0] else self._refusal("in_progress")
             if outcome < 300 and not self.has("effect-before-record"):
                 database.execute(effect, (scope,))
+            # In the transaction of the effect: between the two, a retry could be answered twice from the record.
+            if self.has("forgets-on-cut") and self._is_gone(ConnectionResetError):
+                database.execute("DELETE FROM records WHERE scope = ?", (scope,))
         return answer
 
     def _distorted(self, answer: Response) -> Response:
