@@ -15,6 +15,7 @@ import re
 import socket
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +74,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.directory, self.profile, self.faults = directory, profile, faults
         self.ttl, self.takes = ttl, takes
+        self.begun = threading.Event()
         with self.transaction() as database:
             database.executescript(SCHEMA)
 
@@ -90,6 +92,13 @@ class Server(ThreadingHTTPServer):
             with contextlib.suppress(sqlite3.OperationalError):  # executescript has committed
                 database.execute("COMMIT")
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Requests claim in the order in which they arrive, so that the fault strikes the one that is cut."""
+        self.begun.clear()
+        super().process_request(request, client_address)
+        if "forgets-on-cut" in self.faults:
+            self.begun.wait(5)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that cuts is no error of the server."""
 
@@ -97,6 +106,10 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
+
+    def finish(self) -> None:
+        self.server.begun.set()
+        super().finish()
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -150,6 +163,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.has("ignores-keys"):
             scope = uuid4().hex
         kind, attempt, answer = self._claim(scope, payload)
+        self.server.begun.set()
         if kind == "replay":
             answer = self._distorted(answer)
         elif kind == "run":
