@@ -23,8 +23,8 @@ from ..outcome import RETENTION_HEADER, STATUS_HEADER
 from ..store import records_database
 from .accounts import user_or_visitor
 from .adapter import handlers_of
-from .atomic_requests import databases_with_atomic_requests, has_copied_exemption, is_within_atomic_requests
 from .every_route import places, reasons_left_out
+from .handler import databases_with_atomic_requests, has_copied_exemption, is_within_atomic_requests
 from .profiles import PROFILES
 from .protection import class_of
 

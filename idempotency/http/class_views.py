@@ -10,21 +10,13 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest
 
-from ..identity import keys
 from ..operation import Operation
 from .adapter import handlers_of, hooks_of
-from .atomic_requests import (
-    EveryDatabase,
-    databases_with_atomic_requests,
-    exempted_by_project,
-    opens_its_transactions,
-)
-from .handler import Handler
-from .protection import Protection, RoutedHandler, protection_of
+from .handler import exempt, opens_its_transactions
+from .protection import RoutedHandler, protection_of
 
 
 def refuse_excluded(operation: Operation, served: Collection[str], where: str) -> None:
@@ -72,7 +64,7 @@ def guard(view_class: type) -> None:
         if opens_its_transactions(view):
             return view
         _check(cls, handlers_of(view))
-        return _exempt(view)
+        return exempt(view)
 
     as_view._guards = True  # type: ignore[attr-defined]
     setattr(view_class, "as_view", classmethod(as_view))  # noqa: B010 - a class of any kind
@@ -106,34 +98,3 @@ def _check(view_class: Any, handlers: Collection[RoutedHandler]) -> None:
         if routed.operation is not None:
             where = f"{view_class.__name__}.{routed.name}, as routed," if routed.name else f"{view_class.__name__}()"
             refuse_excluded(routed.operation, routed.methods, where)
-
-
-def _exempt(view: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(view)
-    def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if not databases_with_atomic_requests() or _is_protected(view, request):
-            return view(request, *args, **kwargs)
-        return Handler(functools.partial(view, request, *args, **kwargs), request, wrapper).pass_through()
-
-    if iscoroutinefunction(view):
-        markcoroutinefunction(wrapper)
-    wrapper._non_atomic_requests = EveryDatabase(wrapper, exempted_by_project(view))  # type: ignore[attr-defined]
-    return wrapper
-
-
-def _is_protected(view: Any, request: HttpRequest) -> bool:
-    """Whether nothing of a request runs outside of its operation, so that it needs no transaction around the view.
-
-    What is above the protection, a decorator or an override, may not call it.
-    """
-    method = request.method or ""
-    routed = next((routed for routed in handlers_of(view) if method in routed.methods), None)
-    if routed is None or not (isinstance(routed.handler, Protection) or iscoroutinefunction(view)):
-        return False
-    operation = routed.operation_for(method)
-    return operation is not None and (operation.required or _may_have_key(operation, request))
-
-
-def _may_have_key(operation: Operation, request: HttpRequest) -> bool:
-    """Whether a request has a key, as far as its headers tell. The operation's own ``key`` may read the body."""
-    return operation.key is not None or keys.META_NAME in request.META

@@ -16,10 +16,9 @@ from django.views import View
 from ..operation import Operation, operation_for, registry
 from ..options.table import RequestPolicy
 from .adapter import Adapter, adapter_for, prepare_view, served_methods
-from .atomic_requests import EveryDatabase, exempted_by_project
 from .class_views import guard, refuse_excluded, refuse_hook
-from .exchange import Exchange
-from .handler import Handler, is_running, is_within_a_run
+from .exchange import Exchange, is_running, is_within_a_run
+from .handler import EveryDatabase, Handler, exempted_by_project
 from .protection import Protection, class_of, methods_of_class, protects_function, protects_handler
 
 P = ParamSpec("P")

@@ -22,9 +22,9 @@ from django.urls import URLPattern, URLResolver
 from ..conf import settings
 from ..operation import MAX_NAME_LENGTH, Operation
 from .adapter import Adapter, handlers_of, protect_in_place
-from .atomic_requests import EveryDatabase, exempted_by_project
 from .class_views import inherited
 from .decorators import Protected
+from .handler import EveryDatabase, exempted_by_project
 from .protection import RoutedHandler, class_of, held_by, is_within_atomic, layers_of
 from .urlconf import Place, dotted, places_of, project_resolver
 

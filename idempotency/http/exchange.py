@@ -1,4 +1,4 @@
-"""One HTTP request of one operation: from its key to its response.
+"""One HTTP request of one operation: from its key, over the run of its handler, to its response.
 
 What each framework does in its own way is in its adapter (``adapter.py``). Everything else is here.
 """
@@ -6,8 +6,14 @@ What each framework does in its own way is in its adapter (``adapter.py``). Ever
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
+
+from django.db import connections, transaction
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 
 from ..conf import settings
 from ..exceptions import (
@@ -18,20 +24,23 @@ from ..exceptions import (
     LeaseLostError,
     OutcomeUnreadableError,
     PayloadInvalidError,
+    UnrecordableResponseError,
 )
 from ..identity import keys
 from ..identity.fingerprint import Payload
-from ..identity.scope import key_on_path, scope_of
+from ..identity.scope import Scope, key_on_path, scope_of
 from ..operation import Operation
 from ..options.values import ACCEPTED, REEXECUTE, Attach
-from ..outcome import RETENTION_HEADER, STATUS_HEADER, Outcome
+from ..outcome import RETENTION_HEADER, STATUS_HEADER, Outcome, outcome_of
 from ..protocol import claims
 from ..protocol.claim import Claim
 from ..protocol.claims import ClaimRequest, refusal_to_begin
 from ..protocol.execution import Running, acquire_or_wait, running
-from ..protocol.ownership import Ownership
+from ..protocol.faults import fault_point
+from ..protocol.ownership import Ownership, on_behalf_of
+from ..store import records_database
 from .adapter import Adapter
-from .handler import Handler, HandlerRun, attach_job, has_job
+from .handler import Handler, finish_transactions
 from .key_sources import FromCookie, FromForm, FromHeader, FromJSON
 from .payload import route_of
 from .problems import accepted_response, report
@@ -41,6 +50,14 @@ logger = logging.getLogger("idempotency")
 
 #: The attribute of Django's request that holds the headers of the response to a request with a key.
 HEADERS = "_idempotency_headers"
+
+#: The attribute of Django's request that holds an error of the handler that is a crash and no answer to this request,
+#: such as that of another claim, which was in progress elsewhere.
+_CRASH = "_idempotency_crash"
+
+#: The status of a response while the job runs. If the response has no Retry-After, it gets this many seconds.
+RUNNING = 202
+LOOK_AGAIN_AFTER = 1
 
 
 @dataclass(eq=False, repr=False)
@@ -137,7 +154,7 @@ class Exchange:
         except BaseException as error:
             handler_run.discard()
             if error is run.foreign_error:
-                note_crash(self.adapter.http, error)
+                setattr(self.adapter.http, _CRASH, error)
             raise
         finally:
             if run.is_committed:  # also if an on_commit callback has failed
@@ -151,8 +168,7 @@ class Exchange:
             response = self._rebuilt(outcome.reference)
         else:
             response = self.adapter.replay(outcome)
-        if has_job(self.operation, response):
-            attach_job(self.operation, self.request.scope, response)
+        if _attach_job(self.operation, self.request.scope, response):
             self.adapter.headers[STATUS_HEADER] = "in-progress"
         else:
             response[self.adapter.profile.replayed] = "true"
@@ -213,16 +229,136 @@ def _missing_key(operation: Operation) -> KeyMissingError:
     )
 
 
-_CRASH = "_idempotency_crash"
-
-
-def note_crash(http: Any, error: BaseException) -> None:
-    """Remember on Django's request that ``error`` is a crash of the handler and no answer to this request.
-
-    The error belongs to another claim, for example to a ``claim()`` block that was in progress elsewhere.
-    """
-    setattr(http, _CRASH, error)
-
-
-def is_crash(http: Any, error: Exception) -> bool:
+def is_crash(http: HttpRequest, error: Exception) -> bool:
     return getattr(http, _CRASH, None) is error
+
+
+@dataclass(eq=False, repr=False)
+class HandlerRun:
+    """One run of a handler under its claim."""
+
+    claim: Claim
+    adapter: Adapter
+    handler: Handler
+    response: Any = None
+    """The response for its client, after the run."""
+
+    has_ended: bool = False
+    """Whether the run is over. A copy of the context may outlive it."""
+
+    def is_here(self) -> bool:
+        """Whether the calling code runs in the run's thread, on the connection that has its transaction, if it has one.
+
+        A context may be copied into another thread. What is written there is not in the transaction.
+        """
+        connection = self.claim.ownership.store.connection
+        return not self.has_ended and connections[connection.alias] is connection
+
+    def outcome(self) -> Outcome | None:
+        """Run the handler.
+
+        :returns: the outcome to record, or None if nothing of this run is kept.
+        :raises UnrecordableResponseError: the handler's response must be recorded, but can't be.
+        """
+        owned = self.claim.ownership
+        others = [using for using in self.handler.databases if using != owned.using]
+        token = _runs.set((*_runs.get(), self))
+        try:
+            with ExitStack() as transactions:
+                for using in others:
+                    transactions.enter_context(transaction.atomic(using=using))
+                outcome = self._outcome_of(self.handler.call())
+                if others:
+                    # The other transactions commit now. A later failure rolls back only the record's transaction.
+                    owned.has_effects_elsewhere = outcome is not None
+                    with on_behalf_of(owned):
+                        finish_transactions(others, outcome, owned.operation)
+                return outcome
+        finally:
+            self.has_ended = True
+            _runs.reset(token)
+
+    def outcome_of_error(self, error: Exception) -> Outcome | None:
+        """Turn an exception of the handler, whose writes have been rolled back, into an outcome.
+
+        :returns: the outcome of the framework's response to it, or None if that response is not recorded.
+        :raises Exception: ``error`` itself, if it is a crash.
+        """
+        self.discard()
+        answer = self.adapter.answer_to_exception(error)
+        if answer is None:
+            raise error
+        return self._outcome_of(answer)
+
+    def discard(self) -> None:
+        """Free the resources of a response that is not sent, such as an open file."""
+        answer, self.response = self.response, None
+        if isinstance(answer, HttpResponseBase):
+            # Not response.close(), because that also sends the signal request_finished.
+            closers = [*answer._resource_closers]  # type: ignore[attr-defined]
+        else:
+            closers = [answer.close] if hasattr(answer, "close") else []  # such as a coroutine that is never awaited
+        for close in closers:
+            with suppress(Exception):  # as Django does, because the response is not sent any more
+                close()
+
+    def _outcome_of(self, answer: Any) -> Outcome | None:
+        owned = self.claim.ownership
+        operation = owned.operation
+        try:
+            fault_point["render.before"]()
+            self.response = answer  # so that discard() frees it even if rendering fails
+            self.response = self.adapter.render(answer)
+            fault_point["render.after"]()
+            if not isinstance(self.response, HttpResponseBase):
+                raise UnrecordableResponseError(
+                    f"The handler of operation {operation.name!r} must return an HttpResponse, not "
+                    f"{type(self.response).__name__}. If a framework makes the response from what the handler returns, "
+                    f"put @idempotent where the response exists, or register an adapter for the framework."
+                )
+            if _attach_job(operation, owned.scope, self.response):
+                self.claim.reference = self.claim.reference or self.response["Location"]
+            if not operation.recordable(self.response.status_code):
+                owned.declined = self.response.status_code < 500
+                return None
+            return outcome_of(self.adapter.form_to_record(self.response), operation, self.claim.reference)
+        except IdempotencyError as error:
+            error.raised_by = owned  # as ``on_behalf_of`` does
+            raise
+
+
+def _attach_job(operation: Operation, scope: Scope, response: Any) -> bool:
+    """Tell the client where the operation's job is, and when to look again, if the response says that it still runs."""
+    attach = operation.in_progress
+    if not isinstance(attach, Attach) or response.status_code != RUNNING:
+        return False
+    response.setdefault("Location", attach.location(scope))
+    response.setdefault("Retry-After", str(LOOK_AGAIN_AFTER))
+    return True
+
+
+#: The runs around the calling code, the innermost last. A context variable, because threads and tasks of one request
+#: may run handlers at the same time.
+_runs: ContextVar[tuple[HandlerRun, ...]] = ContextVar("idempotency_runs", default=())
+
+
+def is_within_a_run(http: HttpRequest) -> bool:
+    """Whether the calling context has a run of this request. ``is_running`` says whether it still counts."""
+    return any(run.adapter.http is http for run in _runs.get())
+
+
+def is_running(operation: Operation, http: HttpRequest) -> bool:
+    """Whether a call under ``operation`` is a part of an operation that this request is already running here.
+
+    It is, if the request runs this operation, as when the handler calls ``super().create()``. It also is, if both
+    operations have ``transaction=True`` in one database, as when DRF's ``partial_update()`` calls ``update()``. A
+    second claim could not commit inside the first one's transaction, and that transaction keeps the promises of both.
+
+    A copy of the request is another request, because it may have another key.
+    """
+    here = [run.claim for run in _runs.get() if run.adapter.http is http and run.is_here()]
+    if any(claim.operation.name == operation.name for claim in here):
+        return True
+    if not here or not (here[-1].operation.transaction and operation.transaction):
+        return False
+    return records_database(operation=operation.name, account_id=here[-1].scope.account_id) == here[-1].using

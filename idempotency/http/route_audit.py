@@ -19,9 +19,9 @@ from django.views.generic import RedirectView
 from ..conf import settings
 from ..operation import Operation
 from .adapter import doubts_about, handlers_of
-from .atomic_requests import is_within_atomic_requests
 from .checks import model_written_elsewhere
 from .every_route import ByRoute, places, reasons_left_out
+from .handler import is_within_atomic_requests
 from .protection import (
     SAFE_METHODS,
     RoutedHandler,

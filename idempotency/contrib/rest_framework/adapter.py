@@ -6,7 +6,7 @@ Authentication, permissions and throttles run before this, because DRF calls a h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from rest_framework import serializers
 from rest_framework.exceptions import APIException, UnsupportedMediaType
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.parsers import JSONParser, MultiPartParser
+from rest_framework.permissions import BasePermission
 from rest_framework.renderers import BrowsableAPIRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -36,7 +37,7 @@ from ...options.values import IETF
 from ...outcome import STATUS_HEADER, UNREADABLE, Outcome, decode_body, is_json
 from ...store import records_database
 from .commands import as_sent, declared_fields
-from .view_classes import Docstring, finds_object, handlers_of_view, methods_of_action, names_of_object_permissions
+from .view_classes import Docstring, handlers_of_view
 
 HOOKS = frozenset(
     {"initial", "perform_authentication", "check_permissions", "check_object_permissions", "check_throttles"}
@@ -75,20 +76,22 @@ class RestFrameworkAdapter(Adapter):
     @classmethod
     def doubts_about(cls, routed: RoutedHandler, callback: Any, parameters: Collection[str]) -> list[str]:
         view_class = class_of(callback)
-        if view_class is None or not set(parameters) - {"format"} or finds_object(view_class, parameters):
+        if view_class is None or not set(parameters) - {"format"} or _finds_object(view_class, parameters):
             return []
         permissions = getattr(callback, "initkwargs", {}).get("permission_classes", view_class.permission_classes)
         return [
             f"{name}.has_object_permission() is checked within the handler, so not before a replay. The package checks "
             f"it if the view has get_object() and the URL has its lookup_url_kwarg."
-            for name in sorted(names_of_object_permissions(permissions))
+            for name in sorted(_names_of_object_permissions(permissions))
         ]
 
     def served_methods(self, name: str) -> Collection[str]:
         if not name:
             return methods_of_class(type(self.view))  # the class that @api_view made
         actions = getattr(self.view, "action_map", None)
-        return super().served_methods(name) if actions is None else methods_of_action(name, actions)
+        if actions is None:
+            return super().served_methods(name)
+        return {method.upper() for method, action in actions.items() if action == name}
 
     def payload(self, operation: Operation) -> object:
         # If DRF answers by itself, for example because it can't parse the payload, its response has the view's headers.
@@ -146,19 +149,14 @@ class RestFrameworkAdapter(Adapter):
             return self.request.body  # the handler answers 415 itself if it reads the payload
 
     def render(self, answer: Any) -> Any:
-        response = self._finalize(answer)
+        context, finalize = self.request.parser_context, self.view.finalize_response
+        response = finalize(self.request, answer, *context["args"], **context["kwargs"])
+        self.view.finalize_response = self._finalized = _Finalized(response, finalize)
         renderer = getattr(response, "accepted_renderer", None)
         if isinstance(renderer, BrowsableAPIRenderer) and not response.is_rendered:
             # Render the data before the page, because the page's renderer may change the status of the response.
             self._form_to_record = self._as_data(response, renderer)
         return super().render(response)
-
-    def _finalize(self, answer: Any) -> Any:
-        context = self.request.parser_context
-        finalize = self.view.finalize_response
-        response = finalize(self.request, answer, *context["args"], **context["kwargs"])
-        self.view.finalize_response = self._finalized = _Finalized(response, finalize)
-        return response
 
     def _as_data(self, page: Response, renderer: BrowsableAPIRenderer) -> Response | None:
         """The data of the browsable API's page, rendered by the view's first renderer that is not for people."""
@@ -215,7 +213,7 @@ class RestFrameworkAdapter(Adapter):
         If there is no such object any more, there is nothing to check: the operation itself may have deleted it.
         """
         view = self.view
-        if not finds_object(view, view.kwargs) or not names_of_object_permissions(map(type, view.get_permissions())):
+        if not _finds_object(view, view.kwargs) or not _names_of_object_permissions(map(type, view.get_permissions())):
             return
         view.headers.update(self.headers)  # DRF makes the response to a refusal
         # The project's query may lock the row, which needs a transaction.
@@ -252,6 +250,35 @@ class RestFrameworkAdapter(Adapter):
             return self.view.handle_exception(error)
 
 
+def _finds_object(view: Any, parameters: Collection[str]) -> bool:
+    """Whether ``get_object()`` of a view, or of its class, can find the object that a URL names.
+
+    :param parameters: the arguments of the URL.
+    """
+    if not hasattr(view, "get_object") or getattr(view, "view_is_async", False):
+        return False
+    return (getattr(view, "lookup_url_kwarg", None) or getattr(view, "lookup_field", None)) in parameters
+
+
+def _names_of_object_permissions(permissions: Iterable[Any]) -> set[str]:
+    """The names of those permission classes that look at objects."""
+    return {
+        permission.__name__
+        for permission in _flat(permissions)
+        if getattr(permission, "has_object_permission", BasePermission.has_object_permission)
+        is not BasePermission.has_object_permission
+    }
+
+
+def _flat(permissions: Iterable[Any]) -> Iterator[Any]:
+    for permission in permissions:
+        operands = [getattr(permission, name) for name in ("op1_class", "op2_class") if hasattr(permission, name)]
+        if operands:  # of an expression such as IsOwner | IsAdminUser
+            yield from _flat(operands)
+        else:
+            yield permission
+
+
 @dataclass(eq=False)
 class _Finalized:
     """Replaces a view's ``finalize_response``, so that ``dispatch()`` does not finalize the final response again."""
@@ -263,12 +290,12 @@ class _Finalized:
 
     def note_recorded(self) -> None:
         """Remember the data of the response, whose rendered form is being recorded."""
-        self.is_recorded, self.data = True, _containers_of(self.response)
+        self.is_recorded, self.data = True, _copied(getattr(self.response, "data", None))
 
     def __call__(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
         if response is not self.response:
             return self.finalize(request, response, *args, **kwargs)
-        if self.is_recorded and _containers_of(response) != self.data:
+        if self.is_recorded and _copied(getattr(response, "data", None)) != self.data:
             view = type(request.parser_context["view"])
             raise ImproperlyConfigured(
                 f"The data of a response of {view.__qualname__} was changed after the response had been rendered and "
@@ -279,15 +306,11 @@ class _Finalized:
         return response
 
 
-def _containers_of(response: Any) -> Any:
-    """The data of a response with its dicts and lists copied, so that a later change of one of them shows."""
-    return _copied(getattr(response, "data", None))
-
-
 _CONTAINERS = (dict, list, tuple, Mapping)
 
 
 def _copied(data: Any) -> Any:
+    """The data of a response with its dicts and lists copied, so that a later change of one of them shows."""
     if isinstance(data, Mapping):
         return {name: _copied(value) if isinstance(value, _CONTAINERS) else value for name, value in data.items()}
     if isinstance(data, (list, tuple)):

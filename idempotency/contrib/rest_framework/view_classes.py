@@ -1,16 +1,15 @@
-"""View classes: which handlers a class has and protects, and which permissions they leave to a handler.
+"""View classes: which handlers a class has and protects.
 
 A class comes from ``IdempotentMixin``, whose mapping names the protected handlers, or from ``@api_view``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.views import View
-from rest_framework.permissions import BasePermission
 from rest_framework.views import APIView
 
 from ...http.class_views import guard, inherited
@@ -107,43 +106,14 @@ def handlers_of_view(view_class: Any, actions: Mapping[str, str] | None) -> list
     """
     if actions is not None:
         return [
-            RoutedHandler(getattr(view_class, name), frozenset(methods_of_action(name, actions)), name)
+            RoutedHandler(
+                getattr(view_class, name),
+                frozenset(method.upper() for method, action in actions.items() if action == name),
+                name,
+            )
             for name in sorted(set(actions.values()))
         ]
     function = function_of(view_class)
     if function is not None:
         return [RoutedHandler(function, frozenset(methods_of_class(view_class)))]
     return handlers_of_class(view_class)
-
-
-def methods_of_action(name: str, actions: Mapping[str, str]) -> set[str]:
-    return {method.upper() for method, action in actions.items() if action == name}
-
-
-def finds_object(view: Any, parameters: Collection[str]) -> bool:
-    """Whether ``get_object()`` of a view, or of its class, can find the object that a URL names.
-
-    :param parameters: the arguments of the URL.
-    """
-    if not hasattr(view, "get_object") or getattr(view, "view_is_async", False):
-        return False
-    return (getattr(view, "lookup_url_kwarg", None) or getattr(view, "lookup_field", None)) in parameters
-
-
-def names_of_object_permissions(permissions: Iterable[Any]) -> set[str]:
-    """The names of those permission classes that look at objects."""
-    return {
-        permission.__name__
-        for permission in _flat(permissions)
-        if getattr(permission, "has_object_permission", BasePermission.has_object_permission)
-        is not BasePermission.has_object_permission
-    }
-
-
-def _flat(permissions: Iterable[Any]) -> Iterator[Any]:
-    for permission in permissions:
-        operands = [getattr(permission, name) for name in ("op1_class", "op2_class") if hasattr(permission, name)]
-        if operands:  # of an expression such as IsOwner | IsAdminUser
-            yield from _flat(operands)
-        else:
-            yield permission
