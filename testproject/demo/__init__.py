@@ -1,8 +1,8 @@
 """What runs behind ``manage.py demo``: two storms of retried, duplicated and cut-off requests against a real server.
 
 The first storm is of charges, the second of messages: orders whose receipts go through outbox, Redis and a Celery
-worker. Each meets a protected endpoint and its unprotected twin. ``plan`` draws what will happen. ``client`` is one
-badly behaved client, ``storm`` is all of them at once. ``server`` is gunicorn's side of the trouble, ``consumer`` is
-relay and worker, and ``hop`` runs them. ``verdict`` compares what clients were told with the effects, which are counted
-where they happen. ``__main__`` brings everything up and shows the result.
+worker. Each meets a protected endpoint and its unprotected twin. ``charges`` says what is sent and which trouble it
+meets. ``client`` is one badly behaved client, ``storm`` is all of them at once. ``server`` is gunicorn's side of the
+trouble, ``consumer`` is relay and worker, and ``hop`` runs and kills them. ``verdict`` compares what clients were told
+with the effects, which are counted where they happen. ``__main__`` brings everything up, and ``show`` plays the storms.
 """

@@ -1,15 +1,14 @@
 """The demo's gunicorn: its configuration, and the sample project's WSGI application, made slow or killed on request.
 
 Neither the package nor the sample project know of it. A request asks for its own trouble in the header ``Demo-Fault``:
-``pause=120`` works 120 ms longer after the charge is written; ``kill_at_work=protected.7`` kills the worker at that
-point, and ``kill_at_reply=protected.7`` when everything is committed and the answer is about to be sent. A charge kills
-one worker. A worker leaves the mark ``died.<pid>`` before it kills itself.
+``pause=120`` works 120 ms longer after the charge is written; ``kill_at_work=LABEL`` kills the worker at that point,
+and ``kill_at_reply=LABEL`` when everything is committed and the answer is about to be sent. A charge kills one worker,
+which leaves the mark ``died.LABEL`` first.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
 import time
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.core.wsgi import get_wsgi_application
-from django.db.models import Model
 from django.db.models.signals import post_save
 
 from testproject.harness.strikes import Marks
@@ -47,47 +45,26 @@ celery_app.connection_for_write().transport_cls  # noqa: B018
 marks = Marks(os.environ["DEMO_MARKS"])
 
 
-def post_fork(server: Any, worker: Any) -> None:
-    # One of all workers dies in DEMO_KILL_EVERY seconds, on average.
-    mean = float(os.environ["DEMO_KILL_EVERY"]) * int(os.environ["DEMO_WORKERS"])
-    if mean:
-        threading.Thread(target=die_at_random, args=(mean,), daemon=True).start()
-
-
-def die_at_random(mean: float) -> None:
-    time.sleep(random.Random().expovariate(1 / mean))  # forks have the same state of the shared generator
-    die()
-
-
-def die() -> None:
-    marks.leave(f"died.{os.getpid()}")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_for(charge: str) -> None:
-    if marks.leave(f"struck.{charge}"):
-        die()
+def meet(place: str) -> None:
+    """Do at this place what the current request has asked for."""
+    kind, _, value = getattr(current, "fault", ("", "", ""))
+    if kind == place == "pause":
+        time.sleep(int(value) / 1000)
+    elif kind == place and marks.leave(f"died.{value}"):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     current.fault = environ.get("HTTP_DEMO_FAULT", "").partition("=")
-    try:
-        response = sample_project(environ, start_response)
-        kind, _, value = current.fault
-        if kind == "kill_at_reply":
-            die_for(value)
-        return response
-    finally:
-        current.fault = None
+    response = sample_project(environ, start_response)
+    meet("kill_at_reply")
+    return response
 
 
-def at_work(sender: type[Model], **kwargs: Any) -> None:
-    kind, _, value = getattr(current, "fault", None) or ("", "", "")
-    if kind == "kill_at_work":
-        die_for(value)
-    elif kind == "pause":
-        time.sleep(int(value) / 1000)
+def work(**kwargs: Any) -> None:
+    meet("pause")
+    meet("kill_at_work")
 
 
 for model in (Charge, UnprotectedCharge):
-    post_save.connect(at_work, sender=model)
+    post_save.connect(work, sender=model)

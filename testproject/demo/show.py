@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -19,136 +19,118 @@ from rich.console import Console
 from rich.table import Table
 
 from idempotency.models import IdempotencyRecord
-from testproject.harness.processes import Daemon, answers
+from testproject.harness.processes import Daemon, ProcessError, answers
 from testproject.harness.redis import Redis
 from testproject.harness.strikes import Marks
 from testproject.management.commands.create_demo_users import create_demo_users
-from testproject.models import Charge, Receipt, UnprotectedCharge, UnprotectedReceipt
+from testproject.models import Charge as ChargeRow
+from testproject.models import Receipt, UnprotectedCharge, UnprotectedReceipt
 
+from .charges import Charge
 from .client import Endpoint
-from .hop import STRIKES, UNPROTECTED_STRIKES, Hop, running_hop, strikes_of
-from .plan import Plan, draw
+from .hop import Hop
 from .storm import Storm
-from .verdict import CHARGES, ORDERS, complaints, judge
+from .verdict import ROWS, complaints, judge
 
 HEALTH = b"GET /health/ HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-#: Fewer orders than charges are under way at once, and a worker dies only for one of them. Otherwise a killed worker
-#: would take most of them with it before they published anything.
-CALMER = 3
-LOOK_EVERY = 0.1  # seconds
-LINE_EVERY = 3.0  # seconds between two lines where nothing can move
+WORKERS = 4
+#: Fewer orders than charges are under way at once. Otherwise a killed worker would take most of them with it before
+#: they published anything.
+AT_ONCE = {"charges": 48, "orders": 16}
+TIME_LIMIT = 300.0  # seconds after which a storm that is not over has failed
+LINE_EVERY = 3.0  # seconds between two lines of progress
+OWNER = os.getppid()
 
 
 class Show:
     """The storms, one after the other, and what was found of each."""
 
-    def __init__(
-        self, plan: Plan, console: Console, marks: Marks, directory: Path, should_end: Callable[[], bool]
-    ) -> None:
-        """:param should_end: looked at a few times a second."""
-        self.plan, self.console, self.marks, self.directory = plan, console, marks, directory
-        self.should_end = should_end
+    def __init__(self, console: Console, marks: Marks, directory: Path) -> None:
+        self.console, self.marks, self.directory = console, marks, directory
         call_command("migrate", verbosity=0, interactive=False)
         self.tokens = create_demo_users()
         self.run = f"demo-{secrets.token_hex(4)}"  # a database can be used again
         self.problems: list[str] = []
-        self.examples: list[str] = []
         self.summary: list[str] = []
 
-    def play(self, noun: str, redis: Redis | None = None) -> None:
+    def play(self, noun: str, count: int, redis: Redis | None = None) -> None:
         """Let a storm rage to its end, and judge it. With ``redis`` it is of orders, and their messages must arrive."""
-        plan = self.plan if redis is None else replace(self.plan, concurrency=-(-self.plan.concurrency // CALMER))
         started, before, stop = time.monotonic(), self.marks.count("died.*"), threading.Event()
-        hop: Hop | None = None
         with ExitStack() as stack:
-            server, port = stack.enter_context(self._serving(plan.kill_every if redis is None else 0.0))
-            self.console.print(f"[dim]{plan.workers} gunicorn workers serve 127.0.0.1:{port}, seed {plan.seed}.[/dim]")
-            # No kept connections: see ``server``. Bursts add threads of their own.
+            server, port = stack.enter_context(self._serving())
+            self.console.print(f"[dim]{WORKERS} gunicorn workers serve 127.0.0.1:{port}.[/dim]")
+            # No kept connections: see ``server``.
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
             wire = stack.enter_context(httpx.HTTPTransport(limits=limits))
-            courses = [
-                (
-                    Endpoint(name, f"http://127.0.0.1:{port}/{path}{noun}/", self.tokens, plan, stop, wire),
-                    draw(plan, self._begins(noun, name), orders=redis is not None),
-                )
-                for name, path in (("protected", ""), ("unprotected", "unprotected/"))
-            ]
+            courses = {}
+            for name, path in (("protected", ""), ("unprotected", "unprotected/")):
+                endpoint = Endpoint(name, f"http://127.0.0.1:{port}/{path}{noun}/", self.tokens, stop, wire)
+                labels = [f"{self._begins(noun, name)}{number}" for number in range(count)]
+                courses[name] = endpoint, [Charge(*each, redis is not None) for each in enumerate(labels)]
+            hop: Hop | None = None
             if redis is not None:
-                strikes = strikes_of(courses[0][1], STRIKES) + strikes_of(courses[1][1], UNPROTECTED_STRIKES)
-                hop = stack.enter_context(running_hop(redis, self.marks, strikes, self._begins(noun, "protected")))
-            storm = Storm(plan, courses)
-            stack.enter_context(storm.running(stop))
-            self._wait(storm, hop, server, [endpoint for endpoint, _ in courses], noun, started)
+                expected = sum(not charge.declined for charge in courses["protected"][1])
+                hop = Hop(redis, self._begins(noun, "protected"), expected)
+                for daemon in hop.daemons:
+                    stack.callback(daemon.stop)
+            storm = Storm(courses)
+            stack.enter_context(storm.running(stop, AT_ONCE[noun]))
+            seen = {name: endpoint.seen for name, (endpoint, _) in courses.items()}
+            self._wait(storm, hop, server, seen, noun)
         # The server has ended, so nothing is under way any more and what is counted stays.
-        if not self.problems:
-            figures = {"kills": self.marks.count("died.*") - before}
-            if hop is not None:
-                figures |= {"resent": hop.resent, **hop.kills()}
-            self._judge(noun, storm, {endpoint.name: endpoint.seen for endpoint, _ in courses}, figures, started)
+        figures = Counter(kills=self.marks.count("died.*") - before) + (hop.figures if hop else Counter())
+        self._judge(noun, storm, seen, figures, time.monotonic() - started)
 
     def _begins(self, noun: str, name: str) -> str:
         """The beginning of the keys and labels at an endpoint, and of no others."""
         return f"{self.run}.{noun}.{name}-"
 
-    def _wait(
-        self, storm: Storm, hop: Hop | None, server: Daemon, endpoints: list[Endpoint], noun: str, started: float
-    ) -> None:
-        said = started
-        with self.console.status(noun) as status:
-            while not storm.wait(LOOK_EVERY) or (hop is not None and not hop.is_over()):
-                if self.should_end():
-                    raise KeyboardInterrupt
-                seen = [
-                    f"{one.name}: {one.seen['done']:,} settled, {one.seen['requests']:,} requests" for one in endpoints
-                ]
-                line = f"{time.monotonic() - started:4.0f} s  {noun}  {'; '.join(seen)}"
-                status.update(line)
-                if not self.console.is_terminal and time.monotonic() - said >= LINE_EVERY:
-                    said = time.monotonic()
-                    self.console.print(line, soft_wrap=True)
-                self.problems = [] if hop is None else hop.what_stopped()
-                if not server.alive:
-                    self.problems.append("The server ended by itself.")
-                if time.monotonic() - started > self.plan.time_limit:
-                    self.problems.append(f"The storm was not over after {self.plan.time_limit} s.")
-                if self.problems:
-                    self.problems.append(f"The server's log ends with:\n{server.log_tail()}")
-                    return
+    def _wait(self, storm: Storm, hop: Hop | None, server: Daemon, seen: dict[str, Counter[str]], noun: str) -> None:
+        started, lines, over = time.monotonic(), 0, False
+        while not over:
+            if os.getppid() != OWNER:  # it was killed, and the database with it
+                raise KeyboardInterrupt
+            over = storm.wait(0.1)
+            if hop is not None:
+                over = hop.is_over() and over
+            seconds = time.monotonic() - started
+            if seconds > LINE_EVERY * (lines + 1):
+                lines += 1
+                done = [f"{name}: {one['done']:,} settled, {one['requests']:,} requests" for name, one in seen.items()]
+                self.console.print(f"{seconds:4.0f} s  {noun}  {'; '.join(done)}", soft_wrap=True)
+            if not server.alive or seconds > TIME_LIMIT:
+                logs = [f"\n{daemon.log_tail()}" for daemon in (server, *(hop.daemons if hop else ()))]
+                raise ProcessError(f"The storm did not end. The logs end with:{''.join(logs)}")
 
     def _judge(
-        self, noun: str, storm: Storm, seen: dict[str, Counter[str]], figures: dict[str, int], started: float
+        self, noun: str, storm: Storm, seen: dict[str, Counter[str]], figures: Counter[str], seconds: float
     ) -> None:
-        rows = CHARGES if noun == "charges" else ORDERS
         found = {}
         for name, histories in storm.histories.items():
             begins = self._begins(noun, name)
             charges, receipts = effects_in_the_database(begins, protected=name == "protected")
-            found[name] = judge(histories, charges, None if noun == "charges" else receipts)
-            found[name].figures.update(seen[name])
-            found[name].figures.update(
-                figures,
-                take_overs=take_overs(begins),
-                deliveries=sum(note.startswith(begins) for note in self.marks.notes("deliveries")),
-                replays=sum(note.startswith(begins) for note in self.marks.notes("replays")),
-            )
-            of = found[name].figures
-            what = "charges" if noun == "charges" else "messages"
+            found[name] = judge(histories, charges, receipts if noun == "orders" else None)
+            found[name].figures.update(seen[name] + figures)
+            found[name].figures["take_overs"] = take_overs(begins)
+            of, what = found[name].figures, "messages" if noun == "orders" else noun
             self.summary.append(
                 f"{name}: {of['expected']:,} {what}, {of['effects']:,} effects, {of['doubled']:,} doubled, "
                 f"{of['lost']:,} lost, {of['wrong']:,} wrong answers."
             )
-        table = Table(title=f"{time.monotonic() - started:.0f} seconds of {noun}", title_justify="left")
+        rows = [row for row in ROWS if noun in row.storms]
+        table = Table(title=f"{seconds:.0f} seconds of {noun}", title_justify="left")
         for heading in ("", *found):
             table.add_column(heading, justify="right" if heading else "left")
         for row in rows:
             table.add_row(row.label, *(f"{one.figures[row.figure]:,}" for one in found.values()))
         self.console.print()
         self.console.print(table)
-        self.problems += complaints(noun, rows, **found)
-        self.examples += [f"    {example}" for example in found["protected"].examples]
+        self.problems += complaints(rows, **found)
+        if self.problems:
+            self.problems += found["protected"].examples
 
     @contextmanager
-    def _serving(self, kill_every: float) -> Iterator[tuple[Daemon, int]]:
+    def _serving(self) -> Iterator[tuple[Daemon, int]]:
         """Run the sample project, with the demo's faults, on a free port of 127.0.0.1, and yield that.
 
         :raises ProcessError: it did not start.
@@ -156,12 +138,11 @@ class Show:
         with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
             port: int = listener.getsockname()[1]
             command = [sys.executable, "-m", "gunicorn", "--config", "python:testproject.demo.server"]
-            command += ["--workers", str(self.plan.workers), "--bind", f"fd://{listener.fileno()}"]
+            command += ["--workers", str(WORKERS), "--bind", f"fd://{listener.fileno()}"]
             server = Daemon(
                 "server",
                 [*command, "testproject.demo.server:application"],
                 self.directory,
-                environment={"DEMO_KILL_EVERY": str(kill_every)},
                 is_ready=lambda: answers(("127.0.0.1", port), HEALTH, b"HTTP/1.1 "),
                 pass_fds=[listener.fileno()],
             )
@@ -170,16 +151,14 @@ class Show:
                 yield server, port
 
 
-def effects_in_the_database(begins: str, *, protected: bool) -> tuple[dict[str, list[int]], dict[str, int]]:
+def effects_in_the_database(begins: str, *, protected: bool) -> tuple[dict[str, list[int]], Counter[str]]:
     """The ids of the charges, and the number of receipts, by their labels. Unplanned ones are included."""
     charges: dict[str, list[int]] = {}
-    receipts: dict[str, int] = {}
-    of_charges, of_receipts = (Charge, Receipt) if protected else (UnprotectedCharge, UnprotectedReceipt)
+    of_charges, of_receipts = (ChargeRow, Receipt) if protected else (UnprotectedCharge, UnprotectedReceipt)
     for label, pk in of_charges._default_manager.filter(label__startswith=begins).values_list("label", "pk"):
         charges.setdefault(label, []).append(pk)
-    for label in of_receipts._default_manager.filter(label__startswith=begins).values_list("label", flat=True):
-        receipts[label] = receipts.get(label, 0) + 1
-    return charges, receipts
+    receipts = of_receipts._default_manager.filter(label__startswith=begins).values_list("label", flat=True)
+    return charges, Counter(receipts)
 
 
 def take_overs(begins: str) -> int:

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
+from .charges import Charge, Trouble
 from .client import Client, Endpoint
-from .plan import Charge, Plan, Trouble
 from .verdict import History
 
-#: The first of a burst behaves, the others have troubles of their own.
-TROUBLES_IN_A_BURST = (Trouble.CALM, Trouble.CALM, Trouble.CALM, Trouble.CUT, Trouble.CUT)
+#: Clients of a charge that is sent several times at the same instant.
+BURST = (Trouble.CALM, Trouble.CALM, Trouble.CUT, Trouble.CUT)
 
 
 class Storm:
     """The same charges against each of some endpoints. ``histories`` fills up while it runs."""
 
-    def __init__(self, plan: Plan, courses: Sequence[tuple[Endpoint, Sequence[Charge]]]) -> None:
-        self.histories = {endpoint.name: [History(charge) for charge in charges] for endpoint, charges in courses}
-        self._endpoints = [endpoint for endpoint, _ in courses]
+    def __init__(self, courses: Mapping[str, tuple[Endpoint, Sequence[Charge]]]) -> None:
+        self.histories = {name: [History(charge) for charge in charges] for name, (_, charges) in courses.items()}
+        self._endpoints = [endpoint for endpoint, _ in courses.values()]
         self._futures: list[Future[None]] = []
-        self._pool = ThreadPoolExecutor(plan.concurrency, thread_name_prefix="charge")
 
     @contextmanager
-    def running(self, stop: threading.Event) -> Iterator[None]:
+    def running(self, stop: threading.Event, at_once: int) -> Iterator[None]:
         """The storm goes on in the background of the block. After it nothing new is sent."""
+        pool = ThreadPoolExecutor(at_once, thread_name_prefix="charge")
         try:
             for histories in zip(*self.histories.values(), strict=True):
                 for endpoint, history in zip(self._endpoints, histories, strict=True):
-                    self._futures.append(self._pool.submit(see_through, history, endpoint))
+                    self._futures.append(pool.submit(see_through, history, endpoint))
             yield
         finally:
             stop.set()
-            self._pool.shutdown(cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the storm for at most ``seconds``; True when it is over. Raises what a thread raised."""
@@ -47,20 +46,18 @@ class Storm:
 
 def see_through(history: History, endpoint: Endpoint) -> None:
     charge = history.charge
-    clients = [Client(charge, endpoint, f"first-{number}") for number in range(charge.burst)]
-    chance = random.Random(f"{endpoint.plan.seed}:{charge.number}")
-    troubles = [charge.trouble, *chance.choices(TROUBLES_IN_A_BURST, k=charge.burst - 1)]
-    barrier = threading.Barrier(charge.burst)
+    troubles = BURST if charge.trouble is Trouble.BURST else (charge.trouble,)
+    barrier = threading.Barrier(len(troubles))
 
-    def pursue(client: Client, trouble: Trouble) -> None:
+    def pursue(trouble: Trouble) -> None:
         barrier.wait()
-        history.keep(client.pursue(trouble))
+        history.keep(Client(charge, endpoint, trouble).pursue())
 
-    with ThreadPoolExecutor(charge.burst) as pool:
-        list(pool.map(pursue, clients, troubles))
+    with ThreadPoolExecutor(len(troubles)) as pool:
+        list(pool.map(pursue, troubles))
     # Only once the outcome is known: before, a changed payload might rightly be the first to arrive.
-    if history.answers and charge.late_duplicate:
-        history.keep(Client(charge, endpoint, "late").pursue())
-    if history.answers and charge.changed_payload:
-        history.keep(Client(charge, endpoint, "changed").pursue(changed=True), changed=True)
+    if history.answers and charge.is_sent_late:
+        history.keep(Client(charge, endpoint).pursue())
+    if history.answers and charge.is_sent_changed:
+        history.keep(Client(charge, endpoint).pursue(changed=True), changed=True)
     endpoint.saw("done")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import signal
 import subprocess
 import sys
 from argparse import ArgumentParser
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from testproject.demo.plan import Plan, add_arguments, plan_from
+from testproject.demo.charges import FEWEST
 from testproject.embedded import EmbeddedPostgresError, embedded_postgres
 
 NEEDED = ("celery", "gunicorn", "httpx", "psycopg", "redis", "rich", "tenacity")
@@ -34,7 +32,9 @@ class Command(BaseCommand):
     requires_system_checks: tuple[str, ...] = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_arguments(parser)
+        for name, default in (("operations", 500), ("orders", 40)):
+            help_text = f"logical ones for each of the two endpoints; at least {FEWEST} (default: %(default)s)"
+            parser.add_argument(f"--{name}", type=int, default=default, help=help_text)
         parser.add_argument(
             "--database",
             metavar="URL",
@@ -43,27 +43,29 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        missing = [package for package in NEEDED if importlib.util.find_spec(package) is None]
-        if missing:
+        if missing := [package for package in NEEDED if importlib.util.find_spec(package) is None]:
             raise CommandError(
                 f"The demo needs {', '.join(missing)}. Install its extra:\n"
                 "    python -m pip install 'django-idempotency[demo]'"
             )
+        counts = [options["operations"], options["orders"]]
+        if min(counts) < FEWEST:
+            raise CommandError(f"Fewer than {FEWEST} would not meet every trouble.")
         with ExitStack() as stack:
             url = options["database"] or os.environ.get("DATABASE_URL")
             try:
                 url = url or stack.enter_context(embedded_postgres())
             except EmbeddedPostgresError as error:
                 raise CommandError(str(error)) from error
-            code = self._run_storm(plan_from(options), url)
+            code = self._run_storm(counts, url)
         if code:
             # A negative one is the signal that ended the process, which a shell tells as 128 and more.
             sys.exit(code if code > 0 else 128 - code)
 
-    def _run_storm(self, plan: Plan, url: str) -> int:
+    def _run_storm(self, counts: list[int], url: str) -> int:
         path = os.pathsep.join(filter(None, [str(settings.BASE_DIR), os.environ.get("PYTHONPATH")]))
         process = subprocess.Popen(
-            [sys.executable, "-m", "testproject.demo", json.dumps(asdict(plan))],
+            [sys.executable, "-m", "testproject.demo", *map(str, counts)],
             env={**os.environ, "DATABASE_URL": url, "PYTHONPATH": path},
         )
         before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
