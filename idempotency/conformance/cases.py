@@ -261,9 +261,7 @@ def _cut_after_the_end(trial: Trial) -> str:
     with operation.connect() as connection:
         connection.send_all()
         connection.reset()
-    first = trial.require_settled(operation)
-    trial.require_replay(operation.send(), first)
-    trial.require_effects(operation, 1)
+    trial.require_one_effect(operation)
     return "1 effect, replayed"
 
 
@@ -273,9 +271,7 @@ def _half_closed(trial: Trial) -> str:
     answer = _half_close(trial, request.head + request.body, operation)
     if isinstance(answer, Answer):
         return _answered_once(trial, operation, answer)
-    first = trial.require_settled(operation)
-    trial.require_replay(operation.send(), first)
-    trial.require_effects(operation, 1)
+    trial.require_one_effect(operation)
     return "1 effect; the server gave up the connection"
 
 
@@ -293,8 +289,7 @@ def _in_pieces(trial: Trial) -> str:
 
 
 def _answered_once(trial: Trial, operation: Operation, answer: Answer | Exception) -> str:
-    trial.require_replay(trial.require_settled(operation), _all_answers([answer])[0])
-    trial.require_effects(operation, 1)
+    trial.require_one_effect(operation, _all_answers([answer])[0])
     return "answered, 1 effect"
 
 

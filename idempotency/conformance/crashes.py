@@ -44,8 +44,7 @@ def _restarted(trial: Trial) -> str:
     first = operation.first()
     trial.target.strike("kill")
     trial.target.strike("restart")
-    trial.require_replay(trial.require_settled(operation), first)
-    trial.require_effects(operation, 1)
+    trial.require_one_effect(operation, first)
     return "1 effect, replayed"
 
 

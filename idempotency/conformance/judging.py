@@ -108,6 +108,12 @@ class Trial:
             raise ViolationError(f"retries for {self.target.patience:g} s ended with {answer or 'no answer'}")
         return answer
 
+    def require_one_effect(self, operation: Operation, first: Answer | None = None) -> None:
+        """Retries end with the first answer, or with one that is replayed if there was none, and have one effect."""
+        settled = self.require_settled(operation)
+        self.require_replay(settled if first else operation.send(), first or settled)
+        self.require_effects(operation, 1)
+
 
 def judge(case: Case, trial: Trial) -> Result:
     rule = trial.profile.rules.get(case.name, case.rule)

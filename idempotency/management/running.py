@@ -8,17 +8,19 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import FrameType
-from typing import Any, ClassVar, Generic, NoReturn, TextIO, TypeVar
+from typing import Any, ClassVar, Generic, TextIO, TypeVar
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
 from django.db import DatabaseError, connections
+from django.db.models import QuerySet
 
 from ..operate.batches import BatchResult
+from ..store import records_database
 
 _Result = TypeVar("_Result", bound=BatchResult)
 
@@ -41,12 +43,17 @@ Report = Callable[[int, str], None]
 
 
 def describe_exit_codes(meanings: Mapping[int, str], more: str = "") -> str:
-    """The end of a command's help.
+    """The end of the help of a command that works in batches.
 
-    :param meanings: what each exit code means, without those that all commands have in common.
+    :param meanings: what each exit code means, where it differs from the meaning that it mostly has.
     :param more: a paragraph to add.
     """
-    codes = {**meanings, EXIT_USAGE: "an argument is wrong, nothing was done"}
+    codes = {
+        EXIT_REFUSED: "the database refused; earlier batches stay done",
+        EXIT_USAGE: "an argument is wrong, nothing was done",
+        EXIT_WORK_LEFT: "stopped by --max-batches, and more is due",
+        **meanings,
+    }
     lines = [f"  {code:<4} {meaning}" for code, meaning in sorted(codes.items())]
     interrupted, terminated = EXIT_SIGNAL + signal.SIGINT, EXIT_SIGNAL + signal.SIGTERM
     lines.append(f"  {interrupted:<4} interrupted, {terminated} terminated: after the current batch")
@@ -55,6 +62,20 @@ def describe_exit_codes(meanings: Mapping[int, str], more: str = "") -> str:
 
 class HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
     """Keeps the lines of the epilog."""
+
+
+class ExplainedCommand(BaseCommand):
+    """Its help ends with its exit codes."""
+
+    epilog: ClassVar[str]
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        kwargs = {"epilog": self.epilog, "formatter_class": HelpFormatter, **kwargs}
+        return super().create_parser(prog_name, subcommand, **kwargs)
+
+    def write(self, line: str) -> None:
+        self.stdout.write(line)
+        self.stdout.flush()
 
 
 class Stop:
@@ -93,8 +114,17 @@ class Stop:
         end = time.monotonic() + seconds
         while self.signum is None and (left := end - time.monotonic()) > 0:
             # An Event could not end it: the signal's handler may interrupt Event.wait() while that holds the lock.
-            time.sleep(min(left, SLICE))  # in slices, because a signal does not end a sleep
+            time.sleep(min(left, SLICE))
         return self.signum is None
+
+    def end_command(self, left: str) -> None:
+        """End the command if a signal has arrived.
+
+        :param left: a sentence on what is left undone.
+        """
+        if self.signum is not None:
+            name = signal.Signals(self.signum).name
+            raise CommandError(f"Stopped by {name}. {left}", returncode=EXIT_SIGNAL + self.signum)
 
 
 def counted(count: int, name: str) -> str:
@@ -122,7 +152,7 @@ def refusal(using: str, error: DatabaseError) -> str:
 
 
 @contextmanager
-def refusals_as_errors(using: str, consequence: str = "") -> Iterator[None]:
+def refusals_as_errors(using: str, consequence: str = "Earlier batches stay done.") -> Iterator[None]:
     """If the database refuses, end the command with a message.
 
     :param consequence: what that means for the command's work.
@@ -130,69 +160,36 @@ def refusals_as_errors(using: str, consequence: str = "") -> Iterator[None]:
     try:
         yield
     except DatabaseError as error:
-        message = "\n".join(filter(None, (refusal(using, error), consequence)))
-        raise CommandError(message, returncode=EXIT_REFUSED) from error
+        raise CommandError(f"{refusal(using, error)}\n{consequence}".strip(), returncode=EXIT_REFUSED) from error
 
 
 @dataclass
 class Work(Generic[_Result]):
-    """The work of one run."""
+    """The rows of one kind that a run works on."""
 
     #: The label of the bar.
     label: str
     batches: Iterator[_Result]
-    #: Returns how many rows are due, for the bar.
-    count_due: Callable[[], int]
-    #: Turns the result so far into a sentence.
-    describe_so_far: Callable[[_Result], str]
+    #: The rows that are due.
+    due: QuerySet[Any]
+    #: Turns a result into a sentence.
+    describe: Callable[[_Result], str]
 
 
-class StoppableCommand(BaseCommand):
-    """Works in bounded batches. A signal stops it between two batches."""
-
-    #: The end of the help: what the exit codes mean.
-    epilog: ClassVar[str]
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        kwargs = {"epilog": self.epilog, "formatter_class": HelpFormatter, **kwargs}
-        return super().create_parser(prog_name, subcommand, **kwargs)
-
-    def write(self, line: str) -> None:
-        self.stdout.write(line)
-        self.stdout.flush()
-
-    def end_with_work_left(self, stop: Stop, max_batches: int | None, left: str, *, verbosity: int) -> NoReturn:
-        """End the command, and say what stopped it early: a signal, or else ``--max-batches``."""
-        if stop.signum is not None:
-            name = signal.Signals(stop.signum).name
-            raise CommandError(f"Stopped by {name}. {left}", returncode=EXIT_SIGNAL + stop.signum)
-        if verbosity:
-            self.write(f"Stopped by --max-batches {max_batches}. {left}")
-        sys.exit(EXIT_WORK_LEFT)
-
-
-class BatchCommand(StoppableCommand, ABC, Generic[_Result]):
+class BatchCommand(ExplainedCommand, ABC, Generic[_Result]):
     """Takes bounded batches until nothing more is due: once, or again and again with ``--watch``.
 
-    A subclass defines what a batch does and how the command describes its result.
+    A signal stops it between two batches. A subclass defines what a batch does and how the result is described.
     """
 
-    #: For the help: what a batch consists of, its default and largest size, and what the other options do.
+    #: For the help: what a batch consists of, and its default and largest size.
     batch_of: ClassVar[str]
     default_batch: ClassVar[int]
     largest_batch: ClassVar[int]
-    max_batches_help: ClassVar[str]
-    dry_run_help: ClassVar[str]
-    #: For the help: a verb for what ``--watch`` repeats.
-    watch_verb: ClassVar[str] = ""
     #: The default pause of ``--watch`` in seconds; None if the command has no ``--watch``.
     default_watch: ClassVar[float | None] = None
-    #: Whether the bar stays on the terminal. It should not with ``--watch``, because every run would leave a bar.
-    leaves_bar: ClassVar[bool] = False
     #: A sentence on what a refusal by the database means for the work.
-    refused: ClassVar[str]
-    #: A sentence on what ``--max-batches`` or a signal leaves undone.
-    left: ClassVar[str] = "More may be due."
+    refused: ClassVar[str] = "Earlier batches stay done."
     #: The exit code of a run that had complaints.
     exit_code: ClassVar[int] = EXIT_REFUSED
 
@@ -204,17 +201,13 @@ class BatchCommand(StoppableCommand, ABC, Generic[_Result]):
     options: Mapping[str, Any]
     verbosity: int
 
-    @abstractmethod
     def default_database(self) -> str:
         """The alias of the database, unless ``--database`` names another one."""
+        return records_database()
 
     @abstractmethod
-    def work(self) -> Work[_Result]:
-        """The work of a run."""
-
-    @abstractmethod
-    def describe(self, result: _Result) -> str:
-        """The result of a run, as a sentence."""
+    def works(self) -> Iterator[Work[_Result]]:
+        """The work of a run: one for each kind of rows."""
 
     @abstractmethod
     def count(self) -> None:
@@ -223,7 +216,7 @@ class BatchCommand(StoppableCommand, ABC, Generic[_Result]):
     def take_options(self, options: Mapping[str, Any]) -> None:
         """Check and keep the options that only this command has."""
 
-    def complaints(self, result: _Result) -> Mapping[Hashable, str]:
+    def complaints(self, result: _Result) -> Mapping[str, str]:
         """What was wrong in a run.
 
         :returns: sentences, each under a key. With ``--watch`` they are written only if the keys differ from the run
@@ -233,10 +226,10 @@ class BatchCommand(StoppableCommand, ABC, Generic[_Result]):
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_batch_size(parser, self.batch_of, self.default_batch, self.largest_batch)
-        parser.add_argument("--max-batches", type=int, metavar="N", help=self.max_batches_help)
-        parser.add_argument("--dry-run", action="store_true", help=self.dry_run_help)
+        parser.add_argument("--max-batches", type=int, metavar="N", help="stop a run after N batches (default: none)")
+        parser.add_argument("--dry-run", action="store_true", help="count what is due, and change nothing")
         if self.default_watch is not None:
-            watch = f"{self.watch_verb} again and again, with this pause between (default: %(const)g)"
+            watch = "run again and again, with this pause between (default: %(const)g)"
             parser.add_argument(
                 "--watch", type=float, nargs="?", const=self.default_watch, metavar="SECONDS", help=watch
             )
@@ -269,48 +262,61 @@ class BatchCommand(StoppableCommand, ABC, Generic[_Result]):
             if dry_run:
                 self.count()
             elif watch is None:
-                self.run_once()
+                self._run_once()
             else:
-                self.run_again_and_again(watch)
+                self._run_again_and_again(watch)
 
-    def run_once(self) -> None:
+    def _run_once(self) -> None:
+        left: list[QuerySet[Any]] = []
+        has_complaints = False
         with Stop() as stop:
-            result = self.take(self.work(), stop)
-        if self.verbosity:
-            self.write(self.describe(result))
-        complaints = self.complaints(result)
-        self._complain(complaints)
-        if not result.exhausted:
-            self.end_with_work_left(stop, self.max_batches, self.left, verbosity=self.verbosity)
-        if complaints:
+            for work in self.works():
+                if stop.signum is not None:
+                    left.append(work.due)
+                    continue
+                result = self.take(work, stop)
+                if self.verbosity:
+                    self.write(work.describe(result))
+                complaints = self.complaints(result)
+                self._write_errors(complaints)
+                has_complaints = has_complaints or bool(complaints)
+                if not result.exhausted:
+                    left.append(work.due)
+        # Look again, because a full last batch may have taken the last row that was due.
+        if any(rows.exists() for rows in left):
+            stop.end_command("More is due.")
+            if self.verbosity:
+                self.write(f"Stopped by --max-batches {self.max_batches}. More is due.")
+            sys.exit(EXIT_WORK_LEFT)
+        if has_complaints:
             sys.exit(self.exit_code)
 
-    def run_again_and_again(self, pause: float) -> None:
-        reported: set[Hashable] = set()
+    def _run_again_and_again(self, pause: float) -> None:
+        reported: set[str] = set()
         with Stop() as stop:
             while stop.signum is None:
                 try:
-                    result = self.take(self.work(), stop)
+                    for work in self.works():
+                        result = self.take(work, stop)
+                        if self.verbosity and (result.touched or self.verbosity > 1):
+                            self.write(work.describe(result))
+                        complaints = self.complaints(result)
+                        if complaints.keys() != reported:  # write news only, so that they don't fill the log
+                            self._write_errors(complaints)
+                            reported = set(complaints)
                 except DatabaseError as error:
                     self.stderr.write(refusal(self.using, error))
                     connections[self.using].close()  # the connection itself may be broken
-                else:
-                    if self.verbosity and (result.touched or self.verbosity > 1):
-                        self.write(self.describe(result))
-                    complaints = self.complaints(result)
-                    if complaints.keys() != reported:  # write news only, so that they don't fill the log
-                        self._complain(complaints)
-                        reported = set(complaints)
                 stop.sleep(pause)
 
     def take(self, work: Work[_Result], stop: Stop) -> _Result:
         """Take batches until nothing more is due, ``--max-batches`` are taken, or a signal comes."""
         with self._reporting(work) as report:
             total, taken = next(work.batches), 1
-            report(total.touched, work.describe_so_far(total))
+            report(total.touched, work.describe(total))
             while not total.exhausted and taken != self.max_batches and stop.sleep(self.pause):
                 total, taken = total + next(work.batches), taken + 1
-                report(total.touched, work.describe_so_far(total))
+                report(total.touched, work.describe(total))
         return total
 
     def _reporting(self, work: Work[_Result]) -> AbstractContextManager[Report]:
@@ -318,29 +324,29 @@ class BatchCommand(StoppableCommand, ABC, Generic[_Result]):
         # The bar is written to standard error, so that standard output can be redirected to a file.
         stream: TextIO = self.options.get("stderr") or sys.stderr
         if self.verbosity and stream.isatty() and find_spec("rich"):
-            return _bar(stream, work.label, work.count_due(), self.leaves_bar)
+            return _bar(stream, work.label, work.due.count())
         last = time.monotonic()
 
         def report(done: int, line: str) -> None:
             nonlocal last
             if self.verbosity > 1 or (self.verbosity and time.monotonic() - last >= REPORT_EVERY):
                 last = time.monotonic()
-                self.write(line)
+                self.write(f"So far: {line}")
 
         return nullcontext(report)
 
-    def _complain(self, complaints: Mapping[Hashable, str]) -> None:
+    def _write_errors(self, complaints: Mapping[str, str]) -> None:
         for complaint in complaints.values():
             self.stderr.write(complaint)
 
 
 @contextmanager
-def _bar(stream: TextIO, label: str, total: int, stays: bool) -> Iterator[Report]:
+def _bar(stream: TextIO, label: str, total: int) -> Iterator[Report]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=stream), transient=not stays) as bar:
+    with Progress(*columns, console=Console(file=stream), transient=True) as bar:
         task = bar.add_task("", total=total)
         # During the run more rows may become due than were counted before it.
         yield lambda done, line: bar.update(task, completed=done, total=max(total, done))

@@ -1,15 +1,12 @@
 """The purge: delete records, recorded responses and sent messages past their retention, one bounded batch at a time.
 
 A batch is one transaction: it locks the oldest rows that are due and free, deletes them, and commits. The database's
-clock decides which rows are due.
+clock decides which rows are due. If the process dies before the COMMIT, nothing was deleted. Several purges share the
+rows, and leave out those that other transactions have locked.
 
-- A claim is never purged, live or abandoned: an abandoned claim has to be recovered first, because its row is all that
-  is known about it. A parked record waits for a decision, unless the caller says otherwise.
-- An operation may keep its responses for a shorter time than its records (``body_ttl``). When a response is deleted,
-  its record stays, so that the key is still recognised and the operation does not run again.
-
-If the process dies before the COMMIT of a batch, nothing was deleted. If it dies after the COMMIT, the batch is done.
-Several purges may run at once. They share the rows, and leave out those that other transactions have locked.
+A claim is never purged, live or abandoned: an abandoned claim has to be recovered first, because its row is all that
+is known about it. A parked record waits for a decision. If an operation keeps its responses for a shorter time than its
+records (``body_ttl``), the record stays when its response is deleted, so that the key is still recognised.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from django.db.models import QuerySet
+from django.db.models.functions import Now
 
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
@@ -54,22 +52,6 @@ class PurgeResult(BatchResult):
         return self.deleted
 
 
-@dataclass(frozen=True)
-class OtherPurge:
-    """The purge of other rows than records, by an app that adds it to ``other_purges``."""
-
-    #: The name of its count in a result, and what one row is called.
-    name: str
-    row: str
-    #: Returns the rows that are due in a database.
-    due: Callable[[str], QuerySet[Any]]
-    #: Purges them, with the arguments of ``purge_body_batches``.
-    batches: Callable[..., Iterator[PurgeResult]]
-
-
-other_purges: Final[list[OtherPurge]] = []
-
-
 def due(*, include_parked: bool = False, using: str | None = None) -> RecordQuerySet:
     """The records that a purge would delete now."""
     records: RecordQuerySet = RecordQuerySet(IdempotencyRecord, using=using or records_database())
@@ -100,11 +82,9 @@ def purge_batches(
     """
     using = using or records_database()
     statuses = _statuses(include_parked)
-
-    def delete(store: Store, after: datetime | None) -> Taken:
-        return store.delete_records(statuses, batch_size, after)
-
-    for batch in purge_oldest(using, batch_size, delete):
+    for batch in purge_oldest(
+        using, batch_size, lambda store, after: store.delete_records(statuses, batch_size, after)
+    ):
         if batch.deleted:
             purged.send_robust(sender=IdempotencyRecord, count=batch.deleted)
         if batch.exhausted:
@@ -121,11 +101,7 @@ def bodies_past_retention(using: str | None = None) -> RecordQuerySet:
 def purge_body_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[PurgeResult]:
     """Purge recorded responses batch after batch until nothing more is due. The caller may stop between any two.
 
-    :param batch_size: 1 to 10,000.
-    :param using: a database alias; by default the one that records are written to.
-    :raises ValueError: the batch size is not between 1 and 10,000.
-    :raises RuntimeError: there is an open transaction.
-    :raises DatabaseError: the database refuses. What earlier batches deleted stays deleted.
+    Takes the other arguments of ``purge_once``, and raises the same errors. What earlier batches deleted stays deleted.
     """
     return purge_oldest(
         using or records_database(), batch_size, lambda store, after: store.delete_bodies(batch_size, after)
@@ -164,3 +140,24 @@ def purge_oldest(
 
 def _statuses(include_parked: bool) -> frozenset[Status]:
     return PURGED | {Status.PARKED} if include_parked else PURGED
+
+
+@dataclass(frozen=True)
+class OtherPurge:
+    """The purge of other rows than records. It runs after that of records."""
+
+    #: The name of its count in a result, and what one row is called.
+    name: str
+    row: str
+    #: Returns the rows that are due in a database.
+    due: Callable[[str], QuerySet[Any]]
+    #: Purges them, with the arguments of ``purge_body_batches``.
+    batches: Callable[..., Iterator[PurgeResult]]
+
+
+def _bodies_of_kept_records(using: str) -> RecordQuerySet:
+    return bodies_past_retention(using).filter(expires_at__gt=Now())  # other records are purged with their response
+
+
+#: An app adds the purge of its own rows.
+other_purges: Final = [OtherPurge("bodies", "recorded response", _bodies_of_kept_records, purge_body_batches)]

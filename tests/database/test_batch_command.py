@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +43,19 @@ class Eaten(BatchResult):
         return self.count
 
 
+class Apples:
+    """The apples that are left, as a queryset counts its rows."""
+
+    def __init__(self, eat: Eat) -> None:
+        self.eat = eat
+
+    def count(self) -> int:
+        return self.eat.apples
+
+    def exists(self) -> bool:
+        return self.eat.apples > 0
+
+
 class Eat(BatchCommand[Eaten]):
     """Eats apples in batches. Each batch may be disturbed."""
 
@@ -50,9 +63,6 @@ class Eat(BatchCommand[Eaten]):
     batch_of = "apples to eat at once"
     default_batch = 2
     largest_batch = 10
-    max_batches_help = "stop after N batches"
-    dry_run_help = "count the apples"
-    watch_verb = "eat"
     default_watch = 3.0
     refused = "What was eaten stays eaten."
     exit_code = 7
@@ -65,11 +75,8 @@ class Eat(BatchCommand[Eaten]):
         #: Called in each batch with its number.
         self.disturb: Callable[[int], None] = lambda number: None
 
-    def default_database(self) -> str:
-        return "default"
-
-    def work(self) -> Work[Eaten]:
-        return Work("Eating", self._eat(), lambda: self.apples, lambda eaten: f"Eaten {eaten.count} so far.")
+    def works(self) -> Iterator[Work[Eaten]]:
+        yield Work("Eating", self._eat(), Apples(self), lambda eaten: f"Eaten {eaten.count}.")
 
     def _eat(self) -> Iterator[Eaten]:
         def take(before: Eaten | None) -> Eaten:
@@ -81,10 +88,7 @@ class Eat(BatchCommand[Eaten]):
 
         return in_batches(take)
 
-    def describe(self, result: Eaten) -> str:
-        return f"Eaten {result.count}."
-
-    def complaints(self, result: Eaten) -> Mapping[Hashable, str]:
+    def complaints(self, result: Eaten) -> Mapping[str, str]:
         return {worm: f"Worm {worm}." for worm in self.worms}
 
     def count(self) -> None:
@@ -124,7 +128,7 @@ def test_a_dry_run_counts(eat: Eat) -> None:
 
 
 def test_a_verbose_run_and_a_long_one_report_their_batches(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = ["Eaten 2 so far.", "Eaten 3 so far.", "Eaten 3."]
+    lines = ["So far: Eaten 2.", "So far: Eaten 3.", "Eaten 3."]
     assert run(eat, 3, verbosity=2)[1] == lines
     assert run(eat, 3)[1] == lines[-1:]
     monkeypatch.setattr(running, "REPORT_EVERY", 0.0)
@@ -132,16 +136,11 @@ def test_a_verbose_run_and_a_long_one_report_their_batches(eat: Eat, monkeypatch
     assert run(eat, 3, verbosity=0) == (0, [], [])
 
 
-def test_a_terminal_sees_a_bar(eat: Eat) -> None:
-    goes, stays = Terminal(), Terminal()
-    assert run(eat, 3, stderr=goes)[1] == ["Eaten 3."]
-    assert "Eating" in goes.getvalue()
-    eat.leaves_bar = True  # type: ignore[misc]
-    run(eat, 3, stderr=stays)
-    # A bar is drawn anew whenever a moment has passed. What tells the two apart is how they end.
-    erased, kept = (terminal.getvalue().rpartition("3/3")[2].count("\x1b[2K") for terminal in (goes, stays))
-    assert erased == kept + 1
-    quiet = Terminal()
+def test_a_terminal_sees_a_bar_until_the_run_has_ended(eat: Eat) -> None:
+    terminal, quiet = Terminal(), Terminal()
+    assert run(eat, 3, stderr=terminal)[1] == ["Eaten 3."]
+    assert "Eating" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\x1b[2K"), "the bar is erased"
     assert run(eat, stderr=quiet, verbosity=0) == (0, [], [])
     assert quiet.getvalue() == ""
 
@@ -149,7 +148,7 @@ def test_a_terminal_sees_a_bar(eat: Eat) -> None:
 def test_without_rich_a_terminal_sees_lines(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich", None)
     terminal = Terminal()
-    assert run(eat, 1, stderr=terminal, verbosity=2)[1] == ["Eaten 1 so far.", "Eaten 1."]
+    assert run(eat, 1, stderr=terminal, verbosity=2)[1] == ["So far: Eaten 1.", "Eaten 1."]
     assert terminal.getvalue() == ""
 
 
@@ -157,7 +156,7 @@ def test_without_rich_a_terminal_sees_lines(eat: Eat, monkeypatch: pytest.Monkey
 
 
 def test_a_run_stops_after_its_last_batch_and_tells_that_work_may_be_left(eat: Eat) -> None:
-    assert run(eat, 5, max_batches=2) == (3, ["Eaten 4.", "Stopped by --max-batches 2. More may be due."], [])
+    assert run(eat, 5, max_batches=2) == (3, ["Eaten 4.", "Stopped by --max-batches 2. More is due."], [])
     assert run(eat, 4, max_batches=1, verbosity=0) == (3, [], [])
     assert run(eat, max_batches=2) == (0, ["Eaten 3."], []), "it ended with its last batch"
 
@@ -173,10 +172,10 @@ def test_what_was_not_right_has_an_exit_code_of_its_own_and_is_never_silenced(ea
 
 #: What every command is called with, and what a refusal of the database means for its work.
 CALLS = {
-    "purge_idempotency": ([], "What earlier batches deleted stays deleted."),
-    "recover_idempotency": ([], "What was settled before stays settled."),
-    "relay_outbox": ([], "What was sent and is not marked will be sent again."),
-    "erase_idempotency": (["alice"], "What earlier batches erased stays erased."),
+    "purge_idempotency": ([], "Earlier batches stay done."),
+    "recover_idempotency": ([], "Earlier batches stay done."),
+    "relay_outbox": ([], "Messages that were sent and are not marked will be sent again."),
+    "erase_idempotency": (["alice"], "Earlier batches stay done."),
     "idempotency_stats": ([], ""),
 }
 
@@ -269,7 +268,7 @@ def raise_in(batch: int, signum: signal.Signals) -> Callable[[int], None]:
 def test_a_signal_ends_the_run_after_the_batch_in_hand(eat: Eat, signum: signal.Signals, code: int) -> None:
     handlers = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
     eat.disturb = raise_in(2, signum)
-    with pytest.raises(CommandError, match=rf"Stopped by {signum.name}\. More may be due") as stopped:
+    with pytest.raises(CommandError, match=rf"Stopped by {signum.name}\. More is due") as stopped:
         run(eat, 6)
     assert (stopped.value.returncode, eat.apples) == (code, 2)
     assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == handlers

@@ -202,10 +202,10 @@ def test_a_verbose_run_reports_each_batch() -> None:
     make_sent(2)
     # Where only an empty batch tells that nothing more is due, it has a line, too.
     assert [*dict.fromkeys(purge(batch_size=1, verbosity=2)[1])] == [
-        "Purged 1 record so far.",
+        "So far: Purged 1 record from database 'default'.",
         "Purged 1 record from database 'default'.",
-        "Purged 1 sent message so far.",
-        "Purged 2 sent messages so far.",
+        "So far: Purged 1 sent message from database 'default'.",
+        "So far: Purged 2 sent messages from database 'default'.",
         "Purged 2 sent messages from database 'default'.",
     ]
 

@@ -20,7 +20,7 @@ from django.apps import apps
 
 from ...operate import stats
 from ...operate.purge import DEFAULT_BATCH_SIZE as PURGE_BATCH_SIZE
-from ...operate.purge import PurgeResult, other_purges, purge_batches, purge_body_batches
+from ...operate.purge import PurgeResult, other_purges, purge_batches
 from ...operate.sweep import DEFAULT_BATCH_SIZE as RECOVERY_BATCH_SIZE
 from ...operate.sweep import RecoveryResult, recover_batches
 
@@ -64,16 +64,14 @@ def purge_expired_records(batch_size: int = PURGE_BATCH_SIZE, max_batches: int =
         ``exhausted``, False if more is due already.
     """
     records = sum(islice(purge_batches(batch_size=batch_size), max_batches), PurgeResult())
-    bodies = sum(islice(purge_body_batches(batch_size=batch_size), max_batches), PurgeResult())
     others = {
         other.name: sum(islice(other.batches(batch_size=batch_size), max_batches), PurgeResult())
         for other in other_purges
     }
     return {
         "deleted": records.deleted,
-        "bodies": bodies.deleted,
         **{name: result.deleted for name, result in others.items()},
-        "exhausted": all(result.exhausted for result in (records, bodies, *others.values())),
+        "exhausted": all(result.exhausted for result in (records, *others.values())),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -20,25 +20,16 @@ from ...operate.erasure import (
     record_erasure,
 )
 from ..running import (
-    EXIT_REFUSED,
     EXIT_USAGE,
     EXIT_WORK_LEFT,
+    ExplainedCommand,
     Stop,
-    StoppableCommand,
     add_batch_size,
     check_batch_size,
     check_database,
     counted,
     describe_exit_codes,
     refusals_as_errors,
-)
-
-EPILOG = describe_exit_codes(
-    {
-        0: "nothing of the account is left",
-        EXIT_REFUSED: "the database refused; what earlier batches erased stays erased",
-        EXIT_WORK_LEFT: "something is left, and the output says why",
-    }
 )
 
 _NEWER = "in a state of a newer release. Finish the deploy, then run this again."
@@ -58,13 +49,15 @@ REASONS = {
 }
 
 
-class Command(StoppableCommand):
+class Command(ExplainedCommand):
     help = (
         "Erase an account's idempotency records with their steps, and its messages.\n"
         "Close the account first, because a retry or a delivery that comes later runs again.\n"
         "Live claims and messages that are still to be sent are never erased. The command may be killed and run again."
     )
-    epilog = EPILOG
+    epilog = describe_exit_codes(
+        {0: "nothing of the account is left", EXIT_WORK_LEFT: "something is left, and the output says why"}
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("account_id", help="the account, as its records name it")
@@ -96,18 +89,16 @@ class Command(StoppableCommand):
             check_database(database)
         if not account_id:
             raise CommandError("The account must not be empty.", returncode=EXIT_USAGE)
-        with refusals_as_errors(database or "default", "What earlier batches erased stays erased."):
+        with refusals_as_errors(database or "default"):
             rows = find_rows(account_id, using=database)
             if dry_run:
-                self._count(rows, ERASED | UNRESOLVED if include_unresolved else ERASED)
-                return
-            self._erase(rows, include_unresolved, batch_size, reason)
-
-    def _count(self, rows: AccountRows, erased: Collection[str]) -> None:
-        counts = rows.count()
-        going = [f"{counts.pop(name):,} {name}" for name in list(counts) if name in erased]
-        self.write(f"Would erase {', '.join(going) or 'nothing'}.")
-        self._say_what_is_left(counts)
+                counts = rows.count()
+                erased = ERASED | UNRESOLVED if include_unresolved else ERASED
+                going = [f"{counts.pop(name):,} {name}" for name in list(counts) if name in erased]
+                self.write(f"Would erase {', '.join(going) or 'nothing'}.")
+                self._say_what_is_left(counts)
+            else:
+                self._erase(rows, include_unresolved, batch_size, reason)
 
     def _say_what_is_left(self, left: Mapping[str, int]) -> None:
         for name, count in left.items():
@@ -125,7 +116,6 @@ class Command(StoppableCommand):
         record_erasure(total, left, by="manage.py erase_idempotency", reason=reason)
         self.write(f"Erased {counted(total.records, 'record')} and {counted(total.messages, 'message')}.")
         self._say_what_is_left(left)
-        if stop.signum is not None:
-            self.end_with_work_left(stop, None, "Run it again.", verbosity=1)
+        stop.end_command("Run it again.")
         if left:
             sys.exit(EXIT_WORK_LEFT)

@@ -7,10 +7,10 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from ...http.route_audit import Audit, AuditedRoute, Verdict, audit
-from ..running import EXIT_USAGE, HelpFormatter
+from ..running import EXIT_USAGE, ExplainedCommand
 
 EXIT_FOUND = 1
 
@@ -33,7 +33,7 @@ LIMITS = (
 )
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = (
         "List every mutating route of the project: which operation protects it and how, whether something about the "
         "protection does not hold, and what is not protected."
@@ -42,10 +42,6 @@ class Command(BaseCommand):
         "exit codes:\n  0    no route has a verdict of --fail-on\n  1    a route has one\n"
         "  2    an argument is wrong, or a pattern allows nothing"
     )
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        kwargs = {"epilog": self.epilog, "formatter_class": HelpFormatter, **kwargs}
-        return super().create_parser(prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -79,7 +75,7 @@ class Command(BaseCommand):
         **options: Any,
     ) -> None:
         report = audit(allow=[*allow, *_read_patterns(allow_file)], include_admin=include_admin)
-        self.stdout.write(dumps(_as_json(report), indent=2) if json else _as_table(report))
+        self.write(dumps(_as_json(report), indent=2) if json else _as_table(report))
         if report.unused:
             unused = ", ".join(map(repr, report.unused))
             raise CommandError(f"No route matches {unused}. Correct the pattern, or remove it.", returncode=EXIT_USAGE)

@@ -6,10 +6,10 @@ import operator
 import re
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from json import dumps
-from typing import Any, ClassVar
+from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
@@ -50,52 +50,44 @@ WIDTH = max(len(LABELS[name].strip()) for name in OF_OPERATIONS)
 UNKNOWN_OPERATION = "(settled by an operator, the operation was not known)"
 
 
+OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_COMPARISON = re.compile(r"\s*(\w+)\s*(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+)?)\s*", re.ASCII)
+
+
 @dataclass(frozen=True)
 class Condition:
-    """A comparison of one number, such as ``parked > 0``, under which the command fails.
-
-    So a cron job or a health check can watch the number.
-    """
-
-    OPERATORS: ClassVar[dict[str, Callable[[float, float], bool]]] = {
-        ">": operator.gt,
-        ">=": operator.ge,
-        "<": operator.lt,
-        "<=": operator.le,
-        "==": operator.eq,
-        "!=": operator.ne,
-    }
-    FORM: ClassVar[re.Pattern[str]] = re.compile(r"\s*(\w+)\s*(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+)?)\s*", re.ASCII)
+    """A comparison of one number, such as ``parked > 0``, under which the command fails."""
 
     name: str
     sign: str
     bound: float
 
     @classmethod
-    def parser(cls, names: Collection[str]) -> Callable[[str], Condition]:
-        """A function that reads a condition on one of the numbers ``names``, for argparse."""
-
-        def parse(text: str) -> Condition:
-            comparison = cls.FORM.fullmatch(text)
-            if comparison is None:
-                raise ArgumentTypeError(
-                    f"{text!r} is not a comparison. Write a name, one of {' '.join(cls.OPERATORS)}, and a number, such "
-                    f"as 'parked > 0'."
-                )
-            name, sign, bound = comparison.groups()
-            if name not in names:
-                raise ArgumentTypeError(f"there is no number {name!r}. The numbers are {', '.join(names)}.")
-            return cls(name, sign, float(bound))
-
-        return parse
+    def parse(cls, text: str) -> Condition:
+        """:raises ArgumentTypeError: the text is no comparison of a number that there is."""
+        comparison = _COMPARISON.fullmatch(text)
+        if comparison is None:
+            raise ArgumentTypeError(
+                f"{text!r} is not a comparison. Write a name, one of {' '.join(OPERATORS)}, and a number, such as "
+                f"'parked > 0'."
+            )
+        name, sign, bound = comparison.groups()
+        if name not in LABELS:
+            raise ArgumentTypeError(f"there is no number {name!r}. The numbers are {', '.join(LABELS)}.")
+        return cls(name, sign, float(bound))
 
     def __str__(self) -> str:
         return f"{self.name} {self.sign} {self.bound:g}"
 
     def holds(self, number: Number) -> bool:
         """Whether the comparison is true, or may be true of a number that was counted up to a bound only.
-
-        It is false if there is nothing to measure.
 
         :raises CommandError: the number is not known for this database.
         """
@@ -110,7 +102,7 @@ class Condition:
                 return True
             if self.sign == "==":
                 return number.value <= self.bound
-        return self.OPERATORS[self.sign](number.value, self.bound)
+        return OPERATORS[self.sign](number.value, self.bound)
 
 
 class Command(BaseCommand):
@@ -128,7 +120,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--fail-if",
             metavar="CONDITION",
-            type=Condition.parser(LABELS),
+            type=Condition.parse,
             action="append",
             default=[],
             help="exit with 1 if this is true, such as 'parked > 0'. May be given several times. With --by-operation "
@@ -147,52 +139,39 @@ class Command(BaseCommand):
     ) -> None:
         using = records_database() if database is None else database
         check_database(using)
-        if by_operation:
-            _refuse_totals(fail_if)
+        for condition in fail_if if by_operation else ():
+            if condition.name not in OF_OPERATIONS:
+                raise CommandError(
+                    f"{condition.name} is not known for each operation. With --by-operation the numbers are "
+                    f"{', '.join(OF_OPERATIONS)}.",
+                    returncode=EXIT_USAGE,
+                )
         numbers: dict[str, Mapping[str, Number]]
-        with refusals_as_errors(using):
+        with refusals_as_errors(using, ""):
             if by_operation:
                 events = stats_by_operation(using)
                 text = dumps(events) if json else _table_of_operations(events)
-                numbers = {operation: _numbers_of(counts) for operation, counts in events.items()}
+                numbers = {
+                    f"{operation or UNKNOWN_OPERATION}: ": {
+                        name: Number(count, Precision.RECENT) for name, count in counts.items()
+                    }
+                    for operation, counts in events.items()
+                }
             else:
                 read = stats(using)
                 text = dumps(read.as_dict()) if json else _table_of_numbers(dict(read))
                 numbers = {"": dict(read)}
         self.stdout.write(text)
-        if complaints := list(_complaints(fail_if, numbers, by_operation)):
-            for complaint in complaints:
-                self.stderr.write(complaint)
+        is_true = False
+        for place, of_place in numbers.items():
+            for condition in fail_if:
+                number = of_place[condition.name]
+                if condition.holds(number):
+                    is_true = True
+                    value = f"{'at least ' if number.kind is Precision.AT_LEAST else ''}{number.value}"
+                    self.stderr.write(f"{place}{condition} is true: {condition.name} is {value}.")
+        if is_true:
             sys.exit(EXIT_REFUSED)
-
-
-def _refuse_totals(conditions: list[Condition]) -> None:
-    for condition in conditions:
-        if condition.name not in OF_OPERATIONS:
-            raise CommandError(
-                f"{condition.name} is not known for each operation. With --by-operation the numbers are "
-                f"{', '.join(OF_OPERATIONS)}.",
-                returncode=EXIT_USAGE,
-            )
-
-
-def _numbers_of(counts: Mapping[str, int]) -> dict[str, Number]:
-    return {name: Number(count, Precision.RECENT) for name, count in counts.items()}
-
-
-def _complaints(
-    conditions: list[Condition], numbers: Mapping[str, Mapping[str, Number]], by_operation: bool
-) -> Iterator[str]:
-    for operation, of_operation in numbers.items():
-        place = f"{operation or UNKNOWN_OPERATION}: " if by_operation else ""
-        for condition in conditions:
-            number = of_operation[condition.name]
-            if condition.holds(number):
-                yield f"{place}{condition} is true: {condition.name} is {_describe(number)}."
-
-
-def _describe(number: Number) -> str:
-    return f"at least {number.value}" if number.kind is Precision.AT_LEAST else str(number.value)
 
 
 def _table_of_numbers(numbers: dict[str, Number]) -> str:

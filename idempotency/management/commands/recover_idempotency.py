@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...operate import stats
 from ...operate.sweep import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, MAX_LISTED, RecoveryResult, abandoned, recover_batches
 from ...operation import registry
-from ...store import records_database
-from ..running import (
-    EXIT_REFUSED,
-    EXIT_UNKNOWN_OPERATIONS,
-    EXIT_WORK_LEFT,
-    BatchCommand,
-    Stop,
-    Work,
-    counted,
-    describe_exit_codes,
-)
-
-EPILOG = describe_exit_codes(
-    {
-        0: "every abandoned claim of a known operation is settled, or its reconciler is asked again later",
-        EXIT_REFUSED: "the database refused; what was settled before stays settled",
-        EXIT_WORK_LEFT: "stopped by --max-batches, and more is due",
-        EXIT_UNKNOWN_OPERATIONS: "claims are left of operations that are not declared in this process",
-    },
-    "With --watch the command sweeps until SIGINT or SIGTERM, and the exit code is then 0. If the database\n"
-    "refuses, the command reports it and tries again at the next sweep.",
-)
+from ..running import EXIT_UNKNOWN_OPERATIONS, BatchCommand, Stop, Work, counted, describe_exit_codes
 
 
 class Command(BatchCommand[RecoveryResult]):
@@ -39,60 +18,50 @@ class Command(BatchCommand[RecoveryResult]):
         "park them.\n"
         "The command may run at any time, and several runs may overlap. If a run was killed, run it again."
     )
-    epilog = EPILOG
+    epilog = describe_exit_codes(
+        {
+            0: "every abandoned claim of a known operation is settled, or its reconciler is asked again later",
+            EXIT_UNKNOWN_OPERATIONS: "claims are left of operations that are not declared in this process",
+        },
+        "With --watch the command sweeps until SIGINT or SIGTERM, and the exit code is then 0. If the database\n"
+        "refuses, the command reports it and tries again at the next sweep.",
+    )
     batch_of = "claims to settle between two looks for a signal"
     default_batch = DEFAULT_BATCH_SIZE
     largest_batch = MAX_BATCH_SIZE
-    max_batches_help = "end a sweep after N batches (default: none)"
-    dry_run_help = "count what is abandoned, and settle nothing"
-    watch_verb = "sweep"
     default_watch = 10.0  # an abandoned claim waits this long at most
-    refused = "What was settled before stays settled."
     exit_code = EXIT_UNKNOWN_OPERATIONS
-
-    def default_database(self) -> str:
-        return records_database()
 
     def take_options(self, options: Mapping[str, Any]) -> None:
         registry.load()
 
-    def work(self) -> Work[RecoveryResult]:
-        return Work(
-            "Recovering",
-            recover_batches(batch_size=self.batch_size, using=self.using),
-            abandoned(self.using).order_by()[:MAX_LISTED].count,
-            lambda result: f"Settled {_describe(result)} so far.",
-        )
+    def works(self) -> Iterator[Work[RecoveryResult]]:
+        batches = recover_batches(batch_size=self.batch_size, using=self.using)
+        yield Work("Recovering", batches, abandoned(self.using)[:MAX_LISTED], _describe)
 
     def take(self, work: Work[RecoveryResult], stop: Stop) -> RecoveryResult:
         result = super().take(work, stop)
         stats.write_counts()
         return result
 
-    def describe(self, result: RecoveryResult) -> str:
-        return f"Settled {_describe(result)}."
-
-    def complaints(self, result: RecoveryResult) -> Mapping[Hashable, str]:
+    def complaints(self, result: RecoveryResult) -> Mapping[str, str]:
         return {
-            (
-                name,
-                count,
-            ): f"Left alone: {counted(count, 'claim')} of operation {name!r}, which is not declared in this "
-            f"process. Declare it in an app's operations.py, or import the module of its task."
+            f"{name} {count}": f"Left alone: {counted(count, 'claim')} of operation {name!r}, which is not declared in "
+            f"this process. Declare it in an app's operations.py, or import the module of its task."
             for name, count in sorted(result.unknown_operations.items())
         }
 
     def count(self) -> None:
         operations = Counter(abandoned(self.using).values_list("operation", flat=True)[:MAX_LISTED])
         total = sum(operations.values())
-        self.stdout.write(f"{'At least ' if total == MAX_LISTED else ''}{counted(total, 'claim')} abandoned.")
+        self.write(f"{'At least ' if total == MAX_LISTED else ''}{counted(total, 'claim')} abandoned.")
         for name, count in sorted(operations.items()):
             operation = registry.get(name)
             fate = "left alone, not declared here" if operation is None else operation.recovery.value
-            self.stdout.write(f"  {name}: {count:,} ({fate})")
+            self.write(f"  {name}: {count:,} ({fate})")
 
 
 def _describe(result: RecoveryResult) -> str:
     counts = f"{result.recoverable:,} recoverable, {result.completed:,} completed, {result.parked:,} parked"
     postponed = f", {result.postponed:,} to be asked for again" if result.postponed else ""
-    return f"{counted(result.touched, 'claim')}: {counts}{postponed}"
+    return f"Settled {counted(result.touched, 'claim')}: {counts}{postponed}."

@@ -17,7 +17,7 @@ from idempotency.contrib.dashboard.counters import PURGE_ENDED, counters, this_h
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
 from idempotency.management.commands import idempotency_stats
-from idempotency.management.commands.idempotency_stats import LABELS, Condition
+from idempotency.management.commands.idempotency_stats import Condition
 from idempotency.operate import stats
 from idempotency.operate.purge import purge_once
 from idempotency.operate.stats import Number, Precision
@@ -233,7 +233,7 @@ def test_the_command_fails_if_a_condition_is_true(
     monkeypatch.setattr(stats, "MAX_COUNTED", 4)
     make_records(4, Status.RECOVERABLE)
     happen()
-    code, _, errors = run_command("idempotency_stats", fail_if=list(map(Condition.parser(LABELS), conditions)))
+    code, _, errors = run_command("idempotency_stats", fail_if=list(map(Condition.parse, conditions)))
     assert (code, [line.partition(" is true")[0] for line in errors]) == (1 if complaints else 0, complaints)
 
 
