@@ -24,6 +24,7 @@ def test_experiment_gives_a_full_table(experiment: str, monkeypatch: pytest.Monk
         "requests.BLOCK": 2,
         "latency.BLOCK": 2,
         "latency.DELAYS": (0.0, 0.0002),
+        "storm.DUPLICATES": 5,
         "purge.ROUNDS": 1,
     }.items():
         monkeypatch.setattr(f"tools.benchmarks.{name}", value)

@@ -10,7 +10,7 @@ from importlib import import_module
 from .database import PREPARED, scratch_database
 
 #: The modules of the experiments. Their ``compare`` returns tables.
-EXPERIMENTS = ("requests", "latency", "http", "purge")
+EXPERIMENTS = ("requests", "latency", "http", "storm", "purge")
 
 
 def main() -> None:

@@ -108,8 +108,8 @@ class Caller:
     def new_key() -> str:
         return str(uuid.uuid4())
 
-    def calling(self, variant: Variant, key: str | None = None) -> Callable[[], None]:
-        """A call of the variant that must succeed. Its request is made already, and so isn't timed."""
+    def calling(self, variant: Variant, key: str | None = None, status: int = 201) -> Callable[[], None]:
+        """A call of the variant that must have this status. Its request is made already, and so isn't timed."""
         view = variant.view.as_view()
         request = self.factory.post("/transfers/", BODY, format="json", HTTP_IDEMPOTENCY_KEY=key or self.new_key())
         force_authenticate(request, self.user)
@@ -118,7 +118,7 @@ class Caller:
             response = view(request)
             if not getattr(response, "is_rendered", True):
                 response.render()
-            assert response.status_code == 201, response
+            assert response.status_code == status, response
 
         return call
 

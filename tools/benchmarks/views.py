@@ -17,6 +17,7 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.http import HttpResponse, JsonResponse
 from rest_framework import serializers
+from rest_framework.exceptions import APIException
 from rest_framework.parsers import JSONParser
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
@@ -187,9 +188,14 @@ class HandwrittenNarrowView(HandwrittenView):
     complete = COMPLETE_NARROW
 
 
+class InProgress(APIException):
+    status_code = 409
+
+
 class HandwrittenPromisesView(HandwrittenView):
     """What the package promises on these two paths, in one view: a keyed digest of the payload's values, bounded waits,
-    a claim that is refused in an open transaction, a fence, recorded headers, and a replay that is DRF's own response.
+    a claim that is refused in an open transaction, a fence, recorded headers, a replay that is DRF's own response, and
+    a refusal that the project's exception handler answers.
     """
 
     insert = INSERT_WITHOUT_DISK.replace("length(", "length(set_config('lock_timeout', '1s', true) || ").replace(
@@ -221,6 +227,8 @@ class HandwrittenPromisesView(HandwrittenView):
 
     def replay(self, found: Any, digest: str) -> HttpResponse:
         answer = super().replay(found, digest)
+        if answer.status_code == InProgress.status_code:
+            raise InProgress
         if answer.status_code >= 400:
             return answer
         response = Response(json.loads(answer.content), status=answer.status_code, headers=dict(json.loads(found[4])))

@@ -11,5 +11,6 @@ urlpatterns = [
     path("health/", health),
     path("bare/", views.BareAtomicView.as_view()),
     path("handwritten/", views.HandwrittenView.as_view()),
+    path("promises/", views.HandwrittenPromisesView.as_view()),
     path("package/", views.PackageView.as_view()),
 ]
