@@ -15,7 +15,7 @@ def main() -> None:
     except ImportError as error:
         raise SystemExit(
             f"The sample project needs the package {error.name!r}. Install what it needs with\n"
-            '    python -m pip install -e ".[demo]"'
+            "    python -m pip install -e . --group demo"
         ) from error
     execute_from_command_line(sys.argv)
 

@@ -11,13 +11,20 @@ trap 'rm -rf "$work"' EXIT
 
 rm -rf dist
 python -m build --outdir dist .
-python -m build --outdir "$work/dist" .
+# As somebody else builds it: elsewhere, with other permissions.
+mkdir "$work/copy"
+git ls-files -z | xargs -0 cp --parents --preserve=mode -t "$work/copy"
+chmod -R go= "$work/copy"
+(umask 077 && python -m build --outdir "$work/dist" "$work/copy")
 for file in dist/*; do cmp "$file" "$work/$file"; done
 
 twine check --strict dist/*
 check-wheel-contents dist/*.whl
-# It asks for an author's address, which a group of contributors doesn't have, and for the URL of the repository.
-pyroma --min 8 dist/*.tar.gz
+# Each takes a point where it is not set. The release workflow sets both.
+missing=0
+[ -n "${CONTACT_EMAIL:-}" ] || missing=$((missing + 1))
+[ -n "${REPOSITORY_URL:-}" ] || missing=$((missing + 1))
+pyroma --min $((10 - missing)) dist/*.tar.gz
 
 mkdir "$work/sdist"
 tar -xzf dist/*.tar.gz -C "$work/sdist" --strip-components=1

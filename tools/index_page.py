@@ -1,8 +1,9 @@
-"""What the package index shows of a release: the project's links and the README.
+"""What the package index shows of a release: its authors, the project's links and the README.
 
-No file of the project names the site that hosts it. The build reads it from ``REPOSITORY_URL``, such as
-``https://github.com/owner/name``; the release workflow sets it. Without it, the metadata has no links, and those of the
-README stay relative. A wheel that is built from an sdist takes over the sdist's metadata.
+No file of the project names the site that hosts it, or a person. The build reads both from the environment; the release
+workflow sets them. ``REPOSITORY_URL`` is such as ``https://github.com/owner/name``: without it, the metadata has no
+links, and those of the README stay relative. ``CONTACT_EMAIL`` is where the maintainers read mail: without it, the
+metadata has no address. A wheel that is built from an sdist takes over the sdist's metadata.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ RELATIVE_LINK = re.compile(r"\]\((?!https?:|#)")
 
 class IndexPage(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
+        author = {"name": "django-idempotency contributors"}
+        if email := os.environ.get("CONTACT_EMAIL"):
+            author["email"] = email
+        metadata["authors"] = [author]
         readme = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         if repository := os.environ.get("REPOSITORY_URL", "").rstrip("/"):
             files = f"{repository}/blob/v{metadata['version']}/"

@@ -118,7 +118,7 @@ RELEASE = Action(
     title=_("Release"),
     consequence=_(
         "The next retry of each of these operations runs it at once, also if it declares PARK or a reconciler. If an "
-        "operation has taken effect or still will, and is not safe to run again, it takes effect twice."
+        "operation has taken effect or still can, and is not safe to run again, it takes effect twice."
     ),
     permission="release",
     form=ReleaseForm,

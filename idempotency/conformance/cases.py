@@ -236,7 +236,7 @@ def _error(option: str, statuses: range, trial: Trial) -> str:
 
 
 def _half_close(trial: Trial, data: bytes, operation: Operation) -> Answer | Exception:
-    """Send so much, say that nothing more will follow, and wait for what the server makes of it."""
+    """Send so much, say that nothing more follows, and wait for what the server makes of it."""
     if trial.target.url.startswith("https:"):
         raise NotJudgedError("a TLS connection can't be closed in one direction")
     with operation.connect() as connection:

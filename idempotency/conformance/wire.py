@@ -110,7 +110,7 @@ class Connection:
         self.send((self.request.head + self.request.body)[-1:])
 
     def half_close(self) -> None:
-        """Tell the server that nothing more will be sent. It can still answer."""
+        """Tell the server that nothing more is sent. It can still answer."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:

@@ -48,7 +48,7 @@ _PARTS = "_idempotency_parts"
 
 
 def parsed_body(http: HttpRequest) -> object:
-    """The payload of a request as its handler will see it.
+    """The payload of a request as its handler sees it.
 
     JSON is compared by its values, a form by its fields, and everything else by its bytes.
     """

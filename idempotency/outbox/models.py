@@ -17,7 +17,7 @@ require_app("idempotency.outbox")
 class MessageStatus(models.TextChoices):
     """The state of a message of the outbox. The values are stored in the database."""
 
-    PENDING = "pending", _("pending")  # will be sent once it is due, or is being sent while a relay's lease runs
+    PENDING = "pending", _("pending")  # waits until it is due, or is being sent while a relay's lease runs
     SENT = "sent", _("sent")  # the broker has confirmed it
     DEAD = "dead", _("dead")  # was tried too often, and waits to be requeued
 

@@ -360,4 +360,4 @@ class Store(ABC):
 
     @abstractmethod
     def is_permanent(self, error: BaseException) -> bool:
-        """Whether the same statement will fail again until somebody changes the schema, a permission or the code."""
+        """Whether the same statement fails again until somebody changes the schema, a permission or the code."""

@@ -326,7 +326,7 @@ _run_callbacks = BaseDatabaseWrapper.run_and_clear_commit_hooks
 
 
 def _crash_before_callbacks(connection: BaseDatabaseWrapper) -> None:
-    """Die between a COMMIT and the callbacks of ``on_commit()``, which no process will run then."""
+    """Die between a COMMIT and the callbacks of ``on_commit()``, which no process runs then."""
     if connection.run_on_commit:
         connection.run_on_commit = []
         _crash()

@@ -174,7 +174,7 @@ def test_what_was_not_right_has_an_exit_code_of_its_own_and_is_never_silenced(ea
 CALLS = {
     "purge_idempotency": ([], "Earlier batches stay done."),
     "recover_idempotency": ([], "Earlier batches stay done."),
-    "relay_outbox": ([], "Messages that were sent and are not marked will be sent again."),
+    "relay_outbox": ([], "Messages that were sent and are not marked are sent again."),
     "erase_idempotency": (["alice"], "Earlier batches stay done."),
     "idempotency_stats": ([], ""),
 }

@@ -58,8 +58,26 @@ def test_the_version_has_one_source() -> None:
     assert "version" not in PROJECT["project"]
     assert PROJECT["tool"]["hatch"]["version"]["path"] == "idempotency/__init__.py"
     changelog = (ROOT / "CHANGELOG.md").read_text()
-    released = f"## [{idempotency.__version__}]" in changelog
-    assert released or f"This will be {idempotency.__version__}" in changelog
+    assert re.search(rf"^## \[{re.escape(idempotency.__version__)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE)
+
+
+def test_only_the_limits_speak_of_the_future() -> None:
+    """What is to come is in no place that a user reads as a fact."""
+    texts = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob(".github/**/*.*"),
+        *ROOT.glob("idempotency/**/*.py"),
+    ]
+    said = {
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in texts
+        if path != ROOT / "docs/reference/limits.md"
+        for line in path.read_text().splitlines()
+        if re.search(r"\b(will|planned|not yet)\b", line, re.IGNORECASE)
+    }
+    assert len(texts) > 200
+    assert said == set()
 
 
 def test_the_configurations_are_read() -> None:

@@ -51,7 +51,7 @@ def resend_lost_messages(
         were written longer ago than their operation's ``ttl``, because their records may have been purged.
     :param app: the Celery app; by default the current one.
     :param using: the database of outbox and records; by default that of the outbox.
-    :returns: how many messages will be sent again.
+    :returns: how many messages were made due.
     :raises DatabaseError: the database refuses. Messages that were made due stay due.
     """
     policies = {task.name: policy for task, policy in idempotent_tasks(app or current_app._get_current_object())}

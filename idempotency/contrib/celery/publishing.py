@@ -173,8 +173,7 @@ class CelerySender:
         except Exception:  # the caller has committed, and the scheduled relay sends its messages
             self._quiet_until = time.monotonic() + QUIET
             logger.warning(
-                "No worker could be asked to relay the outbox. None will be asked for the next %g s; the scheduled "
-                "relay "
+                "No worker could be asked to relay the outbox. None is asked for the next %g s; the scheduled relay "
                 "sends what is due",
                 QUIET,
                 exc_info=True,

@@ -45,8 +45,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if missing := [package for package in NEEDED if importlib.util.find_spec(package) is None]:
             raise CommandError(
-                f"The demo needs {', '.join(missing)}. Install its extra:\n"
-                "    python -m pip install 'django-idempotency[demo]'"
+                f"The demo needs {', '.join(missing)}. Install its dependency group:\n"
+                "    python -m pip install -e . --group demo"
             )
         counts = [options["operations"], options["orders"]]
         if min(counts) < FEWEST:

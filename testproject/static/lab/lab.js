@@ -104,7 +104,7 @@ async function showState() {
     }
     byId("record").textContent = state.record ? `${state.record.status}, attempt ${state.record.attempt}` : "none yet";
   } catch {
-    // The next look will tell.
+    // The next look tells.
   }
   setTimeout(showState, 400);
 }

@@ -19,7 +19,7 @@ class Command(BatchCommand[RelayResult]):
     )
     epilog = describe_exit_codes(
         {
-            0: "everything that was due is sent, or will be tried again, or is dead",
+            0: "everything that was due is sent, or is tried again later, or is dead",
             EXIT_UNREACHABLE: "a broker can't be reached",
         },
         "With --watch the command runs until SIGINT or SIGTERM, and the exit code is then 0. If the database\n"
@@ -29,7 +29,7 @@ class Command(BatchCommand[RelayResult]):
     default_batch = DEFAULT_BATCH_SIZE
     largest_batch = MAX_BATCH_SIZE
     default_watch = 1.0  # without a nudge, a due message waits this long at most
-    refused = "Messages that were sent and are not marked will be sent again."
+    refused = "Messages that were sent and are not marked are sent again."
     exit_code = EXIT_UNREACHABLE
 
     def default_database(self) -> str:
