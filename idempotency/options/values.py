@@ -43,7 +43,7 @@ class Completed:
 
 @dataclass(frozen=True)
 class NotExecuted:
-    """A reconciler's answer: the operation certainly did not take effect, and certainly can't any more. A retry runs."""
+    """A reconciler's answer: the operation certainly did not take effect, and can't do so later. A retry runs it."""
 
 
 @dataclass(frozen=True)
