@@ -1,4 +1,4 @@
-"""What a storm sends: charges or orders, and the trouble that each will meet. Both endpoints get the same."""
+"""What a storm sends: charges or orders, and the trouble that each meets. Both endpoints get the same."""
 
 from __future__ import annotations
 
