@@ -24,7 +24,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import IdempotencyError
-from .display import ReadOnlyAdmin, url_of
+from .display import NONE, ReadOnlyAdmin, format_duration, show_text, show_time, show_with_detail, time_left, url_of
 
 #: A person can check this many rows on one page. For more rows, call the functions behind the actions from a script.
 MAX_DECIDED = 100
@@ -85,8 +85,12 @@ class DecisionAdmin(ReadOnlyAdmin):
     """An admin whose rows can't be edited. People make decisions about them instead."""
 
     change_form_template = "idempotency/row.html"
+    # The page shows ``page_columns`` in place of a form.
+    fieldsets = ((None, {"fields": ()}),)
 
     decisions: ClassVar[tuple[Action, ...]]
+    #: The columns with the times of a row.
+    time_columns: ClassVar[tuple[str, ...]]
     #: The field that counts the attempts.
     attempt_column: ClassVar[str]
 
@@ -95,12 +99,45 @@ class DecisionAdmin(ReadOnlyAdmin):
         """The columns of the confirmation page, as in ``list_display``, as far as the person may see them."""
 
     @abstractmethod
+    def page_columns(self, request: HttpRequest) -> tuple[str, ...]:
+        """The columns of a row's page, as far as the person may see them. Those without a value are left out."""
+
+    @abstractmethod
     def explain(self, row: Any) -> list[Any]:
         """What the row's state means and what to do next: a list of paragraphs."""
 
     @abstractmethod
-    def badge(self, row: Any) -> Any:
-        """The row's state at a glance."""
+    def state(self, row: Any) -> Any:
+        """The row's state at a glance: a badge."""
+
+    @abstractmethod
+    def details(self, row: Any) -> list[str]:
+        """What belongs to the state, if there is something to say: attempts, a lease."""
+
+    @abstractmethod
+    def subject(self, row: Any) -> Any:
+        """What the row is about, and for which account."""
+
+    @admin.display(description=_("age"))
+    def age(self, row: Any) -> str:
+        return format_duration(-time_left(row, row.created_at))
+
+    @admin.display(description=_("state"))
+    def state_with_details(self, row: Any) -> Any:
+        """State, attempt and lease in one column, because a screen has room for few columns."""
+        return show_with_detail(self.state(row), *self.details(row))
+
+    @admin.display(description=_("times"))
+    def times(self, row: Any) -> Any:
+        dated = ((label_for_field(name, self.opts.model), getattr(row, name)) for name in self.time_columns)
+        return show_text("\n".join(f"{label} {show_time(moment)}" for label, moment in dated if moment is not None))
+
+    def cell(self, row: Any, name: str) -> Any:
+        """The value of a column."""
+        return getattr(self, name)(row) if hasattr(self, name) else getattr(row, name)
+
+    def headings(self, names: Sequence[str]) -> list[str]:
+        return [capfirst(str(label_for_field(name, self.opts.model, self))) for name in names]
 
     def offered(self, request: HttpRequest, row: Any) -> list[Action]:
         """The decisions that this person may make about a row now."""
@@ -127,8 +164,12 @@ class DecisionAdmin(ReadOnlyAdmin):
         form_url: str = "",
         obj: Any = None,
     ) -> HttpResponse:
+        columns = self.page_columns(request)
+        rows = [(heading, self.cell(obj, name)) for heading, name in zip(self.headings(columns), columns, strict=True)]
         context |= {
-            "badge": self.badge(obj),
+            "subject": self.subject(obj),
+            "state": self.state_with_details(obj),
+            "rows": [(heading, value) for heading, value in rows if value not in (None, "", NONE)],
             "explanation": self.explain(obj),
             "offered": self.offered(request, obj),
             "checkbox_name": ACTION_CHECKBOX_NAME,
@@ -244,18 +285,15 @@ class DecisionPage:
             "checkbox_name": ACTION_CHECKBOX_NAME,
             "title": self.action.title,
             "action": self.action,
-            "headings": [capfirst(str(label_for_field(name, self.opts.model, self.shown))) for name in columns],
-            "rows": [[self._cell(row, name) for name in columns] for row in rows],
-            "left_out": [([self._cell(row, name) for name in columns], why) for row, why in left_out],
+            "headings": self.shown.headings(columns),
+            "rows": [[self.shown.cell(row, name) for name in columns] for row in rows],
+            "left_out": [([self.shown.cell(row, name) for name in columns], why) for row, why in left_out],
             "seen": [Seen(row.pk, getattr(row, self.shown.attempt_column), row.status) for row in rows],
             "form": form,
             "came_from": "page" if self._came_from_page else "",
             "back": self._origin([row.pk for row in rows]),
         }
         return TemplateResponse(self.request, "idempotency/decide.html", context)
-
-    def _cell(self, row: Any, name: str) -> Any:
-        return getattr(self.shown, name)(row) if hasattr(self.shown, name) else getattr(row, name)
 
     @property
     def _came_from_page(self) -> bool:

@@ -14,8 +14,10 @@ from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.timezone import is_naive, localtime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -33,6 +35,9 @@ MAX_LISTED = 10_000
 
 #: A page shows this much of a recorded body or a payload.
 MAX_SHOWN = 20_000  # characters
+
+#: A list shows a longer key by its beginning and its end.
+MAX_KEY = 24  # characters
 
 NONE = "–"
 
@@ -92,10 +97,6 @@ class ReadOnlyAdmin(AnyModelAdmin):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return IndexedList
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
-        fieldsets: Any = self.get_fieldsets(request, obj)
-        return [name for _, options in fieldsets for name in options["fields"]]
-
 
 def url_of(shown: AnyModelAdmin, view: str, *args: int) -> str:
     """The URL of a view in the admin site whose page this is, which may not be the default one."""
@@ -136,6 +137,20 @@ def show_with_detail(shown: Any, *details: Any) -> SafeString:
     """Show a value, with details below it in small letters."""
     below = ", ".join(str(detail) for detail in details if detail)
     return format_html('{} <span class="idempotency-detail">{}</span>', shown, below) if below else shown
+
+
+def show_key(key: str) -> str | SafeString:
+    """Show a key in a list, a long one shortened. The row's page has the whole key."""
+    if len(key) <= MAX_KEY:
+        return key
+    return format_html('<span title="{}">{}…{}</span>', key, key[:12], key[-8:])
+
+
+def show_time(moment: datetime | None) -> str:
+    """A time in the form in which logs have it: "2026-11-23 14:26:30"."""
+    if moment is None:
+        return NONE
+    return date_format(moment if is_naive(moment) else localtime(moment), "Y-m-d H:i:s")
 
 
 def format_time_left(left: timedelta) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from django.contrib.admin.utils import display_for_value
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -14,7 +13,7 @@ from ..lifecycle import Recovery, Status
 from ..models import IdempotencyRecord
 from ..operation import registry
 from ..outcome import BODY_GONE
-from .display import NONE, time_left
+from .display import show_time, time_left
 
 #: What happens to an abandoned claim, by the recovery that its operation declares.
 _ON_ABANDONED = {
@@ -51,8 +50,8 @@ def explain_record(record: IdempotencyRecord) -> list[Any]:
         return [_NEWER_RELEASE]
     values = {
         "attempt": record.attempt,
-        "lease": display_for_value(record.lease_expires_at, NONE),
-        "retention": display_for_value(record.expires_at, NONE),
+        "lease": show_time(record.lease_expires_at),
+        "retention": show_time(record.expires_at),
     }
     if time_left(record, record.expires_at) <= timedelta(0) and record.status != Status.IN_PROGRESS:
         retention = [gettext("Its retention ended at %(retention)s, so the same key now makes a new request.") % values]
@@ -95,11 +94,10 @@ def explain_record(record: IdempotencyRecord) -> list[Any]:
 
 def _explain_completed(record: IdempotencyRecord, values: Mapping[str, Any]) -> str:
     if record.body_expires_at is not None:
-        body = display_for_value(record.body_expires_at, NONE)
         return gettext(
             "Every retry gets the recorded outcome. A purge deletes the response after %(body)s and keeps the record "
             "until %(retention)s."
-        ) % {**values, "body": body}
+        ) % {**values, "body": show_time(record.body_expires_at)}
     if record.response_body == BODY_GONE:
         return (
             gettext(

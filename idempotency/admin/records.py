@@ -43,9 +43,9 @@ from .display import (
     NONE,
     IndexedList,
     StateFilter,
-    format_duration,
     format_time_left,
     show_badge,
+    show_key,
     show_text,
     show_with_detail,
     time_left,
@@ -130,7 +130,7 @@ class BoundedList(IndexedList):
 
 @admin.register(IdempotencyRecord)
 class IdempotencyRecordAdmin(DecisionAdmin):
-    list_display = ("idempotency_key", "state_and_lease", "who", "age", "retention")
+    list_display = ("key", "state_with_details", "subject", "age", "retention")
     list_filter = (RecordStateFilter, OperationFilter)
     search_fields = ("idempotency_key", "account_id")  # shows the search box; get_search_results() does the search
     search_help_text = _(
@@ -142,6 +142,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     decisions = (MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE)
     actions = tuple(action.as_admin_action() for action in decisions)
     attempt_column = "attempt"
+    time_columns = ("created_at", "completed_at", "lease_expires_at", "expires_at", "body_expires_at")
 
     def decision_columns(self, request: HttpRequest) -> tuple[str, ...]:
         return ("operation", "account_id", "idempotency_key", "state", "attempt", "age", "lease")
@@ -149,8 +150,11 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     def explain(self, row: IdempotencyRecord) -> list[Any]:
         return explain_record(row)
 
-    def badge(self, row: IdempotencyRecord) -> Any:
-        return self.state(row)
+    def page_columns(self, request: HttpRequest) -> tuple[str, ...]:
+        times = () if page_additions else ("times",)  # the timeline has them
+        may_read = request.user.has_perm("idempotency.view_response_body")
+        response = ("headers", "reference", "body", "last_error") if may_read else ()
+        return ("idempotency_key", "request_hash", "age", "retention", *times, *response)
 
     def page_context(self, request: HttpRequest, row: IdempotencyRecord) -> dict[str, Any]:
         return {name: value for add in page_additions for name, value in add(row, request, self).items()}
@@ -231,19 +235,9 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return BoundedList
 
-    def get_fieldsets(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> Any:
-        response = ["response_status"]
-        if request.user.has_perm("idempotency.view_response_body"):
-            response += ["headers", "reference", "body", "last_error"]
-        return [
-            (None, {"fields": ["account_id", "operation", "idempotency_key", "request_hash"]}),
-            (_("State"), {"fields": ["attempt", "age", "lease", "retention"]}),
-            (
-                _("Times"),
-                {"fields": ["created_at", "completed_at", "lease_expires_at", "expires_at", "body_expires_at"]},
-            ),
-            (_("Response"), {"fields": response}),
-        ]
+    @admin.display(description=_("key"))
+    def key(self, record: IdempotencyRecord) -> str:
+        return show_key(record.idempotency_key)
 
     @admin.display(description=_("state"))
     def state(self, record: IdempotencyRecord) -> str:
@@ -255,22 +249,15 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             label = f"{label}, {record.response_status}"
         return show_badge(_BADGES.get(name, ""), label)
 
-    @admin.display(description=_("state"))
-    def state_and_lease(self, record: IdempotencyRecord) -> str:
-        """State, attempt and lease in one column, because a screen has room for few columns."""
-        lease, attempt = self.lease(record), ""
-        if record.attempt > 1:
-            attempt = gettext("attempt %(attempt)d") % {"attempt": record.attempt}
-        return show_with_detail(self.state(record), attempt, "" if lease == NONE else lease)
+    def details(self, record: IdempotencyRecord) -> list[str]:
+        lease = self.lease(record)
+        attempt = gettext("attempt %(attempt)d") % {"attempt": record.attempt} if record.attempt > 1 else ""
+        return [attempt, "" if lease == NONE else lease]
 
     @admin.display(description=_("operation"))
-    def who(self, record: IdempotencyRecord) -> str:
+    def subject(self, record: IdempotencyRecord) -> str:
         account = gettext("account %(account)s") % {"account": record.account_id}
         return show_with_detail(record.operation, account)
-
-    @admin.display(description=_("age"))
-    def age(self, record: IdempotencyRecord) -> str:
-        return format_duration(-time_left(record, record.created_at))
 
     @admin.display(description=_("lease"))
     def lease(self, record: IdempotencyRecord) -> str:
@@ -284,7 +271,8 @@ class IdempotencyRecordAdmin(DecisionAdmin):
 
     @admin.display(description=_("headers"))
     def headers(self, record: IdempotencyRecord) -> str:
-        return show_text("\n".join(f"{name}: {value}" for name, value in record.response_headers or ()))
+        # A newer release may have written them in another form.
+        return show_text("\n".join(": ".join(header) for header in record.response_headers or ()))
 
     @admin.display(description=_("reference"))
     def reference(self, record: IdempotencyRecord) -> str:

@@ -73,7 +73,7 @@ class MessageStatusFilter(StateFilter):
 
 @admin.register(OutboxMessage)
 class OutboxMessageAdmin(DecisionAdmin):
-    list_display = ("message_id", "state_and_tries", "what", "age")
+    list_display = ("message_id", "state_with_details", "subject", "age")
     list_filter = (MessageStatusFilter,)
     search_fields = ("message_id",)  # shows the search box; get_search_results() does the search
     search_help_text = _("A message's id, or its consumer's key, which ends with the id.")
@@ -82,15 +82,17 @@ class OutboxMessageAdmin(DecisionAdmin):
     decisions = (REQUEUE,)
     actions = tuple(action.as_admin_action() for action in decisions)
     attempt_column = "attempts"
+    time_columns = ("created_at", "lease_expires_at", "sent_at")
 
     def decision_columns(self, request: HttpRequest) -> tuple[str, ...]:
-        return ("topic", "message_id", "current_state", *(["error"] if _may_read(request) else []))
+        return ("topic", "message_id", "state", *(["error"] if _may_read(request) else []))
 
     def explain(self, row: OutboxMessage) -> list[Any]:
         return _explain(row)
 
-    def badge(self, row: OutboxMessage) -> Any:
-        return self.current_state(row)
+    def page_columns(self, request: HttpRequest) -> tuple[str, ...]:
+        content = ("last_error", "all_headers", "content") if _may_read(request) else ()
+        return ("message_id", "idempotency_key", "sender", "age", "times", *content)
 
     def has_requeue_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("idempotency_outbox.requeue_outboxmessage")
@@ -120,20 +122,8 @@ class OutboxMessageAdmin(DecisionAdmin):
         except ValueError:
             return queryset.none(), False
 
-    def get_fieldsets(self, request: HttpRequest, obj: OutboxMessage | None = None) -> Any:
-        state, content = ["attempts", "age", "next_try"], ["topic", "sender", "ordering_key"]
-        if _may_read(request):
-            state += ["last_error"]
-            content += ["all_headers", "content"]
-        return [
-            (None, {"fields": ["message_id", "account_id", "idempotency_key"]}),
-            (_("State"), {"fields": state}),
-            (_("Times"), {"fields": ["created_at", "next_try_at", "lease_expires_at", "sent_at"]}),
-            (_("Message"), {"fields": content}),
-        ]
-
     @admin.display(description=_("state"))
-    def current_state(self, message: OutboxMessage) -> str:
+    def state(self, message: OutboxMessage) -> str:
         if message.status == MessageStatus.PENDING and message.lease_expires_at is not None:
             if time_left(message, message.lease_expires_at) > timedelta(0):
                 return show_badge("", gettext("being sent"))
@@ -144,23 +134,17 @@ class OutboxMessageAdmin(DecisionAdmin):
         # A newer release may have written a state that is not known here.
         return show_badge(_BADGES.get(name, ""), _STATES[name][0] if name in _STATES else name)
 
-    @admin.display(description=_("state"))
-    def state_and_tries(self, message: OutboxMessage) -> str:
-        """State, tries and next try in one column, because a screen has room for few columns."""
+    def details(self, message: OutboxMessage) -> list[str]:
         next_try, tries = self.next_try(message), ""
         if message.attempts:
             tries = ngettext("%(count)d try", "%(count)d tries", message.attempts) % {"count": message.attempts}
-        return show_with_detail(self.current_state(message), tries, "" if next_try == NONE else next_try)
+        return [tries, "" if next_try == NONE else next_try]
 
     @admin.display(description=_("topic"))
-    def what(self, message: OutboxMessage) -> str:
+    def subject(self, message: OutboxMessage) -> str:
         account = message.account_id and gettext("account %(account)s") % {"account": message.account_id}
         order = message.ordering_key and gettext("in the order of %(key)s") % {"key": message.ordering_key}
         return show_with_detail(message.topic, account, order)
-
-    @admin.display(description=_("age"))
-    def age(self, message: OutboxMessage) -> str:
-        return format_duration(-time_left(message, message.created_at))
 
     @admin.display(description=_("next try"))
     def next_try(self, message: OutboxMessage) -> str:

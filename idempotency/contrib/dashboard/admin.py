@@ -1,4 +1,4 @@
-"""The dashboard in the admin: what has happened in the last hours, what is stuck, and whether upkeep does its work.
+"""The dashboard in the admin: alarms, what is stuck, what has happened in the last hours, and how the tables grow.
 
 All of it is read with a bounded number of rows, and only for people who may view records. What concerns messages needs
 the permission to view messages. The tables need no JavaScript. The chart is drawn from the same numbers.
@@ -26,7 +26,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ...admin import records as admin_of_records
 from ...admin.decisions import DecisionAdmin
-from ...admin.display import ReadOnlyAdmin, format_duration, url_of
+from ...admin.display import ReadOnlyAdmin, format_duration, show_key, url_of
 from ...models import IdempotencyRecord
 from ...operate.stats import Number, Precision, Stats, stats
 from ...store import records_database
@@ -112,6 +112,7 @@ class DashboardAdmin(ReadOnlyAdmin):
         if messages is not None:
             dead, context["outbox"] = _outbox(messages, request)
             context["stuck"].append(dead)
+        context["stuck"] = [kind for kind in context["stuck"] if kind.rows]
         return TemplateResponse(request, "idempotency_dashboard/dashboard.html", context)
 
 
@@ -131,14 +132,6 @@ admin_of_records.page_additions.append(_add_timeline)
 # Events
 
 
-@dataclass(frozen=True)
-class Line:
-    """One event or operation, and its counts."""
-
-    label: Any
-    counts: list[str]
-
-
 def _events() -> dict[str, Any]:
     now = this_hour()
     first = now - HOURS + 1
@@ -155,10 +148,10 @@ def _events() -> dict[str, Any]:
     return {
         "hour_since": _start_of(now - LAST_HOURS + 1),
         "day_since": _start_of(first),
-        "events": [Line(label, _shown(last_hour[event], last_day[event])) for event, label in EVENTS.items()],
+        "events": [(label, _shown(last_hour[event], last_day[event])) for event, label in EVENTS.items()],
         "event_labels": list(EVENTS.values()),
         "operations": [
-            Line(operation or gettext("(unknown where it was settled)"), _shown(*(seen[event] for event in EVENTS)))
+            (operation or gettext("(unknown where it was settled)"), _shown(*(seen[event] for event in EVENTS)))
             for operation, seen in busiest[:MAX_OPERATIONS]
             if any(seen[event] for event in EVENTS)
         ],
@@ -217,19 +210,8 @@ class Stuck:
     url: str
     #: How many there are of each operation, with the list that shows those.
     operations: list[tuple[str, int, str]]
-    rows: list[StuckRow]
+    rows: list[dict[str, Any]]
     decide_url: str
-
-
-@dataclass(frozen=True)
-class StuckRow:
-    pk: int
-    title: str
-    url: str
-    detail: str
-    badge: Any
-    #: The decisions that this person may make about it.
-    offered: list[Any]
 
 
 def _stuck_records(shown: Any, request: HttpRequest, read: Stats) -> list[Stuck]:
@@ -248,9 +230,7 @@ def _stuck_records(shown: Any, request: HttpRequest, read: Stats) -> list[Stuck]
                 (operation, count, _list_url(shown, state=state, operation=operation))
                 for operation, count in sorted((number.by_operation or {}).items())
             ],
-            rows=[
-                _row(shown, request, record, record.idempotency_key, record.operation) for record in selected[:MAX_ROWS]
-            ],
+            rows=[_row(shown, request, record, record.idempotency_key) for record in selected[:MAX_ROWS]],
             decide_url=_list_url(shown),
         )
         for title, number, state, selected in kinds
@@ -270,7 +250,7 @@ def _outbox(shown: Any, request: HttpRequest) -> tuple[Stuck, dict[str, Any]]:
         count=f"{waiting.dead:,}",
         url=_list_url(shown, state="dead"),
         operations=[],
-        rows=[_row(shown, request, message, message.message_id, message.topic) for message in messages[:MAX_ROWS]],
+        rows=[_row(shown, request, message, str(message.message_id)) for message in messages[:MAX_ROWS]],
         decide_url=_list_url(shown),
     )
     return dead, {
@@ -281,15 +261,15 @@ def _outbox(shown: Any, request: HttpRequest) -> tuple[Stuck, dict[str, Any]]:
     }
 
 
-def _row(shown: Any, request: HttpRequest, row: Any, title: Any, detail: str) -> StuckRow:
-    return StuckRow(
-        pk=row.pk,
-        title=str(title),
-        url=url_of(shown, "change", row.pk),
-        detail=detail,
-        badge=shown.badge(row),
-        offered=shown.offered(request, row),
-    )
+def _row(shown: DecisionAdmin, request: HttpRequest, row: Any, key: str) -> dict[str, Any]:
+    return {
+        "pk": row.pk,
+        "key": show_key(key),
+        "url": url_of(shown, "change", row.pk),
+        "columns": [shown.subject(row), shown.age(row)],
+        "state": shown.state_with_details(row),
+        "offered": shown.offered(request, row),
+    }
 
 
 def _list_url(shown: Any, **filters: str) -> str:

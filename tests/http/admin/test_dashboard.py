@@ -97,16 +97,26 @@ def test_what_is_stuck_is_one_click_away_from_its_decision(client: Client) -> No
     make_messages(1, due=-10 * MINUTE)
     page = log_in(client, superuser=True).get(DASHBOARD)
     text = told(page.content.decode())
+    alarms = [text.index(alarm) for alarm in ("no sweep is running", "no relay is running")]
+    assert max(alarms) < text.index("Stuck") < text.index("Events")
+    assert re.search(r"parked key-\d+ charges.create account 1 \d+ s Decide Mark as not executed…", text)
     assert "payouts.create: 1" in text
     assert f'href="{LIST}?state=parked&amp;operation=payouts.create"' in page.content.decode()
     assert text.count("Mark as not executed…") == 2
     assert text.count("Release…") == 3
     assert text.count("Requeue…") == 1
-    assert "no sweep is running" in text
     assert rows(page)["messages that are not sent"] == ["1"]
     asked = client.post(LIST, {"action": "mark_not_executed", "_selected_action": [parked], "came_from": "page"})
     assert decide(client, asked, reason="asked the bank")
     assert IdempotencyRecord.objects.get(pk=parked).status == Status.RECOVERABLE
+
+
+def test_where_nothing_is_stuck_there_is_no_alarm(client: Client) -> None:
+    make_records(1, Status.IN_PROGRESS, lease=MINUTE)
+    make_messages(1)
+    text = told(log_in(client, superuser=True).get(DASHBOARD).content.decode())
+    assert "Stuck Nothing is stuck. Events" in text
+    assert [alarm for alarm in ("no sweep", "no relay", "Parked", "Dead", "Decide") if alarm in text] == []
 
 
 def test_who_may_only_view_records_sees_no_messages_and_no_decisions(client: Client) -> None:
@@ -115,7 +125,7 @@ def test_who_may_only_view_records_sees_no_messages_and_no_decisions(client: Cli
     page = log_in(client, "view_idempotencyrecord").get(DASHBOARD)
     text = told(page.content.decode())
     assert "charges.create" in text
-    assert not [one for one in ("Dead messages", "The outbox", "Release…") if one in text]
+    assert not [one for one in ("Dead messages", "The outbox", "Decide") if one in text]
     assert f'href="{DASHBOARD}"' in client.get(LIST).content.decode()
 
 

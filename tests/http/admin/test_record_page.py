@@ -11,11 +11,23 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 
 from idempotency import PARK, Operation, Reconcile, Unknown
-from idempotency.admin import decisions
+from idempotency.admin import decisions, records
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outcome import BODY_GONE, Outcome, response_of
-from tests.http.admin.pages import LIST, ask, charges, decide, detail, hidden_fields, log_in, said, secret_record, text
+from tests.http.admin.pages import (
+    LIST,
+    ask,
+    charges,
+    decide,
+    detail,
+    hidden_fields,
+    listed,
+    log_in,
+    said,
+    secret_record,
+    text,
+)
 from tests.records import HOUR, make_records
 
 # These pages show a row. The lists, which ask the database more, are tested on each one in ``test_records``.
@@ -81,6 +93,26 @@ def test_the_page_says_what_is_known_and_offers_what_can_be_decided(
     for shown in (page.content.decode(), operator.get(LIST).content.decode()):
         assert f'<span class="idempotency-state idempotency-{badge}">{state}</span>' in shown
         assert "idempotency/admin.css" in shown
+
+
+def test_a_long_key_is_shortened_in_the_list_and_whole_where_it_is_copied(operator: Client) -> None:
+    key = "2026-10-05-order-of-a-customer-8e03978e"
+    pk = record(idempotency_key=key)
+    assert "2026-10-05-o…8e03978e parked" in text(operator.get(LIST))
+    assert f"Key {key} " in text(operator.get(detail(pk)))
+    assert key in text(ask(operator, "release", pk))
+    assert [shown.idempotency_key for shown in listed(operator, q="2026-10-05-o…8e03978e")] == [key]
+
+
+def test_times_have_one_form_and_stand_on_the_page_once(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    due = datetime(2026, 11, 1, 15, tzinfo=UTC)
+    pk = record(Status.IN_PROGRESS, lease_expires_at=due, created_at=due)
+    page = text(operator.get(detail(pk)))
+    assert ("2026-11-01 15:00:00 +0.000 s" in page, "Times" in page) == (True, False)
+    monkeypatch.setattr(records, "page_additions", [])  # without the dashboard there is no timeline
+    page = text(operator.get(detail(pk)))
+    assert "Times created at 2026-11-01 15:00:00 lease ends at 2026-11-01 15:00:00 retention" in page
+    assert "completed at" not in page
 
 
 @pytest.mark.parametrize(
