@@ -28,7 +28,7 @@ if the attempt isn't known. ``claimed`` and ``taken_over`` also carry ``request_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from django.dispatch import Signal
@@ -67,6 +67,22 @@ EVENTS: Mapping[str, Signal] = {
     "recovered": recovered,
     "parked": parked,
 }
+
+
+def connect_events(uid: str, receive: Callable[[str, str, int], None]) -> None:
+    """Have a function called for each event of ``EVENTS``.
+
+    :param uid: the name of the function. A later function of the same name replaces it.
+    :param receive: called with the operation's name, the event's, and the attempt's number. The operation is "" if a
+        person settled a record of an operation that this process doesn't know.
+    """
+    for event, signal in EVENTS.items():
+
+        def note(sender: Operation | None, attempt: int, event: str = event, **arguments: Any) -> None:
+            receive("" if sender is None else sender.name, event, attempt)
+
+        signal.disconnect(dispatch_uid=f"idempotency.{uid}.{event}")
+        signal.connect(note, weak=False, dispatch_uid=f"idempotency.{uid}.{event}")
 
 
 def send(signal: Signal, operation: Operation | None, scope: Scope, attempt: int, **more: Any) -> None:

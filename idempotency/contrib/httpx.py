@@ -1,7 +1,6 @@
 """httpx: transports that send one logical request under one key until its outcome is known.
 
-A client of a protected API uses them, and so does a protected operation that calls a provider. They wrap any other
-transport. Sync and async share everything but the lines with ``await``.
+They wrap any other transport. Sync and async share everything but the lines with ``await``.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ STREAM = "idempotency_stream"
 class UnresolvedRequestError(httpx.TransportError):
     """The retries are used up, and the outcome of the request is not known. The request may have taken effect.
 
-    ``key`` is the ``Idempotency-Key`` of the request: save it, and send the same request with it later. ``attempts`` is
-    the number of requests that were sent. ``response`` is the last response, read and closed, or None. ``__cause__`` is
-    the error of the last attempt, if it got no response.
+    ``key`` (str) is the request's ``Idempotency-Key``: save it, and send the same request with it later. ``attempts``
+    (int) is the number of requests that were sent. ``response`` is the last response, read and closed, or None.
     """
 
     def __init__(
@@ -134,13 +132,8 @@ class IdempotentTransport(httpx.BaseTransport):
     is derived from the claim: by the name in ``extensions={"idempotency_name": "provider.charge"}``, or else by method,
     URL and the number of the call.
 
-    Timeouts, lost connections, the statuses 408, 425, 429 and 502 to 504, and a 409 that says "in progress" are
-    retried. Every other response is returned as it is. The body of the request is kept in memory, so that each attempt
-    sends the same bytes. The body of the response is read within the attempt, because a response that was cut off in
-    the middle is no outcome. With ``extensions={"idempotency_stream": True}`` the caller can stream the body instead,
-    and an error in it is not retried.
-
-    Each attempt has the timeouts of the client, cut to what is left of ``RetryPolicy.total``.
+    The bodies of request and response are kept in memory. With ``extensions={"idempotency_stream": True}`` the caller
+    can stream the response, and an error in its body is not retried.
 
     :param transport: the transport that sends; ``httpx.HTTPTransport()`` if none is given. ``httpx.Client`` does not
         pass its options for certificates, proxies and HTTP/2 on to a transport that it is given, so set them here.

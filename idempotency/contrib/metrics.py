@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +18,6 @@ from django.dispatch import Signal
 from .. import signals
 from ..lifecycle import Status
 from ..operate.stats import Number, Precision, Stats, stats
-from ..operation import Operation
 from ..store import records_database, statement_timeout
 from ..store.statement_timeout import connection_as_found
 
@@ -79,7 +78,13 @@ def _single(value: float | None) -> Values:
     return {(): value or 0}
 
 
+#: Tells a database that can't be read from one in which nothing is wrong.
+AVAILABLE: Final = "idempotency_stats_available"
+
 GAUGES: Final = (
+    Gauge(
+        AVAILABLE, "1 if the statistics could be read from the database, 0 if not", "", (), lambda read, _: _single(1)
+    ),
     Gauge(
         "idempotency_records",
         "Records by status. Counting stops at 10,000; a larger number of completed ones is the database's estimate",
@@ -157,18 +162,12 @@ GAUGES: Final = (
 #: scrape would keep a thread waiting.
 TIME_LIMIT: Final = 3.0
 
-#: Tells a database that can't be read from one in which nothing is wrong.
-AVAILABLE: Final = "idempotency_stats_available"
-AVAILABLE_DESCRIPTION: Final = "1 if the statistics could be read from the database, 0 if not"
-
 
 def read_gauges() -> dict[str, Values]:
-    """Read all gauges: the table of records once, and the outbox once.
+    """Read all gauges: the table of records once, and the outbox once. Leaves no connection open that it has opened.
 
-    Any thread may call this. It leaves no connection open that it has opened.
-
-    :returns: the values by the names of the gauges, with ``AVAILABLE``; that one alone if the database refuses or is
-        too slow, so that the process's own counters can be exported all the same.
+    :returns: the values by the names of the gauges; ``AVAILABLE`` alone if the database refuses or is too slow, so that
+        the process's own counters can be exported all the same.
     """
     try:
         with ExitStack() as stack:
@@ -187,7 +186,7 @@ def read_gauges() -> dict[str, Values]:
             "by idempotency.contrib.prometheus.views.metrics or by another synchronous view."
         )
         return {AVAILABLE: {(): 0}}
-    return {AVAILABLE: _single(1), **{gauge.name: gauge.read(read, waiting) for gauge in GAUGES}}
+    return {gauge.name: gauge.read(read, waiting) for gauge in GAUGES}
 
 
 def connect_counters(
@@ -196,27 +195,14 @@ def connect_counters(
     """Have an exporter count what happens in this process.
 
     :param exporter: its name. Another call for the same exporter replaces its functions.
-    :param count_event: called with the operation and the event, once for each event. The operation is "" if a
-        person settled a record of an operation that this process doesn't know.
+    :param count_event: called with the operation and the event, once for each event.
     :param counted: a function for each of ``COUNTS``, called with what to add.
     """
-    for uid, signal, receive in _receivers(count_event, counted):
-        signal.disconnect(dispatch_uid=f"idempotency.{exporter}.{uid}")
-        signal.connect(receive, weak=False, dispatch_uid=f"idempotency.{exporter}.{uid}")
-
-
-def _receivers(
-    count_event: Callable[[str, str], None], counted: Sequence[Callable[[int], None]]
-) -> Iterator[tuple[str, Signal, Callable[..., None]]]:
-    for event, signal in signals.EVENTS.items():
-
-        def receive(sender: Operation | None, event: str = event, **arguments: Any) -> None:
-            count_event("" if sender is None else sender.name, event)
-
-        yield event, signal, receive
+    signals.connect_events(exporter, lambda operation, event, attempt: count_event(operation, event))
     for counter, add in zip(COUNTS, counted, strict=True):
 
-        def receive_count(sender: Any, count: int = 1, add: Callable[[int], None] = add, **arguments: Any) -> None:
+        def receive(sender: Any, count: int = 1, add: Callable[[int], None] = add, **arguments: Any) -> None:
             add(count)
 
-        yield counter.name, counter.signal, receive_count
+        counter.signal.disconnect(dispatch_uid=f"idempotency.{exporter}.{counter.name}")
+        counter.signal.connect(receive, weak=False, dispatch_uid=f"idempotency.{exporter}.{counter.name}")

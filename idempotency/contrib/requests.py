@@ -1,7 +1,6 @@
 """requests: an adapter that sends one logical request under one key until its outcome is known.
 
-A client of a protected API uses it, and so does a protected operation that calls a provider. It does for requests what
-``contrib.httpx`` does for httpx, with the same policy.
+It does for requests what ``contrib.httpx`` does for httpx, with the same policy.
 """
 
 from __future__ import annotations
@@ -43,9 +42,8 @@ NAME_HEADER = "Idempotency-Name"
 class UnresolvedRequestError(requests.ConnectionError):
     """The retries are used up, and the outcome of the request is not known. The request may have taken effect.
 
-    ``key`` is the ``Idempotency-Key`` of the request: save it, and send the same request with it later. ``attempts`` is
-    the number of requests that were sent. ``response`` is the last response, or None. ``__cause__`` is the error of the
-    last attempt, if it got no response.
+    ``key`` (str) is the request's ``Idempotency-Key``: save it, and send the same request with it later. ``attempts``
+    (int) is the number of requests that were sent. ``response`` is the last response, or None.
     """
 
     def __init__(self, message: str, *, key: str = "", attempts: int = 0, **kwargs: Any) -> None:
@@ -83,13 +81,8 @@ class IdempotentAdapter(HTTPAdapter):
     is derived from the claim: by the name in ``headers={NAME_HEADER: "provider.charge"}``, which is not sent, or else
     by method, URL and the number of the call.
 
-    Timeouts, lost connections, the statuses 408, 425, 429 and 502 to 504, and a 409 that says "in progress" are
-    retried. Every other response is returned as it is. The body of the request is kept in memory, so that each attempt
-    sends the same bytes. The body of the response is read within the attempt, because a response that was cut off in
-    the middle is no outcome. With ``stream=True`` the caller can stream the body instead, and an error in it is not
-    retried.
-
-    Each attempt has the timeouts of the caller, cut to what is left of ``RetryPolicy.total``.
+    The bodies of request and response are kept in memory. With ``stream=True`` the caller can stream the response, and
+    an error in its body is not retried.
 
     :param policy: what is retried, and how often; by default ``RetryPolicy()``.
     :param sleep: called with the seconds to wait before a retry.

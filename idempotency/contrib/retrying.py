@@ -1,7 +1,6 @@
-"""What the HTTP clients share: which key a request is sent with, what is retried, when, and for how long.
+"""Shared by the HTTP clients: which key a request is sent with, what is retried, when, and for how long.
 
-``contrib.httpx`` and ``contrib.requests`` add the few lines in which their libraries differ. A plain script may use
-this, because nothing here needs a Django project.
+``contrib.httpx`` and ``contrib.requests`` add the lines in which their libraries differ. No Django project is needed.
 """
 
 from __future__ import annotations
@@ -45,9 +44,6 @@ _SECONDS = re.compile(r"[0-9]+")
 class RetryPolicy:
     """What is retried, and within which bounds. Durations are in seconds.
 
-    The default total is longer than a server's default lease of a minute, so that the client of a request whose worker
-    was killed still learns the outcome.
-
     :param methods: the methods of the requests that get a key and are retried; all others pass through unchanged.
     :param attempts: how many requests are sent at most, including the first.
     :param total: how long all attempts and waits may take together. Inside a protected operation it is also bounded by
@@ -60,7 +56,7 @@ class RetryPolicy:
 
     methods: Collection[str] = frozenset({"POST", "PATCH"})
     attempts: int = 10
-    total: float = 120.0
+    total: float = 120.0  # longer than a server's default lease, so that a client outlasts a worker that was killed
     first_wait: float = 0.5
     longest_wait: float = 30.0
     statuses: Collection[int] = RETRYABLE_STATUSES
@@ -99,17 +95,12 @@ def read_key_status(document: Any, headers: Mapping[str, str]) -> KeyStatus:
     """
     if not isinstance(document, dict) or not isinstance(document.get("status"), str):
         raise ValueError("The server did not answer with the status of a key. Is this the URL of a KeyStatusView?")
-    times = {name: _time(document.get(name)) for name in ("created_at", "completed_at", "expires_at")}
-    return KeyStatus(
-        document["status"],
-        document.get("response_status"),
-        retry_after=retry_after(headers),
-        **times,
-    )
-
-
-def _time(text: Any) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(str(text))
+    times = {
+        name: datetime.fromisoformat(str(document[name]))
+        for name in ("created_at", "completed_at", "expires_at")
+        if document.get(name) is not None
+    }
+    return KeyStatus(document["status"], document.get("response_status"), retry_after=retry_after(headers), **times)
 
 
 class Answer(Protocol):
@@ -150,7 +141,12 @@ class Tries(ABC, Generic[A]):
         self.policy = policy
         self.call = f"{method} {place}"
         self.claim = current_claim()
-        self.key = self._make_key(name) if key is None else key
+        if key is not None:
+            self.key = key
+        elif self.claim is None:
+            self.key = new_key()
+        else:  # derived from the operation's identity and the name, so each attempt of the operation sends the same key
+            self.key = str(self.claim.derive_key(self.claim.name_call(self.call) if name is None else name))
         self.total = policy.total
         if self.claim is not None:
             operation = self.claim.operation
@@ -159,12 +155,6 @@ class Tries(ABC, Generic[A]):
         self.last: A | None = None
         self._started = time.monotonic()
         self._waited = 0.0
-
-    def _make_key(self, name: str | None) -> str:
-        if self.claim is None:
-            return new_key()
-        # Derived from the operation's identity and the name, so each attempt of the operation sends the same key.
-        return str(self.claim.derive_key(self.claim.name_call(self.call) if name is None else name))
 
     @abstractmethod
     def document(self, answer: A) -> Any:
@@ -203,18 +193,15 @@ class Tries(ABC, Generic[A]):
         """Whether the response says that the outcome is not known yet."""
         if answer.status_code != 409:
             return answer.status_code in self.policy.statuses
-        code = self._code(answer)
+        try:
+            document = self.document(answer)
+        except (ValueError, RecursionError):
+            document = None
+        code = str(document.get("code", "")) if isinstance(document, dict) else ""
         if code.startswith("idempotency_"):
             return code == "idempotency_in_progress"
         # The 409 of another server is taken for "in progress" if it has a Retry-After.
         return "Retry-After" in answer.headers
-
-    def _code(self, answer: A) -> str:
-        try:
-            document = self.document(answer)
-        except (ValueError, RecursionError):
-            return ""
-        return str(document.get("code", "")) if isinstance(document, dict) else ""
 
     def _is_open(self, state: RetryCallState) -> bool:
         error = _error_of(state)

@@ -1,16 +1,11 @@
 """Counts what happens to records: first in this process's memory, then in a table that all processes share.
 
-A request only counts in memory. After a response was sent, and at most every ``FLUSH_EVERY`` seconds, the process adds
-its new counts to ``IdempotencyCounter``, which holds the sums of all processes: ever, and for each of the last hours.
-This is called a flush. A process also
-flushes after a sweep and when its interpreter ends, so that commands are counted too.
+After a response was sent, and at most every ``FLUSH_EVERY`` seconds, the process adds its new counts to
+``IdempotencyCounter``. This is called a flush. A process also flushes after a sweep and when its interpreter ends.
 
-A failure here makes a number inexact and has no other effect:
-
-- If a process is killed, the counts since its last flush are lost: those of at most ten seconds, and those of requests
-  that had not ended.
-- If the database refuses the counts, they stay in memory until it accepts them.
-- If the database commits and the connection breaks before its answer arrives, the counts are added twice.
+A failure here makes a number inexact and has no other effect. If a process is killed, its counts since the last flush
+are lost. If the database refuses the counts, they stay in memory. If it commits and the connection breaks before its
+answer arrives, they are added twice.
 """
 
 from __future__ import annotations
@@ -22,7 +17,6 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from django.core.signals import request_finished
@@ -30,7 +24,6 @@ from django.db import connections, transaction
 
 from ... import signals
 from ...operate import purge, stats
-from ...operation import Operation
 from ...store import records_database, retry_lost_races, store_for
 from ...store.statement_timeout import connection_as_found
 from .models import IdempotencyCounter
@@ -78,23 +71,16 @@ class Counters:
         self._failing = False
 
     def connect(self) -> None:
-        for event, signal in signals.EVENTS.items():
-            signal.connect(self._receiver(event), weak=False, dispatch_uid=f"idempotency.counters.{event}")
+        signals.connect_events("counters", lambda operation, event, attempt: self.count(operation, event))
         signals.purged.connect(self._count_purged, weak=False, dispatch_uid="idempotency.counters.purged")
         request_finished.connect(self._request_finished, weak=False, dispatch_uid="idempotency.counters")
         os.register_at_fork(after_in_child=self.reset)
         atexit.register(self.flush)
 
-    def _receiver(self, event: str) -> Callable[..., None]:
-        def count(sender: Operation | None, **arguments: Any) -> None:
-            self._count("" if sender is None else sender.name, event, 1)
-
-        return count
-
     def _count_purged(self, count: int, **arguments: Any) -> None:
-        self._count("", PURGED, count)
+        self.count("", PURGED, count)
 
-    def _count(self, operation: str, event: str, count: int) -> None:
+    def count(self, operation: str, event: str, count: int = 1) -> None:
         key = (operation, event)
         if self._database is None:
             self._database = _database(records_database())
@@ -170,11 +156,10 @@ class Counters:
         return read
 
     def read_hours(self, using: str, since: int) -> dict[int, dict[str, Counter[str]]]:
-        """Read the same for single hours.
+        """Read the same for single hours, in hours since 1970, from ``since`` on.
 
-        :param since: the first hour, in hours since 1970. Counts are kept for ``HOURS_KEPT``.
-        :returns: for each hour in which anything happened, and each operation, how often each event happened. A count
-            belongs to the hour in which it was written, which is up to ten seconds after the event.
+        A count belongs to the hour in which it was written, which is up to ten seconds after the event.
+
         :raises DatabaseError: the database refuses.
         """
         read: dict[int, dict[str, Counter[str]]] = {}
@@ -185,8 +170,8 @@ class Counters:
     def read_last_purge(self, using: str) -> int | None:
         """Read the hour in which a purge last found nothing more to delete.
 
-        :returns: hours since 1970. If no purge has come to its end, the first hour in which anything was counted: the
-            purge deletes old hours, so that one stays until then. None if nothing was counted.
+        :returns: hours since 1970. If no purge has come to its end, the first hour in which anything was counted. None
+            if nothing was counted.
         :raises DatabaseError: the database refuses.
         """
         hours = IdempotencyCounter.objects.using(using).filter(hour__gt=0).values_list("hour", flat=True)
@@ -216,7 +201,7 @@ class Counters:
 
 
 def this_hour() -> int:
-    """The current hour, in hours since 1970. It is this process's clock, because a few minutes don't matter here."""
+    """The current hour, in hours since 1970, by this process's clock. A few minutes don't matter here."""
     return int(time.time() // 3600)
 
 

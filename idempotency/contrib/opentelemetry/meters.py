@@ -11,17 +11,7 @@ from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from ... import __version__
-from ..metrics import (
-    AVAILABLE,
-    AVAILABLE_DESCRIPTION,
-    COUNTS,
-    EVENTS,
-    EVENTS_DESCRIPTION,
-    GAUGES,
-    Values,
-    connect_counters,
-    read_gauges,
-)
+from ..metrics import COUNTS, EVENTS, EVENTS_DESCRIPTION, GAUGES, Values, connect_counters, read_gauges
 
 #: Seconds. An SDK asks for each gauge by itself, a moment after the other. Within this time all get what was read once.
 FRESH: Final = 5.0
@@ -46,7 +36,6 @@ def observe_stats() -> None:
     sweep, and not in every worker of a server.
     """
     meter, readings = metrics.get_meter("idempotency", __version__), Readings()
-    meter.create_observable_gauge(_dotted(AVAILABLE), [readings.of(AVAILABLE, ())], description=AVAILABLE_DESCRIPTION)
     for gauge in GAUGES:
         meter.create_observable_gauge(
             _dotted(gauge.name), [readings.of(gauge.name, gauge.labels)], gauge.unit, gauge.description
@@ -65,17 +54,15 @@ class Readings:
         """The callback of one gauge."""
 
         def observe(options: CallbackOptions) -> Iterator[Observation]:
-            for values, number in self._latest().get(name, {}).items():
+            with self._lock:
+                if time.monotonic() >= self._until:
+                    self._read = read_gauges()
+                    self._until = time.monotonic() + FRESH
+                read = self._read
+            for values, number in read.get(name, {}).items():
                 yield Observation(number, dict(zip(labels, values, strict=True)))
 
         return observe
-
-    def _latest(self) -> dict[str, Values]:
-        with self._lock:
-            if time.monotonic() >= self._until:
-                self._read = read_gauges()
-                self._until = time.monotonic() + FRESH
-            return self._read
 
 
 def _dotted(name: str) -> str:

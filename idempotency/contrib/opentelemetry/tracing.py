@@ -9,7 +9,7 @@ not carried: it may be private, and the headers are stored in the outbox.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,20 +33,15 @@ PROPAGATOR = TraceContextTextMapPropagator()
 
 def connect_spans() -> None:
     """Record from now on. Called again, it does nothing."""
-    for event, signal in signals.EVENTS.items():
-        signal.connect(_receiver(event), weak=False, dispatch_uid=f"idempotency.opentelemetry.span.{event}")
+    signals.connect_events("opentelemetry.span", _note_on_span)
 
 
-def _receiver(event: str) -> Callable[..., None]:
-    def note(sender: Operation | None, attempt: int, **arguments: Any) -> None:
-        span = trace.get_current_span()
-        if not span.is_recording():
-            return
-        attributes: dict[str, str | int] = {OPERATION: "" if sender is None else sender.name, ATTEMPT: attempt}
+def _note_on_span(operation: str, event: str, attempt: int) -> None:
+    span = trace.get_current_span()
+    if span.is_recording():
+        attributes: dict[str, str | int] = {OPERATION: operation, ATTEMPT: attempt}
         span.set_attributes({**attributes, RESULT: event})
         span.add_event(f"idempotency.{event}", attributes)
-
-    return note
 
 
 def context_of_producer(headers: Mapping[Any, Any]) -> Context | None:
@@ -93,8 +88,7 @@ def connect_celery() -> None:
 def connect_outbox() -> None:
     """Let messages of the outbox carry the context from now on. Called again, it does nothing.
 
-    A message is sent in the context of its producer, so an instrumented client of a broker continues the trace of the
-    operation, and not that of the relay.
+    The relay sends a message in its producer's context, so an instrumented client of a broker continues that trace.
     """
     from ...outbox.publishing import header_sources
     from ...outbox.relay import sending_contexts
@@ -105,7 +99,6 @@ def connect_outbox() -> None:
 
 
 def current_context() -> Mapping[str, str]:
-    """The headers for a message that is published now: none if no span is recording."""
     carrier: dict[str, str] = {}
     if trace.get_current_span().is_recording():
         PROPAGATOR.inject(carrier)
@@ -114,7 +107,6 @@ def current_context() -> Mapping[str, str]:
 
 @contextmanager
 def sending(message: OutboxMessage) -> Iterator[None]:
-    """Send in the context of the message's producer, if the message carries one."""
     producer = context_of_producer(message.headers)
     if producer is None:
         yield

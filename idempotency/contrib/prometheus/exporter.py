@@ -9,16 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ... import signals
-from ..metrics import (
-    AVAILABLE,
-    AVAILABLE_DESCRIPTION,
-    COUNTS,
-    EVENTS,
-    EVENTS_DESCRIPTION,
-    GAUGES,
-    connect_counters,
-    read_gauges,
-)
+from ..metrics import COUNTS, EVENTS, EVENTS_DESCRIPTION, GAUGES, connect_counters, read_gauges
 
 #: The registries that ``connect`` has filled, because a registry refuses a second metric of the same name.
 _connected: list[CollectorRegistry] = []
@@ -52,18 +43,16 @@ class StatsCollector(Collector):
     """Reads the gauges when it is scraped, in the process that answers the scrape."""
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Name the gauges. Without this method a registry would read them to learn their names."""
-        yield from self._families().values()
+        # Without this method a registry would read the gauges to learn their names.
+        yield from _families().values()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        families = self._families()
+        families = _families()
         for name, values in read_gauges().items():
             for labels, value in values.items():
                 families[name].add_metric(labels, value)
             yield families[name]
 
-    def _families(self) -> dict[str, GaugeMetricFamily]:
-        families = {
-            gauge.name: GaugeMetricFamily(gauge.name, gauge.description, labels=gauge.labels) for gauge in GAUGES
-        }
-        return {AVAILABLE: GaugeMetricFamily(AVAILABLE, AVAILABLE_DESCRIPTION, labels=()), **families}
+
+def _families() -> dict[str, GaugeMetricFamily]:
+    return {gauge.name: GaugeMetricFamily(gauge.name, gauge.description, labels=gauge.labels) for gauge in GAUGES}
