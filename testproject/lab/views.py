@@ -43,7 +43,8 @@ def show_lab(request: HttpRequest) -> HttpResponse:
     """GET /lab/: the page. It gives the visitor an identity and a cart before the first request that pays."""
     request.session.setdefault("lab_visitor", uuid4().hex)
     cart = request.session.setdefault("lab_cart", uuid4().hex)
-    response = render(request, "lab/lab.html", {"cart": cart})
+    sides = [("protected", "With an Idempotency-Key"), ("unprotected", "Unprotected")]
+    response = render(request, "lab/lab.html", {"cart": cart, "sides": sides})
     response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
     return response
 

@@ -60,7 +60,7 @@ class Lab:
     def must_be_paid(self) -> None:
         self.until(lambda: self.text("outcome") == "Paid.")
         assert Charge.objects.count() == self.carts
-        self.until(lambda: self.text("protected-effects") == "1")
+        self.until(lambda: self.text("protected-effects") == "1 charge")
 
 
 @pytest.fixture
@@ -86,14 +86,17 @@ KEY_OF = "return JSON.parse(localStorage.getItem(`pay-once:${document.body.datas
 def test_a_cart_is_paid_once_whatever_its_visitor_does(lab: Lab) -> None:
     lab.press(times=2)  # a double click
     lab.must_be_paid()
-    lab.until(lambda: lab.text("unprotected-effects") == "2")
+    lab.until(lambda: lab.text("unprotected-effects") == "2 charges")
+    lab.until(lambda: lab.text("protected-attempts").count("sent") == 2)  # each press is sent on both sides
+    assert (lab.text("protected-total"), lab.text("unprotected-total")) == ("10.00", "20.00")
     assert UnprotectedCharge.objects.count() == 2
 
     lab.driver.get(lab.url.replace("/lab/", "/health/"))
     lab.driver.back()
     lab.must_be_paid()
     lab.press()
-    lab.until(lambda: lab.text("unprotected-effects") == "3")
+    lab.until(lambda: lab.text("unprotected-effects") == "3 charges")
+    lab.until(lambda: "replayed" in lab.text("protected-attempts"))
     lab.must_be_paid()
 
     lab.take_new_cart()
@@ -113,7 +116,7 @@ def test_a_cart_is_paid_once_whatever_its_visitor_does(lab: Lab) -> None:
     for handle in others:
         lab.driver.switch_to.window(handle)
         lab.must_be_paid()
-    lab.until(lambda: lab.text("unprotected-effects") == "5")
+    lab.until(lambda: lab.text("unprotected-effects") == "5 charges")
     lab.must_be_paid()
     lab.driver.switch_to.window(first)
 

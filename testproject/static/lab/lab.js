@@ -6,53 +6,69 @@ const { cart, csrf } = document.body.dataset;
 const payload = { cart, amount: 1000 };
 const byId = (id) => document.getElementById(id);
 const LOG = `lab:${cart}`;
+const PRESSES = `lab:${cart}:presses`;
+const MEANINGS = { 201: "charged", 409: "in progress" };
 
 function chance(id) {
   return Math.random() * 100 < Number(byId(id).value);
 }
 
-function network(side) {
+function network(side, press) {
   return async (url, options) => {
     if (chance("lost-before")) {
-      note(side, "lost before the server");
+      note(side, press, "request lost on the way");
       throw new TypeError("lost");
     }
-    note(side, "sent");
+    note(side, press, "sent");
+    const sent = Date.now();
     let response;
     try {
       response = await fetch(url, { ...options, headers: { ...options.headers, "Lab-Latency": byId("latency").value } });
     } catch (error) {
-      note(side, "no answer");
+      note(side, press, "no answer");
       throw error;
     }
-    if (chance("lost-after")) {
-      note(side, `answer ${response.status} lost after the server`);
+    const meaning = response.headers.has("Idempotency-Replayed") ? "replayed" : MEANINGS[response.status];
+    const answer = [response.status, meaning].filter(Boolean).join(", ");
+    const lost = chance("lost-after");
+    note(side, press, `${answer}, after ${((Date.now() - sent) / 1000).toFixed(1)} s${lost ? ": lost on the way back" : ""}`);
+    if (lost) {
       throw new TypeError("lost");
     }
-    const replayed = response.headers.has("Idempotency-Replayed") ? ", a replay" : "";
-    note(side, `answer ${response.status}${replayed}`);
     return response;
   };
 }
 
 const headers = () => ({ "X-CSRFToken": csrf });
+let paying = false;
 
-async function payProtected() {
-  const outcome = await payOnce(cart, "/lab/pay/", payload, { headers, send: network("protected") });
-  showOutcome(outcome);
+async function payProtected(press) {
+  paying = true;
+  try {
+    showOutcome(await payOnce(cart, "/lab/pay/", payload, { headers, send: network("protected", press) }));
+  } finally {
+    paying = false;
+  }
+}
+
+// payOnce() joins a further press to the first one. Here it is sent, too, so that its answer can be seen.
+async function sendAgain(press) {
+  // The first press makes the key under this lock.
+  const { key, url, body } = await navigator.locks.request(`pay-once:${cart}`, () => kept(cart));
+  const options = { method: "POST", body, headers: { ...headers(), "Content-Type": "application/json", "Idempotency-Key": key } };
+  await retrying(() => network("protected", press)(url, options));
 }
 
 // What many front ends do: no key, and another try if there was no answer.
-async function payUnprotected() {
-  const send = network("unprotected");
+async function payUnprotected(press) {
+  const options = { method: "POST", body: JSON.stringify(payload), headers: { ...headers(), "Content-Type": "application/json" } };
+  await retrying(() => network("unprotected", press)("/lab/unprotected/pay/", options));
+}
+
+async function retrying(send) {
   for (let attempt = 1; attempt <= 5; attempt += 1) {
     try {
-      await send("/lab/unprotected/pay/", {
-        method: "POST",
-        body: JSON.stringify(payload),
-        headers: { ...headers(), "Content-Type": "application/json" },
-      });
-      return;
+      return await send();
     } catch {
       await new Promise((resolve) => setTimeout(resolve, 500 * attempt));
     }
@@ -60,27 +76,36 @@ async function payUnprotected() {
 }
 
 function pay() {
-  payProtected();
-  payUnprotected();
+  const press = Number(localStorage.getItem(PRESSES)) + 1;
+  localStorage.setItem(PRESSES, press);
+  if (paying || kept(cart)?.outcome) {
+    sendAgain(press);
+  } else {
+    payProtected(press);
+  }
+  payUnprotected(press);
 }
 
 // The attempts of all tabs, kept so that a reload shows them.
-function note(side, text) {
-  const entries = JSON.parse(localStorage.getItem(LOG) ?? "[]");
-  entries.push([side, text]);
-  localStorage.setItem(LOG, JSON.stringify(entries.slice(-200)));
+const noted = () => JSON.parse(localStorage.getItem(LOG) ?? "[]");
+
+function note(side, press, text) {
+  localStorage.setItem(LOG, JSON.stringify([...noted(), [side, press, text, Date.now()]].slice(-200)));
   showAttempts();
 }
 
 function showAttempts() {
-  const entries = JSON.parse(localStorage.getItem(LOG) ?? "[]");
+  const entries = noted();
   for (const side of ["protected", "unprotected"]) {
-    const items = entries.filter(([of]) => of === side).map(([, text]) => {
-      const item = document.createElement("li");
-      item.textContent = text;
-      return item;
+    const rows = entries.filter(([of]) => of === side).map(([, press, text, time]) => {
+      const row = document.createElement("tr");
+      for (const cell of [`+${((time - entries[0][3]) / 1000).toFixed(1)} s`, press, text]) {
+        row.insertCell().textContent = cell;
+      }
+      row.lastChild.className = /lost|no answer/.test(text) ? "bad" : "";
+      return row;
     });
-    byId(`${side}-attempts`).replaceChildren(...items);
+    byId(`${side}-attempts`).replaceChildren(...rows);
   }
   byId("key").textContent = kept(cart)?.key ?? "none yet";
 }
@@ -98,18 +123,20 @@ async function showState() {
   try {
     const state = await (await fetch("/lab/state/")).json();
     for (const side of ["protected", "unprotected"]) {
-      const count = byId(`${side}-effects`);
-      count.textContent = state[side];
-      count.className = state[side] > 1 ? "bad" : "good";
+      const count = state[side];
+      byId(`${side}-effects`).textContent = count === 1 ? "1 charge" : `${count} charges`;
+      byId(`${side}-total`).textContent = (count * payload.amount / 100).toFixed(2);
+      byId(`${side}-total`).className = ["", "good"][count] ?? "bad";
     }
     byId("record").textContent = state.record ? `${state.record.status}, attempt ${state.record.attempt}` : "none yet";
   } catch {
-    // The next look tells.
+    // The next look will tell.
   }
   setTimeout(showState, 400);
 }
 
-for (const slider of document.querySelectorAll("input[type=range]")) {
+const sliders = [...document.querySelectorAll("input[type=range]")];
+for (const slider of sliders) {
   const name = `lab:${slider.id}`;
   slider.value = localStorage.getItem(name) ?? slider.value;
   const show = () => {
@@ -118,6 +145,12 @@ for (const slider of document.querySelectorAll("input[type=range]")) {
   };
   slider.addEventListener("input", show);
   show();
+}
+for (const button of document.querySelectorAll("[data-network]")) {
+  button.addEventListener("click", () => button.dataset.network.split(" ").forEach((value, place) => {
+    sliders[place].value = value;
+    sliders[place].dispatchEvent(new Event("input"));
+  }));
 }
 
 byId("pay").addEventListener("click", pay);
@@ -139,5 +172,5 @@ if (new URLSearchParams(location.search).has("pay")) {
 } else if (kept(cart)?.outcome) {
   showOutcome(kept(cart).outcome);
 } else if (kept(cart)) {
-  payProtected(); // continue what was under way when the page was left
+  payProtected("reload"); // continue what was under way when the page was left
 }
