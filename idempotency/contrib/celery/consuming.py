@@ -85,21 +85,18 @@ def idempotent_task(
                 f"Operation {declared.name!r}: {option} does not apply to Celery tasks, because no client makes the "
                 f"keys of messages. Leave it out."
             )
+    problem = None
     if consumer is not None:
         try:
             scope_of(declared.name, consumer, "key")
-        except (AccountRequiredError, TypeError) as error:
-            raise ImproperlyConfigured(
-                f"Operation {declared.name!r}: consumer must be 1 to 255 printable characters, not {consumer!r}."
-            ) from error
+        except (AccountRequiredError, TypeError):
+            problem = f"consumer must be 1 to 255 printable characters, not {consumer!r}."
     if dead_letter is not None and (not isinstance(dead_letter, str) or not dead_letter):
-        raise ImproperlyConfigured(
-            f"Operation {declared.name!r}: dead_letter must be the name of a queue, not {dead_letter!r}."
-        )
+        problem = f"dead_letter must be the name of a queue, not {dead_letter!r}."
     if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:
-        raise ImproperlyConfigured(
-            f"Operation {declared.name!r}: max_attempts must be a positive number, not {max_attempts!r}."
-        )
+        problem = f"max_attempts must be a positive number, not {max_attempts!r}."
+    if problem:
+        raise ImproperlyConfigured(f"Operation {declared.name!r}: {problem}")
 
     def decorate(function: F) -> F:
         _refuse_all_but_functions(function, declared)

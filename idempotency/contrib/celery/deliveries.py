@@ -15,11 +15,22 @@ from celery.exceptions import Ignore, Reject
 from kombu.entity import Queue
 
 from ...conf import settings
-from ...exceptions import BrokerUnavailableError, IdempotencyError
+from ...exceptions import BrokerUnavailableError, IdempotencyError, RequestError
+from ...identity.keys import shorten
+from ...identity.scope import Scope
 from ...operation import Operation
-from .messages import ATTEMPTS_HEADER, REDELIVERED_HEADER, WAITED_HEADER, Message
-from .policy import policy_of
+from .messages import (
+    ATTEMPTS_HEADER,
+    REDELIVERED_HEADER,
+    WAITED_HEADER,
+    count_of,
+    headers_of,
+    scope_of_message,
+)
+from .policy import TaskPolicy, policy_of
 from .publishing import BOUNDS, confirming_producer, publish_again
+
+logger = logging.getLogger("idempotency")
 
 #: The header of a dead letter that says why it is one.
 REASON_HEADER = "idempotency_dead_letter_reason"
@@ -43,14 +54,64 @@ def longest_wait(operation: Operation) -> timedelta:
     return max(LONGEST_WAIT, 2 * (operation.lease + (operation.heartbeat or timedelta(0))))
 
 
-class Delivery(Message):
-    """One delivery of a message, and the ways to end it without consuming the message."""
+class Delivery:
+    """One delivery of a message to an idempotent task, and the ways to end it without consuming the message."""
+
+    def __init__(self, policy: TaskPolicy, task: Any) -> None:
+        self.policy = policy
+        self.task = task
+        self.request = task.request
+        self.headers = headers_of(task.request)
+
+    @property
+    def scope(self) -> Scope:
+        """The identity of the message. Raises the errors of ``scope_of_message``."""
+        return scope_of_message(self.policy.operation.name, self.request, self.policy.consumer)
+
+    @property
+    def _attempts(self) -> int:
+        """How many attempts of the record don't count as cut off."""
+        return count_of(self.headers, ATTEMPTS_HEADER)
+
+    @property
+    def _is_redelivered(self) -> bool:
+        """Whether the broker has delivered this message before and got no acknowledgement."""
+        marked = (self.request.delivery_info or {}).get("redelivered")
+        return bool(marked) or self.headers.get(REDELIVERED_HEADER) is True
+
+    def is_poison(self, attempt: int) -> bool:
+        """Whether so many runs were cut off that this attempt must not run.
+
+        The record counts all attempts. Celery counts those that ended in a retry, and the message those that ended in
+        another way. The rest were cut off, provided that the broker got no acknowledgement. (If it got one, they were
+        attempts of another message with the same key.) This is true at every multiple of ``max_attempts`` + 1, so that
+        a message that was rejected and comes back has the same number of attempts again.
+
+        :param attempt: the record's attempt number.
+        """
+        cut_off = attempt - self._attempts - int(self.request.retries)
+        return self._is_redelivered and cut_off > 0 and cut_off % (self.policy.max_attempts + 1) == 0
+
+    def log(self, level: int, what: str) -> None:
+        try:
+            trace = self.scope.trace
+        except RequestError:
+            trace = "unknown"  # the message has no valid identity
+        logger.log(
+            level,
+            "Operation %r: message %s to task %s, trace %s, %s",
+            self.policy.operation.name,
+            shorten(str(self.request.id)),
+            self.task.name,
+            trace,
+            what,
+        )
 
     def wait(self, error: IdempotencyError, *, ended: int = 0) -> NoReturn:
-        """Publish the message again, to be delivered a little later instead of now.
+        """Publish the message again, to be delivered a little later. Celery does not count this as a retry of the task.
 
-        Celery neither counts this as a retry of the task nor shows it in the task's result. Each pause is half as long
-        as all the pauses before it together, so that many waiting messages don't overload the broker.
+        Each pause is half as long as all the pauses before it together, so that many waiting messages don't overload
+        the broker.
 
         :param error: why the message can't be consumed now.
         :param ended: how many attempts of the record this delivery has used and ended.
@@ -59,14 +120,14 @@ class Delivery(Message):
         """
         if self.request.is_eager:
             raise error  # there is no message
-        waited = self.waited
+        waited = count_of(self.headers, WAITED_HEADER)
         if waited >= longest_wait(self.policy.operation).total_seconds():
             self.dead_letter(f"waited for {waited} s: {error}", error)
         longest = max(1, int(settings.max_retry_after.total_seconds()))
         countdown = min(max(1, error.retry_after or 0, waited // 2), longest)
         self.headers[WAITED_HEADER] = waited + countdown
-        self.headers[ATTEMPTS_HEADER] = self.attempts + ended
-        self.headers[REDELIVERED_HEADER] = self.redelivered
+        self.headers[ATTEMPTS_HEADER] = self._attempts + ended
+        self.headers[REDELIVERED_HEADER] = self._is_redelivered
         self._publish_or_keep(countdown=countdown, retries=self.request.retries)
         self.log(logging.INFO, f"waits for {countdown} s: {error}")
         raise Ignore(f"published again, for in {countdown} s: {error}") from error
@@ -90,8 +151,6 @@ class Delivery(Message):
         Without such a queue the message is rejected: RabbitMQ hands a rejected message to the dead-letter exchange of
         its queue, if there is one, and other brokers drop it.
 
-        :param reason: why, for the log and the dead letter.
-        :param error: the error that refused the message, if there is one.
         :param attempt: the record's attempt number, if this delivery has claimed it.
         :raises Ignore: the message was published; the worker acknowledges this delivery.
         :raises MessageRefused: there is no such queue, or the broker can't be reached; the worker rejects this
@@ -107,34 +166,31 @@ class Delivery(Message):
         raise Ignore(f"dead-lettered to {self.policy.dead_letter!r}: {reason}") from error
 
     def dead_letter_failed(self, reason: str) -> None:
-        """Put the message of a task that has finally failed into its ``dead_letter`` queue. Celery handles the failure.
+        """Put the message of a task that has finally failed into its ``dead_letter`` queue.
 
         :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
         """
         attempt = getattr(self.request, "idempotency_attempt", 0)
-        self._publish_again(**self._to_dead_letters(reason, attempt))
+        publish_again(self.task, self.request, headers=self.headers, **self._to_dead_letters(reason, attempt))
         self.log(logging.ERROR, f"is dead-lettered to {self.policy.dead_letter!r}: {reason}")
 
     def _to_dead_letters(self, reason: str, attempt: int) -> dict[str, Any]:
         for name in (WAITED_HEADER, REDELIVERED_HEADER):
             self.headers.pop(name, None)
         self.headers[REASON_HEADER] = reason[:MAX_REASON_LENGTH]
-        self.headers[ATTEMPTS_HEADER] = attempt or self.attempts
+        self.headers[ATTEMPTS_HEADER] = attempt or self._attempts
         queue = self.policy.dead_letter
         # Name the default exchange, because otherwise the task's route would decide. Celery's retries begin at 0 again.
         return {"queue": queue, "exchange": "", "routing_key": queue, "retries": 0}
 
     def _publish_or_keep(self, **options: Any) -> None:
         try:
-            self._publish_again(**options)
+            publish_again(self.task, self.request, headers=self.headers, **options)
         except BrokerUnavailableError as lost:
             # Ask the broker to deliver this message again. If the connection is gone, it does so without being asked.
             # But with acks_late off the message is acknowledged already, and it is lost.
             self.log(logging.ERROR, f"could not be published again: {lost}")
             raise MessageRefused(str(lost), requeue=True) from lost
-
-    def _publish_again(self, **options: Any) -> None:
-        publish_again(self.task, self.request, headers=self.headers, **options)
 
 
 def dead_letter_failed_message(sender: Any = None, task_id: str = "", exception: Any = None, **others: Any) -> None:
@@ -157,9 +213,8 @@ def dead_letter_failed_message(sender: Any = None, task_id: str = "", exception:
 def redrive(queue: str, *, limit: int = 100, app: Any = None) -> int:
     """Publish the messages of a dead-letter queue again, oldest first, each to the queue of its task.
 
-    The messages keep their ids, headers and arguments, and so their identity: one that has taken effect does not take
-    effect again. If the process dies in the middle, the remaining messages are still in the dead-letter queue, and one
-    message may be in both queues.
+    They keep their identity: one that has taken effect does not take effect again. If the process dies in the middle,
+    the remaining messages are still in the dead-letter queue, and one may be in both queues.
 
     :param queue: the name that was given as ``dead_letter``, or the name of a RabbitMQ dead-letter queue.
     :param limit: how many messages to redrive at most.
@@ -174,13 +229,13 @@ def redrive(queue: str, *, limit: int = 100, app: Any = None) -> int:
         make: Any = Queue  # kombu has few type annotations
         source = make(queue, channel=producer.channel, no_declare=True)
         while redriven < limit and (message := source.get()) is not None:
-            _publish(app, producer, message)
+            _publish_to_task(app, producer, message)
             message.ack()
             redriven += 1
     return redriven
 
 
-def _publish(app: Any, producer: Any, message: Any) -> None:
+def _publish_to_task(app: Any, producer: Any, message: Any) -> None:
     headers = {name: value for name, value in message.headers.items() if name != REASON_HEADER}
     route = app.amqp.router.route({}, headers["task"], (), {})
     queue = route["queue"]
@@ -195,7 +250,5 @@ def _publish(app: Any, producer: Any, message: Any) -> None:
         content_type=message.content_type,
         content_encoding=message.content_encoding,
         **{name: properties[name] for name in ("correlation_id", "reply_to", "priority") if properties.get(name)},
-        retry=BOUNDS["retry"],
-        retry_policy=BOUNDS["retry_policy"],
-        confirm_timeout=BOUNDS["confirm_timeout"],
+        **BOUNDS,
     )

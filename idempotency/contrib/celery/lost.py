@@ -41,10 +41,7 @@ def resend_lost_messages(
 
     It looks at the messages of idempotent tasks that this process knows, as a worker knows its own tasks. A message is
     sent again after ``older_than``. If it still has no record then, the time to the next repetition doubles, so that
-    repetitions don't fill up a queue whose workers are down.
-
-    Several of these may run at once, and one may be killed: it only makes a message due, and the relay sends the
-    message under the same id.
+    repetitions don't fill up a queue whose workers are down. Several of these may run at once, and one may be killed.
 
     :param older_than: messages that were sent later than this ago are not taken for lost yet.
     :param look_back: messages that were sent longer ago than this are not looked at any more. Nor are messages that

@@ -1,24 +1,19 @@
-"""A message: its identity and its history, as its headers record them, and how a message gets these headers.
+"""The headers of a message: its identity and its history, and how a message gets them.
 
-A message keeps its headers when it is redelivered, retried or dead-lettered. So what must outlive one delivery is a
-header. Headers are input from outside: another producer may have put any value there.
+A message keeps its headers when it is redelivered, retried or dead-lettered. Headers are input from outside: another
+producer may have put any value there.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 from celery import current_task
 
-from ...exceptions import RequestError
 from ...identity import keys
 from ...identity.scope import Scope, scope_of
 from ...protocol.context import current_claim
-from .policy import TaskPolicy
-
-logger = logging.getLogger("idempotency")
 
 #: The key under which a consumer claims the message. Without it the message's id is the key.
 KEY_HEADER = "idempotency_key"
@@ -39,22 +34,18 @@ DEFAULT_ACCOUNT = "celery"
 
 
 def headers_of(request: Any) -> dict[str, Any]:
-    """The headers of a message, without Celery's own."""
+    """The headers of a message without those of Celery, as a new dictionary."""
     return dict(request.headers or {})
 
 
 def scope_of_message(operation: str, request: Any, consumer: str | None) -> Scope:
-    """The identity under which a message is consumed.
+    """The identity under which the message of a running task is consumed.
 
-    :param operation: the name of the consumer's operation.
-    :param request: the request of the running Celery task.
-    :param consumer: a name that is used instead of the producer's account, or None.
     :raises KeyInvalidError: the key is not 1 to 255 visible ASCII characters.
     :raises AccountRequiredError: the account is empty, too long or not printable.
     """
     headers = headers_of(request)
-    # A task keeps its id when it is redelivered or retried. If a publisher sends a message twice, both have the same
-    # id.
+    # A task keeps its id when it is redelivered or retried.
     key = keys.validate_key(headers.get(KEY_HEADER, request.id))
     account = headers.get(ACCOUNT_HEADER, DEFAULT_ACCOUNT) if consumer is None else consumer
     return scope_of(operation, account if isinstance(account, str) else None, key)
@@ -69,9 +60,8 @@ def count_of(headers: Mapping[str, Any], name: str) -> int:
 def carry_on_identity(sender: str = "", headers: dict[str, Any] | None = None, **others: Any) -> None:
     """Give a task that a protected operation publishes a key that is derived from the operation's scope.
 
-    So an operation that runs again publishes the same message again, and all messages that an operation leads to have
-    one trace. A key that the caller has set is kept. This works with version 2 of Celery's message protocol, the
-    default since 2016, because version 1 keeps its headers elsewhere.
+    So an operation that runs again publishes the same message again. A key that the caller has set is kept. Version 1
+    of Celery's message protocol, which was the default until 2016, keeps its headers elsewhere.
 
     Nothing here may raise: if a receiver raises, Celery logs the error and publishes the message without a key.
     """
@@ -86,63 +76,3 @@ def carry_on_identity(sender: str = "", headers: dict[str, Any] | None = None, *
         message_id = claim.scope.derive_key(claim.name_call(f"task:{sender}"))
         headers[KEY_HEADER] = claim.scope.key_for(message_id)
     headers.setdefault(ACCOUNT_HEADER, claim.scope.account_id)
-
-
-class Message:
-    """A message to an idempotent task, as the running task sees it."""
-
-    def __init__(self, policy: TaskPolicy, task: Any) -> None:
-        self.policy = policy
-        self.task = task
-        self.request = task.request
-        self.headers = headers_of(task.request)
-
-    @property
-    def scope(self) -> Scope:
-        """The identity of the message. Raises the errors of ``scope_of_message``."""
-        return scope_of_message(self.policy.operation.name, self.request, self.policy.consumer)
-
-    @property
-    def waited(self) -> int:
-        """How many seconds the message has waited so far."""
-        return count_of(self.headers, WAITED_HEADER)
-
-    @property
-    def attempts(self) -> int:
-        """How many attempts of the record don't count as cut off."""
-        return count_of(self.headers, ATTEMPTS_HEADER)
-
-    @property
-    def redelivered(self) -> bool:
-        """Whether the broker has delivered this message before and got no acknowledgement."""
-        marked = (self.request.delivery_info or {}).get("redelivered")
-        return bool(marked) or self.headers.get(REDELIVERED_HEADER) is True
-
-    def is_poison(self, attempt: int) -> bool:
-        """Whether so many runs were cut off that this attempt must not run.
-
-        The record counts all attempts. Celery counts those that ended in a retry, and the message those that ended in
-        another way. The rest were cut off, provided that the broker got no acknowledgement. (If it got one, they were
-        attempts of another message with the same key.) This is true at every multiple of ``max_attempts`` + 1, so that
-        a message that was rejected and comes back has the same number of attempts again.
-
-        :param attempt: the record's attempt number.
-        """
-        cut_off = attempt - self.attempts - int(self.request.retries)
-        return self.redelivered and cut_off > 0 and cut_off % (self.policy.max_attempts + 1) == 0
-
-    def log(self, level: int, what: str) -> None:
-        """Log an event of this message."""
-        try:
-            trace = self.scope.trace
-        except RequestError:
-            trace = "unknown"  # the message has no valid identity
-        logger.log(
-            level,
-            "Operation %r: message %s to task %s, trace %s, %s",
-            self.policy.operation.name,
-            keys.shorten(str(self.request.id)),
-            self.task.name,
-            trace,
-            what,
-        )

@@ -53,8 +53,7 @@ class TaskPolicy:
         :param bound: whether the first positional argument is the task itself.
         :raises TypeError: the function doesn't take these arguments.
         """
-        signature = self._signatures[bound]
-        return dict(signature.bind(*args[bound:], **kwargs).arguments)
+        return dict(self._signatures[bound].bind(*args[bound:], **kwargs).arguments)
 
 
 def policy_of(task: Any) -> TaskPolicy | None:

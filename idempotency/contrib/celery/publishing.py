@@ -1,8 +1,7 @@
-"""Publishing to Celery's broker: with confirmation, bounded in time, and through connections of this module's own.
+"""Publishing to Celery's broker: with confirmation, bounded in time, and through its own connections.
 
-A relay must know that the broker has a message before it marks the message as sent, and a worker must know it before it
-acknowledges a message that it published again. Celery's own pool follows the project's settings, which by default
-neither ask RabbitMQ for confirms nor bound how long to wait for a broker that doesn't answer.
+A relay must know that the broker has a message before it marks the message as sent. Celery's own pool follows the
+project's settings, which by default neither ask RabbitMQ for confirms nor bound how long to wait for a broker.
 """
 
 from __future__ import annotations
@@ -37,12 +36,7 @@ CONFIRM_TIMEOUT = 10.0
 #: pool.
 RETRY_POLICY: Mapping[str, Any] = {"max_retries": 2, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}
 
-BOUNDS: Mapping[str, Any] = {
-    "retry": True,
-    "retry_policy": RETRY_POLICY,
-    "confirm_timeout": CONFIRM_TIMEOUT,
-    "add_to_parent": False,
-}
+BOUNDS: Mapping[str, Any] = {"retry": True, "retry_policy": RETRY_POLICY, "confirm_timeout": CONFIRM_TIMEOUT}
 
 #: Without these bounds kombu tries its first connection for much longer, or for ever, depending on its version.
 CONNECT_BOUNDS: Mapping[str, Any] = {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.1, "interval_max": 0.1}
@@ -101,9 +95,6 @@ def _make_pool(app: Any) -> Any:
 def publish(app: Any, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> None:
     """Publish a task by its name, with the options of its declaration if this process has it.
 
-    If the process dies before the broker has the message, the message is still due and is published again. If it dies
-    afterwards, or the confirmation is lost, the same id is published again, and the consumer recognises it.
-
     :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
     :raises TypeError: the task doesn't take these arguments.
     :raises NotRegistered: tasks are eager, and no module that Celery discovers declares this one.
@@ -118,7 +109,7 @@ def publish(app: Any, name: str, args: Any = None, kwargs: Any = None, **options
     task = app.tasks.get(name)
     send = functools.partial(app.send_task, name) if task is None else task.apply_async
     with confirming_producer(app) as producer:
-        send(args, kwargs, producer=producer, **BOUNDS, **options)
+        send(args, kwargs, producer=producer, add_to_parent=False, **BOUNDS, **options)
 
 
 def publish_again(task: Any, request: Any, **changes: Any) -> None:
@@ -131,6 +122,7 @@ def publish_again(task: Any, request: Any, **changes: Any) -> None:
     """
     same = task.signature_from_request(request, **changes)
     options = {"serializer": task.serializer, "compression": getattr(task, "compression", None)} | same.options
+    options["add_to_parent"] = False
     with confirming_producer(task.app) as producer:
         task.app.send_task(task.name, same.args, same.kwargs, producer=producer, **BOUNDS, **options)
 
@@ -143,6 +135,8 @@ class CelerySender:
 
     def __call__(self, message: OutboxMessage) -> None:
         """Publish one message, and return when the broker has confirmed it.
+
+        If the process dies before that, or the confirmation is lost, the message is published again with the same id.
 
         :raises BrokerUnavailableError: the broker can't be reached, or does not confirm. The message is not at fault.
         :raises TypeError: the payload is neither an object nor an array nor null, or the task doesn't take it.
@@ -163,8 +157,7 @@ class CelerySender:
     def nudge(self) -> None:
         """Ask a worker to relay the messages that were just committed.
 
-        Never raises, because the scheduled relay finds the messages, too. If the broker can't be reached, there are no
-        nudges for a while, because this runs in the request that committed.
+        Never raises, because the scheduled relay finds the messages, too.
         """
         if time.monotonic() < self._quiet_until:
             return
@@ -185,10 +178,7 @@ send = CelerySender()
 
 
 def arguments_of(message: OutboxMessage) -> tuple[list[Any], dict[str, Any]]:
-    """The positional and keyword arguments of the task, from a message's payload.
-
-    :raises TypeError: the payload is a number, a text or a boolean.
-    """
+    """:raises TypeError: the payload is a number, a text or a boolean."""
     payload: object = json.loads(message.payload)
     if payload is None:
         return [], {}

@@ -1,10 +1,7 @@
 """Celery tasks for a beat schedule: recovery, purge and, if there is an outbox, relay and search for lost messages.
 
-Celery's autodiscovery finds them.
-
 Each task may be lost, run twice or killed, because the next run does what this one left undone. So a task is
-acknowledged when it starts, Celery never retries it, and it ends after a bounded number of batches. A schedule should
-let waiting tasks expire, so that they don't pile up: ``"options": {"expires": seconds}``.
+acknowledged when it starts, Celery never retries it, and it ends after a bounded number of batches.
 """
 
 from __future__ import annotations
@@ -37,7 +34,6 @@ TIME_LIMIT = 300
 
 
 def scheduled(function: Callable[..., Any]) -> Any:
-    """Make a function a task of this module."""
     return shared_task(function, acks_late=False, time_limit=TIME_LIMIT)
 
 
@@ -55,8 +51,7 @@ def recover_expired_leases(batch_size: int = RECOVERY_BATCH_SIZE, max_batches: i
 
 @scheduled
 def purge_expired_records(batch_size: int = PURGE_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
-    """Delete records past retention, recorded responses past their own, shorter one, and messages that were sent
-    longer ago than ``TTL`` and a day.
+    """Delete records, recorded responses and sent messages past their retention.
 
     Of each it takes up to ``max_batches`` batches of ``batch_size``. Parked records and unsent messages stay.
 
@@ -103,12 +98,9 @@ if apps.is_installed("idempotency.outbox"):
     ) -> dict[str, Any]:
         """Have messages sent again that a broker confirmed and lost. See ``contrib.celery.resend_lost_messages``.
 
-        :param older_than: in seconds. Messages that were sent later than this ago are not looked at yet.
-        :param look_back: in seconds. Messages that were sent longer ago than this are not looked at any more.
+        :param older_than: in seconds.
+        :param look_back: in seconds.
         :returns: ``found``, a count of messages.
         """
-        return {
-            "found": lost.resend_lost_messages(
-                older_than=timedelta(seconds=older_than), look_back=timedelta(seconds=look_back)
-            )
-        }
+        older, back = timedelta(seconds=older_than), timedelta(seconds=look_back)
+        return {"found": lost.resend_lost_messages(older_than=older, look_back=back)}
