@@ -97,6 +97,7 @@ urlpatterns = [
 ]
 
 
+@pytest.mark.django_db  # Django's own checks ask SQLite for its features, once in a process
 def test_models_that_are_written_elsewhere_are_warned_of_once(settings: Any) -> None:
     assert named() == []
     settings.DATABASE_ROUTERS = [TransfersElsewhere()]

@@ -1,0 +1,107 @@
+"""A project that two releases of the package serve on one database. It uses nothing but public names.
+
+It is settings, URLs and views in one file, so that a process needs this folder and the release on its path only.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+_url = urlsplit(os.environ["DATABASE_URL"])
+
+SECRET_KEY = "the same for both releases"
+ALLOWED_HOSTS = ["testserver"]
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "idempotency",
+    "idempotency.outbox",
+    "idempotency.contrib.dashboard",
+]
+ROOT_URLCONF = "project"
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": _url.path.lstrip("/"),
+        "USER": unquote(_url.username or ""),
+        "PASSWORD": unquote(_url.password or ""),
+        "HOST": _url.hostname or parse_qs(_url.query).get("host", [""])[0],
+        "PORT": _url.port or "",
+    }
+}
+USE_TZ = True
+
+urlpatterns: list[Any] = []
+
+#: What the process that serves this project does at a place in a handler.
+strike: Callable[[str], None] = lambda place: None  # noqa: E731 - replaced by serve.py
+
+
+def declare() -> None:
+    """Declare the operations, once Django has its settings."""
+    from django.db import connection, transaction
+    from django.http import HttpRequest, JsonResponse
+    from django.urls import path
+
+    from idempotency import PARK, REEXECUTE, Completed, Reconcile, idempotent, require_claim
+    from idempotency.http.accounts import Fixed
+    from idempotency.outbox import publish
+
+    def write(effect: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO upgrade_effect (effect) VALUES (%s)", [effect])
+
+    def act(request: HttpRequest, operation: str) -> JsonResponse:
+        key = request.headers["Idempotency-Key"].strip('"')
+        claim = require_claim()
+        derived = str(claim.derive_key("payment"))
+        write(f"{operation} {key}")
+        write(f"derived {derived}")
+        strike("wrote")
+        return JsonResponse({"answer": uuid.uuid4().hex, "derived": derived, "attempt": claim.attempt}, status=201)
+
+    def found(record: Any) -> Completed:
+        return Completed(JsonResponse({"derived": str(record.derive_key("payment"))}, status=201))
+
+    # No test waits for half as long, so nothing is renewed.
+    options: Any = {"account": Fixed("shop"), "lease": timedelta(minutes=10)}
+
+    @idempotent("upgrade.charge", **options, recovery=REEXECUTE)
+    def charge(request: HttpRequest) -> JsonResponse:
+        return act(request, "charge")
+
+    @idempotent("upgrade.park", **options, transaction=False, recovery=PARK)
+    def park(request: HttpRequest) -> JsonResponse:
+        return act(request, "park")
+
+    @idempotent("upgrade.ask", **options, transaction=False, recovery=Reconcile(found))
+    def ask(request: HttpRequest) -> JsonResponse:
+        return act(request, "ask")
+
+    @idempotent("upgrade.steps", **options, transaction=False, recovery=REEXECUTE)
+    def steps(request: HttpRequest) -> JsonResponse:
+        number = require_claim().step("number", lambda: uuid.uuid4().hex)
+        strike("stepped")
+        return JsonResponse({"number": number}, status=201)
+
+    @idempotent("upgrade.order", **options)
+    def order(request: HttpRequest) -> JsonResponse:
+        with transaction.atomic():
+            publish("orders.placed", {"order": 71}, sender="project.send")
+        return act(request, "order")
+
+    views = {"charge": charge, "park": park, "ask": ask, "steps": steps, "order": order}
+    urlpatterns.extend(path(f"{name}/", view) for name, view in views.items())
+
+
+#: The messages that this process has been handed by its relay.
+sent: list[Any] = []
+
+
+def send(message: Any) -> None:
+    sent.append([message.topic, message.payload])
