@@ -1,17 +1,11 @@
-"""Erasure: delete an account's rows from this package's tables, for example when a person asks for it.
+"""Erasure: delete an account's records with their steps and, if the outbox is installed, its messages.
 
-They are the account's records with their steps and, if the outbox is installed, its messages.
+Finished records and sent messages are erased. Abandoned claims, parked records and dead messages wait for a decision:
+they are erased only if the caller says so. Live claims and messages that are still to be sent are never erased, because
+without its row such an operation could take effect twice or not at all. Rows in a state of a newer release stay, too.
 
-- Finished records and sent messages are erased.
-- Live claims and messages that are still to be sent are never erased, because without its row such an operation could
-  take effect twice or not at all.
-- Abandoned claims, parked records and dead messages wait for a decision. They are erased only if the caller says so.
-- Rows in a state of a newer release are left alone.
-
-An erased record protects nothing any more: a retry or a delivery that comes later runs. So close the account first.
-
-The entries of the admin's log and the counters do not contain the account. An erasure may be killed at any point and
-run again.
+An erased record protects nothing any more: a retry or a delivery that comes later runs. So close the account first. An
+erasure may be killed at any point and run again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Statistics: what the table of records holds, and what has happened. Each number says how exact it is.
+"""Statistics: the contents of the table of records, and counts of events. Each number says how exact it is.
 
-Nothing here reads a huge table. Records that are not completed have their own index and are counted up to a
-bound. The number of the other records is the database's estimate. The events come from the app
-``idempotency.contrib.dashboard``. Without it they are unknown here, and the signals report them.
+Nothing here reads a huge table. Records that are not completed have their own index and are counted up to a bound. The
+number of the other records is the database's estimate. Events come from the app ``idempotency.contrib.dashboard``.
 """
 
 from __future__ import annotations

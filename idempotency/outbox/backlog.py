@@ -26,7 +26,6 @@ MAX_COUNTED: Final = 10_000
 #: message leaves its queue.
 MAX_QUEUED: Final = timedelta(days=1)
 
-
 #: The outbox has no index on accounts, because every message would have to pay for it. An erasure reads the whole
 #: outbox once, in windows of this many ids.
 WINDOW: Final = 10_000
@@ -45,7 +44,8 @@ class Backlog:
 
     #: Messages that wait for a relay, for their time or for another message. Counted up to ``MAX_COUNTED``.
     pending: int
-    #: How long the oldest due message has been due; None if no message is due.
+    #: How long the oldest due message has been due; None if no message is due. If this is above a minute, no relay is
+    #: running, a broker can't be reached, or a message holds up others of its ordering key.
     oldest_due: timedelta | None
     #: Messages that were tried too often and wait to be requeued. Counted up to ``MAX_COUNTED``.
     dead: int
@@ -53,9 +53,6 @@ class Backlog:
 
 def backlog(*, using: str | None = None) -> Backlog:
     """Count the messages that wait, and say for how long. Takes three statements on an index of unsent messages.
-
-    If ``oldest_due`` is above a minute, no relay is running, a broker can't be reached, or a message holds up others of
-    its ordering key.
 
     :param using: the database of the outbox; by default the one that messages are written to.
     :raises DatabaseError: the database refuses.
@@ -109,9 +106,6 @@ def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
 def purge_sent_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> PurgeResult:
     """Delete up to ``batch_size`` messages that were sent longer ago than ``TTL`` and a day, in one transaction.
 
-    A sent message is still needed for that long. From it an attempt that runs again finds that it has already published
-    the message, and a new request under an old key finds that the message's id is taken.
-
     :param batch_size: 1 to 10,000.
     :param using: the database of the outbox; by default the one that messages are written to.
     :raises ValueError: the batch size is not between 1 and 10,000.
@@ -132,7 +126,7 @@ def purge_sent_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | Non
 
 
 def find_messages(account_id: str, using: str | None) -> erasure.TableRows:
-    """Find an account's messages, for an erasure. Reads the whole outbox once."""
+    """Find an account's messages, for an erasure."""
     messages = OutboxMessage.objects.using(using or outbox_database()).filter(account_id=account_id)
     ends = messages.model.objects.using(messages.db).aggregate(first=Min("pk"), last=Max("pk"))
     ids: list[int] = []

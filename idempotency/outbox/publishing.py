@@ -1,8 +1,7 @@
-"""The outbox: a message is published if and only if the transaction that published it committed.
+"""Publishing: a message is written in the caller's transaction.
 
-``publish`` writes the message in the caller's transaction. After that has committed, a relay (``relay.py``) hands the
-message to a broker, at least once and always with the same id. By the id a consumer distinguishes a second delivery
-from a second message.
+After that has committed, a relay (``relay.py``) hands the message to a broker, at least once and always with the same
+id. By the id a consumer distinguishes a second delivery from a second message.
 """
 
 from __future__ import annotations
@@ -227,7 +226,7 @@ def _canonical(payload: str) -> str:
 def _nudge_on_commit(using: str, path: str, send: Any) -> None:
     """Tell the sender after the COMMIT, once per transaction, that there is a message to relay.
 
-    A lost nudge only costs time, because the relay finds the message by itself.
+    If a nudge is lost, the scheduled relay finds the message.
     """
     nudge: Callable[[], None] | None = getattr(send, "nudge", None)
     if nudge is None:

@@ -1,9 +1,8 @@
 """The relay: hand messages of the outbox to their brokers, one bounded batch at a time.
 
-A relay leases a batch in a transaction, sends its messages outside of any transaction, and then marks them
-as sent. If it dies or freezes at any point, the lease runs out and another relay sends the remaining messages. Some of
-them are then sent twice, because a broker's confirmation and a database's COMMIT can't be made atomic. So a message may
-be sent more than once, but always with the same id.
+A relay leases a batch in a transaction, sends its messages outside of any transaction, and then marks them as sent. If
+it dies or freezes, the lease runs out and another relay sends the remaining messages. A message may be sent more than
+once, because a broker's confirmation and a COMMIT can't be made atomic, but always with the same id.
 
 Messages are found by status and due time, and never by remembering the highest id that was sent. The database assigns
 ids before the COMMIT, so a lower id may appear after a higher one was sent.
@@ -61,6 +60,9 @@ UNAVAILABLE_BACKOFF = timedelta(seconds=5)
 #: batches whose relay disappeared is sent alone from then on.
 SUSPICIOUS = 2
 
+#: The last error of a message that is dead without one of its sender's.
+DISAPPEARED = f"A relay disappeared while it had this message, {MAX_ATTEMPTS} times."
+
 #: The database cancels a statement that runs for longer. None waits for a message's lock: locked messages are left out.
 STATEMENT_TIMEOUT = timedelta(seconds=30)
 
@@ -100,7 +102,7 @@ def relay_once(
 ) -> RelayResult:
     """Send up to ``batch_size`` due messages, beginning with those that have been due longest.
 
-    Many relays may run at once, and a relay may be killed. Don't call this inside a transaction.
+    Many relays may run at once, and a relay may be killed.
 
     :param batch_size: 1 to 500.
     :param using: the database of the outbox; by default the one that messages are written to.
@@ -130,8 +132,7 @@ def relay_once(
 def relay_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[RelayResult]:
     """Send batch after batch until nothing more is due. The caller may stop between any two.
 
-    If a sender could not reach its broker, later batches leave its messages alone, so that it does not hold up the
-    others. Raises the errors of ``relay_once``.
+    If a sender could not reach its broker, later batches leave its messages alone. Raises the errors of ``relay_once``.
     """
     unreachable: set[str] = set()
 
@@ -163,30 +164,19 @@ def _take(store: Store, limit: int, skip: Collection[str]) -> _Batch:
     suspects = [message for message in suspicious if message.attempts < MAX_ATTEMPTS][:1]
     messages = [message for message in due_now if not _may_be_poison(message)]
     messages += _followers(store, messages, limit - len(due_now), skip)
-    _lease(using, messages + suspects)
-    _mark_dead(using, dead)
+    rows = OutboxMessage.objects.using(using)
+    leased = rows.filter(pk__in=[message.pk for message in messages + suspects])
+    leased.update(attempts=F("attempts") + 1, lease_expires_at=Now() + LEASE)
+    rows.filter(pk__in=[message.pk for message in dead]).update(
+        status=MessageStatus.DEAD, lease_expires_at=None, error=DISAPPEARED
+    )
+    for message in messages + suspects:
+        message.attempts += 1
     return _Batch(messages, suspects, dead, exhausted=len(messages) < limit and not suspicious)
 
 
 def _may_be_poison(message: OutboxMessage) -> bool:
     return message.lease_expires_at is not None and message.attempts >= SUSPICIOUS
-
-
-def _lease(using: str, messages: list[OutboxMessage]) -> None:
-    if messages:
-        mine = OutboxMessage.objects.using(using).filter(pk__in=[message.pk for message in messages])
-        mine.update(attempts=F("attempts") + 1, lease_expires_at=Now() + LEASE)
-    for message in messages:
-        message.attempts += 1
-
-
-def _mark_dead(using: str, poison: list[OutboxMessage]) -> None:
-    error = f"A relay disappeared while it had this message, {MAX_ATTEMPTS} times."
-    if poison:
-        dead = OutboxMessage.objects.using(using).filter(pk__in=[message.pk for message in poison])
-        dead.update(status=MessageStatus.DEAD, lease_expires_at=None, error=error)
-    for message in poison:
-        message.error = error
 
 
 def _followers(store: Store, heads: list[OutboxMessage], limit: int, skip: Collection[str]) -> list[OutboxMessage]:
@@ -291,7 +281,6 @@ def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:
         for message in failed:
             over = mine.filter(pk=message.pk, attempts=attempts)
             if over.update(status=MessageStatus.DEAD, lease_expires_at=None, error=error):
-                message.error = error
                 _announce_dead(message, result)
     for (attempts, error), put_back in _alike(outcomes.put_back).items():
         later: dict[str, Any] = {"next_try_at": Now() + UNAVAILABLE_BACKOFF, "error": error} if error else {}
