@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from .charges import Charge
 from .client import Endpoint
 from .hop import Hop
 from .storm import Storm
-from .verdict import ROWS, complaints, judge
+from .verdict import ROWS, History, complaints, judge
 
 HEALTH = b"GET /health/ HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 WORKERS = 4
@@ -75,17 +75,17 @@ class Show:
                     stack.callback(daemon.stop)
             storm = Storm(courses)
             stack.enter_context(storm.running(stop, AT_ONCE[noun]))
-            seen = {name: endpoint.seen for name, (endpoint, _) in courses.items()}
-            self._wait(storm, hop, server, seen, noun)
+            self._wait(storm, hop, server, noun)
         # The server has ended, so nothing is under way any more and what is counted stays.
         figures = Counter(kills=self.marks.count("died.*") - before) + (hop.figures if hop else Counter())
+        seen = {name: endpoint.seen for name, (endpoint, _) in courses.items()}
         self._judge(noun, storm, seen, figures, time.monotonic() - started)
 
     def _begins(self, noun: str, name: str) -> str:
         """The beginning of the keys and labels at an endpoint, and of no others."""
         return f"{self.run}.{noun}.{name}-"
 
-    def _wait(self, storm: Storm, hop: Hop | None, server: Daemon, seen: dict[str, Counter[str]], noun: str) -> None:
+    def _wait(self, storm: Storm, hop: Hop | None, server: Daemon, noun: str) -> None:
         started, lines, over = time.monotonic(), 0, False
         while not over:
             if os.getppid() != OWNER:  # it was killed, and the database with it
@@ -96,11 +96,19 @@ class Show:
             seconds = time.monotonic() - started
             if seconds > LINE_EVERY * (lines + 1):
                 lines += 1
-                done = [f"{name}: {one['done']:,} settled, {one['requests']:,} requests" for name, one in seen.items()]
-                self.console.print(f"{seconds:4.0f} s  {noun}  {'; '.join(done)}", soft_wrap=True)
+                progress = "; ".join(self._progress(noun, *course) for course in storm.histories.items())
+                self.console.print(f"{seconds:4.0f} s  {progress}", soft_wrap=True)
             if not server.alive or seconds > TIME_LIMIT:
                 logs = [f"\n{daemon.log_tail()}" for daemon in (server, *(hop.daemons if hop else ()))]
                 raise ProcessError(f"The storm did not end. The logs end with:{''.join(logs)}")
+
+    def _progress(self, noun: str, name: str, histories: Sequence[History]) -> str:
+        """How many charges or orders have taken effect, and with how many effects."""
+        charges, receipts = effects_in_the_database(self._begins(noun, name), protected=name == "protected")
+        effects = receipts if noun == "orders" else Counter({label: len(ids) for label, ids in charges.items()})
+        expected = [history.charge.label for history in histories if not history.charge.declined]
+        done = sum(label in effects for label in expected)
+        return f"{name}: {done:,} of {len(expected):,} {noun}, {effects.total():,} effects"
 
     def _judge(
         self, noun: str, storm: Storm, seen: dict[str, Counter[str]], figures: Counter[str], seconds: float
@@ -122,6 +130,8 @@ class Show:
         for heading in ("", *found):
             table.add_column(heading, justify="right" if heading else "left")
         for row in rows:
+            if row.figure == "requests":
+                table.add_section()  # above it the judgement, below it what the storm was
             table.add_row(row.label, *(f"{one.figures[row.figure]:,}" for one in found.values()))
         self.console.print()
         self.console.print(table)

@@ -60,4 +60,3 @@ def see_through(history: History, endpoint: Endpoint) -> None:
         history.keep(Client(charge, endpoint).pursue())
     if history.answers and charge.is_sent_changed:
         history.keep(Client(charge, endpoint).pursue(changed=True), changed=True)
-    endpoint.saw("done")
