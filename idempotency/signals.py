@@ -1,29 +1,10 @@
 """Django signals for what happens to records: for counters, alerts and audit trails.
 
 Every signal is sent after the event, outside of the package's transactions, with ``send_robust``: if a receiver raises
-an error, Django logs it and nothing else changes. The sender is the ``Operation`` unless the table names another. All
-signals but ``purged`` and ``relayed`` carry ``account_id``, ``idempotency_key`` (str) and ``attempt`` (int), which is 0
-if the attempt isn't known. ``claimed`` and ``taken_over`` also carry ``request_hash`` (str), the payload's fingerprint.
-
-=================  ==================================================================================================
-``claimed``        an attempt owns the record and is about to run: the first one, or a retry of a released one
-``taken_over``     an attempt has taken over an abandoned claim
-``completed``      the outcome is recorded
-``replayed``       a retry was answered from the recorded outcome
-``conflicted``     a duplicate was told that another attempt is in progress
-``key_reused``     the key came with another payload and was refused
-``released``       an attempt failed without an effect; a retry runs at once
-``unrecorded``     an attempt answered with a status below 500 that its operation declares as no outcome, and had no
-                   effect; a retry runs at once
-``parked``         nobody knows how an attempt ended; the record waits for somebody to find out
-``recovered``      a sweep, a reconciler or a person settled a record; ``status`` (str) is its new state. The sender
-                   is None if a person settled a record of an operation that this process doesn't know
-``lease_lost``     an attempt found that another one had taken over, and its writes were rolled back
-``purged``         a batch of records past retention was deleted; ``count`` (int). The sender is ``IdempotencyRecord``
-``relayed``        a broker has confirmed messages of the outbox; ``count`` (int). The sender is ``OutboxMessage``
-``message_dead``   a message was tried too often and waits to be requeued; ``message_id`` (UUID), ``topic`` (str);
-                   ``attempt`` is the number of attempts. The sender is ``OutboxMessage``
-=================  ==================================================================================================
+an error, Django logs it and nothing else changes. The sender is the ``Operation``, or the model of what was purged or
+relayed, or None if a person settled a record of an operation that this process doesn't know. All signals but ``purged``
+and ``relayed`` carry ``account_id``, ``idempotency_key`` (str) and ``attempt`` (int), which is 0 if the attempt isn't
+known. The reference says when each is sent, and with which other arguments.
 """
 
 from __future__ import annotations

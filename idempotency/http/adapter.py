@@ -33,8 +33,7 @@ from ..operation import Operation
 from ..options.values import IETF
 from ..outcome import Outcome, response_of
 from .payload import parsed_body
-from .problems import problem_response
-from .profiles import PROFILES, Profile
+from .problems import PROFILES, Profile, problem_response
 from .protection import RoutedHandler, class_of, handlers_of_class, methods_of_class, protection_of
 
 #: Exceptions with which a handler refuses a request. Django turns them into 4xx responses, the same at each retry.
@@ -186,29 +185,27 @@ def unregister(adapter: type[Adapter]) -> None:
         _adapters.remove(adapter)
 
 
+# What each framework says of a view or a class: see the methods of ``Adapter``.
+
+
 def prepare_view(view: Any) -> None:
-    """Let each framework adapt a view under ``@idempotent``."""
     for adapter in _adapters:
         adapter.prepare_view(view)
 
 
 def handlers_of(callback: Any) -> list[RoutedHandler]:
-    """The handlers behind the callback of a URL."""
     return next(found for adapter in _adapters if (found := adapter.handlers_of(callback)) is not None)
 
 
 def protect_in_place(callback: Any, protect: Callable[[Any], Any]) -> bool:
-    """Let the framework of a URL's callback protect its handlers. False if it leaves that to the caller."""
     return any(adapter.protect_in_place(callback, protect) for adapter in _adapters)
 
 
 def hooks_of(view_class: type) -> set[str]:
-    """The methods of a class that some framework calls before the handler."""
     return {name for adapter in _adapters for name in adapter.hooks_of(view_class)}
 
 
 def doubts_about(routed: RoutedHandler, callback: Any, parameters: Collection[str]) -> list[str]:
-    """Sentences on what is not checked before a replay of a protected handler."""
     return [doubt for adapter in _adapters for doubt in adapter.doubts_about(routed, callback, parameters)]
 
 

@@ -25,7 +25,7 @@ from .accounts import user_or_visitor
 from .adapter import handlers_of
 from .every_route import places, reasons_left_out
 from .handler import databases_with_atomic_requests, has_copied_exemption, is_within_atomic_requests
-from .profiles import PROFILES
+from .problems import PROFILES
 from .protection import class_of
 
 MIDDLEWARE = "idempotency.http.middleware.IdempotencyMiddleware"
@@ -53,10 +53,7 @@ def check_models(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list
     written: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for place in places():
         view_class = class_of(place.callback)
-        for routed in handlers_of(place.callback) if view_class is not None else ():
-            operation = routed.operation
-            if operation is None or not operation.transaction:
-                continue
+        for operation in filter(None, (routed.operation for routed in handlers_of(place.callback))):
             model = model_written_elsewhere(view_class, operation)
             if model is not None:
                 databases = records_database(operation=operation.name), router.db_for_write(model)
@@ -143,16 +140,16 @@ def _not_listed(setting: str, *names: str) -> list[str]:
 
 
 def model_written_elsewhere(view_class: Any, operation: Operation) -> type[Model] | None:
-    """The model of a class that names it, if that is written to another database than the operation's records."""
-    model = _model_of(view_class)
-    return None if model is None or router.db_for_write(model) == records_database(operation=operation.name) else model
+    """The model that a class-based view names, if it is written outside of the operation's transaction.
 
-
-def _model_of(view_class: Any) -> type[Model] | None:
+    :returns: None also if there is no class, or no transaction.
+    """
     meta = getattr(getattr(view_class, "serializer_class", None), "Meta", None)
-    sources = (getattr(view_class, "queryset", None), view_class, meta)
-    found = (getattr(source, "model", None) for source in sources if source is not None)
-    return next((model for model in found if isinstance(model, type) and issubclass(model, Model)), None)
+    named = (getattr(source, "model", None) for source in (getattr(view_class, "queryset", None), view_class, meta))
+    model = next((model for model in named if isinstance(model, type) and issubclass(model, Model)), None)
+    if model is None or not operation.transaction:
+        return None
+    return None if router.db_for_write(model) == records_database(operation=operation.name) else model
 
 
 @register("idempotency")

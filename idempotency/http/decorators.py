@@ -72,9 +72,8 @@ class Protected(Protection):
         # Django Ninja evaluates the annotations of a view in it, because it does not look at __wrapped__.
         self.__globals__ = getattr(view, "__globals__", {})
         super().__init__(operation, view)
-        #: The attribute of its class, if it is a handler.
+        #: The attribute of its class, if it is a handler. The class doesn't see it, if another decorator is above.
         self.name = getattr(view, "__name__", "")
-        #: True if its class sees it. It doesn't, if another decorator is above.
         self._is_seen = False
         #: The class, if the view is that of its as_view().
         self._view_class = class_of(view)
@@ -85,7 +84,9 @@ class Protected(Protection):
         #: True until the name is bound. A method must know its class first, because it may override another one's
         #: method.
         self._owes_name = owns_name
-        if self._owes_name and not _is_in_class_body(view):
+        outer = getattr(view, "__qualname__", "").rpartition(".")[0]
+        is_in_class_body = outer and not outer.endswith("<locals>") and self._view_class is None
+        if self._owes_name and not is_in_class_body:
             self._own_name([_home_of(view)])
         self._prepare()
 
@@ -139,7 +140,11 @@ class Protected(Protection):
             return Handler(call, adapter.http, self).pass_through
         if not self._is_async:
             return Exchange(self.operation, adapter, Handler(call, adapter.http, self)).respond
-        exchange = Exchange(self.operation, adapter, Handler(_run_async(call), adapter.http, self))
+
+        async def run() -> Any:  # asgiref doesn't see that a partial of a decorated coroutine function is one
+            return await call()
+
+        exchange = Exchange(self.operation, adapter, Handler(async_to_sync(run), adapter.http, self))
         return functools.partial(_shielded, exchange.respond)
 
     def _protects(self, instance: object, adapter: Adapter) -> bool:
@@ -156,13 +161,6 @@ class Protected(Protection):
     def _own_name(self, homes: list[str]) -> None:
         registry.bind(self.operation.name, homes)
         self._owes_name = False
-
-
-def _run_async(call: Callable[[], Any]) -> Callable[[], Any]:
-    async def run() -> Any:  # asgiref doesn't see that a partial of a decorated coroutine function is one
-        return await call()
-
-    return async_to_sync(run)
 
 
 async def _shielded(respond: Callable[[], Any]) -> Any:
@@ -196,11 +194,6 @@ async def _shielded(respond: Callable[[], Any]) -> Any:
         running.exception()  # retrieve an error, so that asyncio does not complain that it was never retrieved
         raise cancelled
     return running.result()
-
-
-def _is_in_class_body(view: Callable[..., Any]) -> bool:
-    outer = getattr(view, "__qualname__", "").rpartition(".")[0]
-    return bool(outer) and not outer.endswith("<locals>") and class_of(view) is None
 
 
 def _home_of(view: Any) -> str:

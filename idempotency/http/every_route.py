@@ -62,14 +62,11 @@ def protect_every_route(resolver: URLResolver) -> None:
     with _lock:  # no request is served before all routes are protected
         if resolver not in _done:
             for place in places_of(resolver):
-                if not place.in_admin and not _is_excepted(place):
+                names = (place.route, place.name, dotted(class_of(place.callback) or [*layers_of(place.callback)][-1]))
+                is_excepted = any(fnmatchcase(name, pattern) for name in names for pattern in settings.except_routes)
+                if not place.in_admin and not is_excepted:
                     _protect(place)
             _done.add(resolver)
-
-
-def _is_excepted(place: Place) -> bool:
-    names = (place.route, place.name, dotted(class_of(place.callback) or [*layers_of(place.callback)][-1]))
-    return any(fnmatchcase(name, pattern) for name in names for pattern in settings.except_routes)
 
 
 def _protect(place: Place) -> None:
@@ -113,11 +110,7 @@ def _protected(callback: Any, handlers: list[RoutedHandler], operation: Operatio
 
 def _view_of_subclass(view: Any, view_class: Any, handlers: list[RoutedHandler], operation: Operation) -> Any:
     """What ``as_view()`` makes of a subclass whose handlers are protected."""
-    names = {
-        "__module__": view_class.__module__,
-        "__qualname__": view_class.__qualname__,
-        "__doc__": view_class.__doc__,
-    }
+    names = {name: getattr(view_class, name) for name in ("__module__", "__qualname__", "__doc__")}
     subclass: Any = type(view_class.__name__, (view_class,), names)
     for routed in handlers:
         # The function below @api_view is called by methods of its class.

@@ -43,8 +43,7 @@ from .adapter import Adapter
 from .handler import Handler, finish_transactions
 from .key_sources import FromCookie, FromForm, FromHeader, FromJSON
 from .payload import route_of
-from .problems import accepted_response, report
-from .profiles import KEY_STATUSES, PROFILES
+from .problems import KEY_STATUSES, PROFILES, accepted_response, report
 
 logger = logging.getLogger("idempotency")
 

@@ -17,8 +17,7 @@ from ..identity.scope import scope_of
 from ..operation import Operation, registry
 from ..protocol.key_status import KeyStatus, key_status
 from .adapter import Adapter
-from .problems import report
-from .profiles import PROFILES
+from .problems import PROFILES, report
 
 
 class KeyStatusView(View):

@@ -15,8 +15,7 @@ from ..outcome import STATUS_HEADER
 from .adapter import handlers_of
 from .every_route import protect_every_route
 from .exchange import HEADERS, is_crash
-from .problems import response_for
-from .profiles import KEY_STATUSES
+from .problems import KEY_STATUSES, response_for
 
 
 class IdempotencyMiddleware(MiddlewareMixin):

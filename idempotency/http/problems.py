@@ -1,23 +1,182 @@
-"""Turns errors into HTTP responses, in the form of a profile: RFC 9457 problem details, unless another is chosen."""
+"""Errors as HTTP responses, with the names and statuses of the profile that ``PROFILE`` or ``profile`` chooses.
+
+Every profile echoes ``Idempotency-Key``, sends ``Idempotency-Retention`` and ``Idempotency-Status``, and adds
+``Retry-After`` where a retry makes sense. The tables below have all the rest: the mark of a replay, and
+for each problem the status, the names and the form of the body.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 from django.conf import settings as django_settings
 from django.http import HttpResponse
 
 from ..conf import settings
-from ..exceptions import InProgressError, OperationError, UnavailableError
+from ..exceptions import IdempotencyError, InProgressError, OperationError, UnavailableError
 from ..identity import keys
-from .profiles import PROFILES, Profile
-
-if TYPE_CHECKING:
-    from ..exceptions import IdempotencyError
+from ..options.values import ACP, IETF, STRIPE
 
 logger = logging.getLogger("idempotency")
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a profile names one problem."""
+
+    status: int
+    code: str
+    type: str = ""
+    """The category of the problem, where the profile has categories."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """The names and statuses of one convention."""
+
+    source: str
+    """The text that it follows."""
+
+    replayed: str
+    """The header that marks a replay. Its value is ``true``."""
+
+    content_type: str
+    """The content type of a problem."""
+
+    body: Callable[[IdempotencyError, Answer, str], dict[str, Any]]
+    """Makes the members of a problem's body from the error, its answer, and the text for the client."""
+
+    answers: Mapping[str, Answer]
+    """The answers to this package's errors, by their codes."""
+
+    other: str = ""
+    """The category of an error that ``answers`` does not have."""
+
+    is_scoped_by_path: bool = False
+    """Whether one key on two paths is two requests. Otherwise an operation has one scope, whatever its paths."""
+
+    least_retention: timedelta = timedelta(0)
+    """For how long an outcome must be kept."""
+
+    needs_key: bool = False
+    """Whether a request without a key must be refused."""
+
+    needs_conflict: bool = False
+    """Whether a duplicate of a running request must get its 409."""
+
+    forgets_server_errors: bool = False
+    """Whether a 5xx must never be recorded."""
+
+    def answer_to(self, error: IdempotencyError | type[IdempotencyError]) -> Answer:
+        """The answer to an error. A project's own error keeps its status and code."""
+        return self.answers.get(error.code) or Answer(error.status_code, error.code, self.other)
+
+
+#: What has become of a key, by the code of the error; "not-recorded" or "unknown" for an error that is not listed.
+KEY_STATUSES: Mapping[str, str] = {
+    "idempotency_in_progress": "in-progress",
+    "idempotency_key_reused": "reused",
+    "idempotency_outcome_unknown": "unknown",
+    "idempotency_transaction_broken": "unknown",  # the operation may have committed itself, and is parked then
+    "idempotency_unavailable": "unknown",
+    "idempotency_body_gone": "recorded",
+    "idempotency_outcome_unreadable": "recorded",
+}
+
+
+def _rfc_9457(error: IdempotencyError, answer: Answer, text: str) -> dict[str, Any]:
+    name = error.code.removeprefix("idempotency_").replace("_", "-")
+    return {
+        # A URL should lead to a page (RFC 9457, section 3.1.1), so without one the type is a URN.
+        "type": f"urn:idempotency:problem:{name}"
+        if settings.problem_docs is None
+        else f"{settings.problem_docs}#{name}",
+        "title": error.title,
+        "status": answer.status,
+        "detail": text,
+        "code": answer.code,
+        "retryable": error.retry_after is not None,
+    }
+
+
+def _flat(error: IdempotencyError, answer: Answer, text: str) -> dict[str, Any]:
+    return {"type": answer.type, "code": answer.code, "message": text}
+
+
+def _enclosed(error: IdempotencyError, answer: Answer, text: str) -> dict[str, Any]:
+    return {"error": _flat(error, answer, text)}
+
+
+#: Of each problem: the status, and the category in the names of Stripe and of ACP.
+_PROBLEMS: Mapping[str, tuple[int, str, str]] = {
+    "idempotency_key_missing": (400, "invalid_request_error", "invalid_request"),
+    "idempotency_key_invalid": (400, "invalid_request_error", "invalid_request"),
+    "idempotency_key_expired": (400, "idempotency_error", "invalid_request"),
+    "idempotency_payload_invalid": (400, "invalid_request_error", "invalid_request"),
+    "idempotency_account_required": (401, "invalid_request_error", "invalid_request"),
+    "idempotency_in_progress": (409, "idempotency_error", "invalid_request"),
+    "idempotency_key_reused": (422, "idempotency_error", "invalid_request"),
+    "idempotency_outcome_unknown": (409, "idempotency_error", "invalid_request"),
+    "idempotency_body_gone": (409, "idempotency_error", "invalid_request"),
+    "idempotency_lease_lost": (409, "idempotency_error", "invalid_request"),
+    "idempotency_unavailable": (503, "api_error", "service_unavailable"),
+    "idempotency_response_unrecordable": (500, "api_error", "processing_error"),
+    "idempotency_outcome_unreadable": (500, "api_error", "processing_error"),
+    "idempotency_transaction_broken": (500, "api_error", "processing_error"),
+    "idempotency_outer_transaction": (500, "api_error", "processing_error"),
+    "idempotency_no_transaction": (500, "api_error", "processing_error"),
+    "idempotency_message_reused": (500, "api_error", "processing_error"),
+}
+
+PROFILES: Mapping[str, Profile] = {
+    IETF: Profile(
+        source="draft-ietf-httpapi-idempotency-key-header-07; RFC 9457",
+        replayed="Idempotency-Replayed",
+        content_type="application/problem+json",
+        body=_rfc_9457,
+        answers={code: Answer(status, code) for code, (status, _, _) in _PROBLEMS.items()},
+    ),
+    STRIPE: Profile(
+        source="https://docs.stripe.com/api/idempotent_requests; https://docs.stripe.com/error-codes",
+        replayed="Idempotent-Replayed",
+        content_type=JSON,
+        body=_enclosed,
+        other="invalid_request_error",
+        answers={
+            **{code: Answer(status, code, category) for code, (status, category, _) in _PROBLEMS.items()},
+            "idempotency_in_progress": Answer(409, "idempotency_key_in_use", "idempotency_error"),
+            "idempotency_key_reused": Answer(400, "idempotency_key_reused", "idempotency_error"),
+        },
+    ),
+    ACP: Profile(
+        source="Agentic Commerce Protocol, rfcs/rfc.agentic_checkout.md, sections 3.1 and 6 (of 15 June 2026)",
+        replayed="Idempotent-Replayed",
+        content_type=JSON,
+        body=_flat,
+        other="invalid_request",
+        is_scoped_by_path=True,
+        least_retention=timedelta(hours=24),
+        needs_key=True,
+        needs_conflict=True,
+        forgets_server_errors=True,
+        answers={
+            **{code: Answer(status, code, category) for code, (status, _, category) in _PROBLEMS.items()},
+            "idempotency_key_missing": Answer(400, "idempotency_key_required", "invalid_request"),
+            "idempotency_in_progress": Answer(409, "idempotency_in_flight", "invalid_request"),
+            "idempotency_key_reused": Answer(422, "idempotency_conflict", "invalid_request"),
+        },
+    ),
+}
+
+#: The headers by which a replay of some profile is known.
+REPLAYED_HEADERS = frozenset(profile.replayed for profile in PROFILES.values())
 
 
 def problem(error: IdempotencyError, profile: Profile) -> dict[str, Any]:

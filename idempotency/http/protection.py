@@ -22,11 +22,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
 class Protection:
-    """A handler under an operation. ``@idempotent`` makes it.
-
-    :param operation: the operation.
-    :param view: the unprotected handler.
-    """
+    """The unprotected handler ``view`` under an operation. ``@idempotent`` makes it."""
 
     def __init__(self, operation: Operation, view: Callable[..., Any]) -> None:
         self.operation = operation
@@ -119,12 +115,10 @@ def class_of(callback: object) -> Any:
 def handlers_of_class(view_class: Any) -> list[RoutedHandler]:
     """The handlers of a class as Django leads to them: by the methods that they are named after."""
     names = [name for name in view_class.http_method_names if hasattr(view_class, name)]
-    # As Django serves HEAD.
-    more = {} if "head" in names else {"get": {"HEAD"}}
-    return [
-        RoutedHandler(getattr(view_class, name), frozenset({name.upper()} | more.get(name, set())), name)
-        for name in names
-    ]
+    methods = {name: frozenset({name.upper()}) for name in names}
+    if "get" in names and "head" not in names:  # as Django serves HEAD
+        methods["get"] |= {"HEAD"}
+    return [RoutedHandler(getattr(view_class, name), methods[name], name) for name in names]
 
 
 def methods_of_class(view_class: Any) -> set[str]:
@@ -137,18 +131,14 @@ def is_within_atomic(outermost: Iterable[Any]) -> bool:
 
     :param outermost: the callback of a URL, and the handlers and methods of its class.
     """
-    above = [
-        layer
-        for outer in outermost
-        for layer in takewhile(lambda layer: not isinstance(layer, Protection), layers_of(outer))
-    ]
-    return any(part is atomic or isinstance(part, Atomic) for layer in above for part in _parts(layer))
-
-
-def _parts(layer: Any) -> Iterator[Any]:
-    """What a decorator holds. ``method_decorator()`` holds one decorator or a list of them."""
-    for value in held_by(layer):
-        yield from value if isinstance(value, (list, tuple)) else [value]
+    for outer in outermost:
+        for layer in takewhile(lambda layer: not isinstance(layer, Protection), layers_of(outer)):
+            for value in held_by(layer):
+                # method_decorator() holds one decorator or a list of them.
+                parts = value if isinstance(value, (list, tuple)) else [value]
+                if any(part is atomic or isinstance(part, Atomic) for part in parts):
+                    return True
+    return False
 
 
 def held_by(layer: Any) -> Iterator[Any]:

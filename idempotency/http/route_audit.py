@@ -5,7 +5,7 @@ It reads the URLconf and the views, and calls none of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -119,7 +119,8 @@ def audit(*, allow: Collection[str] = (), include_admin: bool = False) -> Audit:
                 continue  # Django REST framework's second route to the same view
             seen.add(identity)
             for route in _routes_of(place):
-                matching = {pattern for pattern in allow if _matches(pattern, route)}
+                texts = (route.route, route.name, route.view)
+                matching = {pattern for pattern in allow if any(fnmatchcase(text, pattern) for text in texts)}
                 used |= matching
                 intended = matching and route.verdict in {Verdict.UNPROTECTED, Verdict.UNDECLARED}
                 found.append(replace(route, verdict=Verdict.ALLOWED) if intended else route)
@@ -128,31 +129,29 @@ def audit(*, allow: Collection[str] = (), include_admin: bool = False) -> Audit:
 
 def _routes_of(place: Place) -> Iterator[AuditedRoute]:
     view_class, handlers = class_of(place.callback), handlers_of(place.callback)
-    if view_class is not None and view_class.dispatch is not View.dispatch and not _are_there_any(handlers):
-        reason = "The class has no handlers, so its dispatch() may serve any method."
-        yield _undeclared(place, f"{dotted(view_class)}.dispatch", reason)
+    reason = reasons_left_out.get(place.pattern)
+    left_out = () if reason is None else (f"EVERY_ROUTE can't protect it: {reason}",)
+    has_handlers = any(routed.methods - {"OPTIONS"} for routed in handlers)  # every class answers OPTIONS
+    if view_class is not None and view_class.dispatch is not View.dispatch and not has_handlers:
+        doubt = "The class has no handlers, so its dispatch() may serve any method."
+        yield AuditedRoute(
+            "ANY", place.route, place.name, f"{dotted(view_class)}.dispatch", Verdict.UNDECLARED, reasons=(doubt,)
+        )
     for routed in handlers:
-        view = _name_of(routed, view_class)
-        if not routed.methods:
+        view = f"{dotted(view_class)}.{routed.name}" if routed.name else dotted([*layers_of(routed.handler)][-1])
+        if routed.methods:
+            methods = _served(routed, place.callback, view_class)
+        else:
             operation = routed.operation
             methods = () if operation is None else operation.methods
             if not set(settings.methods) <= set(methods):
-                yield _undeclared(
-                    place, view, "The audit can't see which methods a function serves.", *_left_out(place)
-                )
-        else:
-            methods = _served(routed, place.callback, view_class)
+                doubt = "The audit can't see which methods a function serves."
+                yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, reasons=(doubt, *left_out))
         for method in sorted(set(methods) - SAFE_METHODS):
-            yield _judged(
-                AuditedRoute(method, place.route, place.name, view, Verdict.UNPROTECTED, routed.operation_for(method)),
-                place,
-                routed,
-                view_class,
+            route = AuditedRoute(
+                method, place.route, place.name, view, Verdict.UNPROTECTED, routed.operation_for(method), left_out
             )
-
-
-def _are_there_any(handlers: Iterable[RoutedHandler]) -> bool:
-    return any(routed.methods - {"OPTIONS"} for routed in handlers)  # every class answers OPTIONS
+            yield _judged(route, place, routed, view_class)
 
 
 def _served(routed: RoutedHandler, callback: Any, view_class: Any) -> Collection[str]:
@@ -163,22 +162,27 @@ def _served(routed: RoutedHandler, callback: Any, view_class: Any) -> Collection
     return [method for method in routed.methods if allowed is None or method.lower() in allowed]
 
 
-def _undeclared(place: Place, view: str, *reasons: str) -> AuditedRoute:
-    return AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, reasons)
-
-
-def _left_out(place: Place) -> list[str]:
-    reason = reasons_left_out.get(place.pattern)
-    return [] if reason is None else [f"EVERY_ROUTE can't protect it: {reason}"]
-
-
 def _judged(route: AuditedRoute, place: Place, routed: RoutedHandler, view_class: Any) -> AuditedRoute:
     operation = route.operation
     if operation is None:
         verdict = Verdict.UNPROTECTED if route.method in settings.methods else Verdict.IDEMPOTENT
-        return replace(route, verdict=verdict, reasons=(*_left_out(place), *_overridden(routed, view_class)))
-    mistakes = [*_wrong_orders(place.callback, routed, view_class), *_hidden_from_atomic_requests(place)]
-    doubts = [*_elsewhere(view_class, operation), *doubts_about(routed, place.callback, place.parameters)]
+        return replace(route, verdict=verdict, reasons=(*route.reasons, *_overridden(routed, view_class)))
+    mistakes = []
+    if is_within_atomic([place.callback, getattr(view_class, "dispatch", None), routed.handler]):
+        mistakes.append(
+            "transaction.atomic is above the protection, where no claim can be committed: every request is refused. "
+            "Remove it, because the handler runs in a transaction anyway."
+        )
+    if is_within_atomic_requests(place.callback):
+        mistakes.append(
+            "ATOMIC_REQUESTS opens a transaction around the view, where no claim can be committed: every request is "
+            "refused. Put @idempotent above the other decorators of the method, or mark the outermost view with "
+            "transaction.non_atomic_requests."
+        )
+    doubts = doubts_about(routed, place.callback, place.parameters)
+    if (model := model_written_elsewhere(view_class, operation)) is not None:
+        elsewhere = f"{model._meta.label} is written to another database than the records, outside of the transaction."
+        doubts = [elsewhere, *doubts]
     notes = [] if operation.required else ["A request without a key runs unprotected (required=False)."]
     if isinstance(protection_of(routed.handler), ByRoute):
         notes = ["EVERY_ROUTE protects it if the request brings a key."]
@@ -187,7 +191,7 @@ def _judged(route: AuditedRoute, place: Place, routed: RoutedHandler, view_class
 
 
 def _overridden(routed: RoutedHandler, view_class: Any) -> Iterator[str]:
-    """What is said of an unprotected method that may call a protected one."""
+    """A sentence on an unprotected method that may call a protected one."""
     bases = () if view_class is None or not routed.name else view_class.__mro__
     known = next(filter(None, (protection_of(vars(base).get(routed.name)) for base in bases)), None)
     if known is not None and routed.operation is None:
@@ -195,42 +199,3 @@ def _overridden(routed: RoutedHandler, view_class: Any) -> Iterator[str]:
             f"It overrides a handler that operation {known.operation.name!r} protects, and is protected only if it "
             f"calls that handler. Put @idempotent on the override."
         )
-
-
-def _wrong_orders(callback: Any, routed: RoutedHandler, view_class: Any) -> Iterator[str]:
-    """Sentences on decorators with which the protection does not hold."""
-    if is_within_atomic([callback, getattr(view_class, "dispatch", None), routed.handler]):
-        yield (
-            "transaction.atomic is above the protection, where no claim can be committed: every request is refused. "
-            "Remove it, because the handler runs in a transaction anyway."
-        )
-
-
-def _hidden_from_atomic_requests(place: Place) -> list[str]:
-    if not is_within_atomic_requests(place.callback):
-        return []
-    reason = (
-        "ATOMIC_REQUESTS opens a transaction around the view, where no claim can be committed: every request is "
-        "refused. Put @idempotent above the other decorators of the method, or mark the outermost view with "
-        "transaction.non_atomic_requests."
-    )
-    return [reason]
-
-
-def _elsewhere(view_class: Any, operation: Operation) -> list[str]:
-    if view_class is None or not operation.transaction:
-        return []
-    model = model_written_elsewhere(view_class, operation)
-    if model is None:
-        return []
-    return [f"{model._meta.label} is written to another database than the records, outside of the transaction."]
-
-
-def _matches(pattern: str, route: AuditedRoute) -> bool:
-    return any(fnmatchcase(text, pattern) for text in (route.route, route.name, route.view))
-
-
-def _name_of(routed: RoutedHandler, view_class: Any) -> str:
-    if routed.name:
-        return f"{dotted(view_class)}.{routed.name}"
-    return dotted(next(reversed([*layers_of(routed.handler)])))

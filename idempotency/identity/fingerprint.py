@@ -250,20 +250,8 @@ def _write_datetime(value: dt.datetime, out: _Text, depth: int) -> None:
         _write_text("W", f"{since.days}/{since.seconds}/{since.microseconds}", out)
 
 
-def _write_date(value: dt.date, out: _Text, depth: int) -> None:
-    _write_text("y", value.isoformat(), out)
-
-
-def _write_time(value: dt.time, out: _Text, depth: int) -> None:
-    _write_text("h", f"{value.isoformat()}/{value.fold}", out)
-
-
 def _write_timedelta(value: dt.timedelta, out: _Text, depth: int) -> None:
     _write_text("p", f"{value.days}/{value.seconds}/{value.microseconds}", out)
-
-
-def _write_uuid(value: UUID, out: _Text, depth: int) -> None:
-    out.write(f"u{value.hex}")
 
 
 def _write_enum(value: Enum, out: _Text, depth: int) -> None:
@@ -338,10 +326,10 @@ def _content_digest(value: UploadedFile[Any]) -> str:
 _OTHER_TYPES: Sequence[tuple[type | tuple[type, ...], Callable[[Any, _Text, int], None]]] = (
     (Enum, _write_enum),
     (Decimal, _write_decimal),
-    (UUID, _write_uuid),
+    (UUID, lambda value, out, depth: out.write(f"u{value.hex}")),
     (dt.datetime, _write_datetime),
-    (dt.date, _write_date),
-    (dt.time, _write_time),
+    (dt.date, lambda value, out, depth: _write_text("y", value.isoformat(), out)),
+    (dt.time, lambda value, out, depth: _write_text("h", f"{value.isoformat()}/{value.fold}", out)),
     (dt.timedelta, _write_timedelta),
     (UploadedFile, _write_upload),
     (MultiValueDict, _write_form),

@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..lifecycle import Recovery
 
-#: The names of the profiles. ``http.profiles`` has their tables.
+#: The names of the profiles. ``http.problems`` has their tables.
 IETF = "ietf"
 STRIPE = "stripe"
 ACP = "acp"

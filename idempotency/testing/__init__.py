@@ -13,7 +13,7 @@ from django.test import Client
 
 from ..http.protection import SAFE_METHODS
 from ..identity import keys
-from .assertion import ChecksNotRunWarning, assert_idempotent
+from .checks import ChecksNotRunWarning, assert_idempotent
 from .records import abandoned, completed, expired, in_progress
 from .trial import Report, Request
 

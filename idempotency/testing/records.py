@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any
 
 from django.db.models import DateTimeField, ExpressionWrapper, Value
 from django.db.models.functions import Now
@@ -36,8 +35,11 @@ def in_progress(record: IdempotencyRecord | str) -> IdempotencyRecord:
     current = _find(record)
     operation = _operation_of(current)
     if current.status != Status.IN_PROGRESS:
-        _end_retention(current)  # because only a record past its retention can be claimed in any state
-        _start_over(current, operation)
+        current = expired(current)  # because only a record past its retention can be claimed in any state
+        with _own_transaction():
+            store_for(records_database()).start_over(
+                _fence(current), current.request_hash, lease=operation.lease, ttl=operation.ttl
+            )
     return _set_lease(current, operation, operation.lease)
 
 
@@ -72,8 +74,9 @@ def expired(record: IdempotencyRecord | str) -> IdempotencyRecord:
     :returns: the record as it is now.
     :raises LookupError: there is no such record, or several records have the key.
     """
-    current = _find(record)
-    _end_retention(current)
+    current, a_while_ago = _find(record), ExpressionWrapper(Now() - Value(A_WHILE), output_field=DateTimeField())
+    _row(current).update(expires_at=a_while_ago)
+    _row(current).in_progress().update(lease_expires_at=a_while_ago)
     return _find(current)
 
 
@@ -100,23 +103,6 @@ def _operation_of(record: IdempotencyRecord) -> Operation:
     if operation is None:
         raise LookupError(f"No operation {record.operation!r} is declared in this process, so its lease is not known.")
     return operation
-
-
-def _end_retention(record: IdempotencyRecord) -> None:
-    _row(record).update(expires_at=_a_while_ago())
-    _row(record).in_progress().update(lease_expires_at=_a_while_ago())
-
-
-def _a_while_ago() -> ExpressionWrapper[Any]:
-    return ExpressionWrapper(Now() - Value(A_WHILE), output_field=DateTimeField())
-
-
-def _start_over(record: IdempotencyRecord, operation: Operation) -> None:
-    store = store_for(records_database())
-    row = store.read(record.scope)
-    assert row is not None  # it was found a moment ago, and a test has no purge beside it
-    with _own_transaction():
-        store.start_over(row.fence, row.fence.request_hash, lease=operation.lease, ttl=operation.ttl)
 
 
 def _set_lease(record: IdempotencyRecord, operation: Operation, duration: timedelta) -> IdempotencyRecord:

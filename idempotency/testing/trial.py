@@ -19,7 +19,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import Client
 
-from ..http.profiles import REPLAYED_HEADERS
+from ..http.problems import REPLAYED_HEADERS
 from ..identity import keys
 from ..models import IdempotencyRecord
 from ..operation import Operation, registry

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -221,10 +220,6 @@ def test_a_purged_batch_is_counted(receiver: Receiver) -> None:
     purge_once()
     assert receiver.sent == [("purged", IdempotencyRecord, {"count": 3})]
     assert not IdempotencyRecord.objects.exists()
-
-
-def test_every_signal_is_documented() -> None:
-    assert set(re.findall(r"^``(\w+)``  ", signals.__doc__ or "", re.MULTILINE)) == set(SIGNALS)
 
 
 # The logging filter: each line says which operation it belongs to

@@ -24,8 +24,7 @@ import idempotency
 from idempotency import exceptions, log, signals
 from idempotency.contrib import metrics
 from idempotency.contrib.opentelemetry import tracing
-from idempotency.http.problems import problem
-from idempotency.http.profiles import PROFILES
+from idempotency.http.problems import PROFILES, problem
 from idempotency.management import commands
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.stats import Precision, Stats

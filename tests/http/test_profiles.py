@@ -13,8 +13,7 @@ from django.http import HttpResponse
 from idempotency import ACCEPTED, PARK, Operation, exceptions, idempotent
 from idempotency.http.checks import check_profiles
 from idempotency.http.key_status import KeyStatusView
-from idempotency.http.problems import response_for
-from idempotency.http.profiles import PROFILES
+from idempotency.http.problems import PROFILES, response_for
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import Caller, claim_anew, effects
 from tests.http.serving import Framework, Serve

@@ -28,8 +28,7 @@ from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register
 from ...http.key_status import asked_operation, tell_status
 from ...http.payload import content_length, fits_in_memory, has_parts, keep_readable, parts
-from ...http.problems import problem, text_of
-from ...http.profiles import PROFILES, Profile
+from ...http.problems import PROFILES, Profile, problem, text_of
 from ...http.protection import RoutedHandler, class_of, methods_of_class
 from ...identity.parsing import parse_json
 from ...operation import Operation
