@@ -77,6 +77,7 @@ class NinjaAdapter(Adapter):
             if protection_of(route.view_func) is None and getattr(route, "stream_format", None) is None:
                 route.view_func = protect(route.view_func)
                 route.run = _remember_operation(route.run)
+                _describe(route.view_func.operation, route)
         return routes is not None
 
     def served_methods(self, name: str) -> Collection[str]:
@@ -139,12 +140,16 @@ def _declare(operation: Operation, route: Any) -> None:
         )
     # A wrong setting is reported by the system checks, which could not run if this raised.
     with suppress(ImproperlyConfigured):
-        if all(protects_function(operation, method, route.methods) for method in route.methods):
-            route.openapi_extra = _description(operation, route)
+        _describe(operation, route)
 
 
-def _description(operation: Operation, route: Any) -> dict[str, Any]:
-    """What the schema says of the route beside what Ninja finds out itself. What the project has said stays."""
+def _describe(operation: Operation, route: Any) -> None:
+    """Add the header and the answers to the schema of a route, unless it serves a method that is not protected.
+
+    Ninja describes all methods of a route as one. What the project has said of the route stays.
+    """
+    if not all(protects_function(operation, method, route.methods) for method in route.methods):
+        return
     described = copy.deepcopy(route.openapi_extra or {})
     if not _declares_header(described, route):
         described["parameters"] = [key_parameter(operation), *described.get("parameters", [])]
@@ -154,8 +159,7 @@ def _description(operation: Operation, route: Any) -> dict[str, Any]:
     name, schema = PROBLEMS[operation.profile]
     problem = problem_content(operation, {"title": name, **schema})
     add_responses(operation, responses, problem if settings.error_response is None else None)
-    described["responses"] = _by_number(responses)
-    return described
+    route.openapi_extra = {**described, "responses": _by_number(responses)}
 
 
 def _by_number(responses: Mapping[Any, Any]) -> dict[Any, Any]:

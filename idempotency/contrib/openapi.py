@@ -19,7 +19,7 @@ from ..exceptions import (
     KeyMissingError,
     RequestError,
 )
-from ..http.profiles import PROFILES, Profile
+from ..http.problems import PROFILES, Profile
 from ..identity import keys
 from ..operation import Operation
 from ..options.values import ACCEPTED, ACP, IETF, STRIPE, Attach
@@ -67,6 +67,9 @@ KEY_DESCRIPTION = (
     f"One unique value for each logical operation, the same at each retry: 1 to {keys.MAX_LENGTH} visible ASCII "
     f"characters, bare or in double quotes. A random UUID is enough."
 )
+
+#: What the status header may say of a key that an operation takes. A refusal may have the status of an outcome.
+KEY_STATUS_VALUES = ["executed", "replayed", "recorded", "in-progress", "reused", "not-recorded", "unknown"]
 
 RETRY_AFTER: dict[str, Any] = {
     "description": "Seconds after which a retry with the same key makes sense.",
@@ -159,7 +162,7 @@ def _headers_of_outcome(profile: Profile) -> dict[str, Any]:
         },
         STATUS_HEADER: {
             "description": "What has become of the key.",
-            "schema": {"type": "string", "enum": ["executed", "replayed", "in-progress", "not-recorded", "unknown"]},
+            "schema": {"type": "string", "enum": KEY_STATUS_VALUES},
         },
         profile.replayed: {
             "description": "Present if this is the recorded outcome of an earlier request.",

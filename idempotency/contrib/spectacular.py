@@ -26,7 +26,7 @@ from ..conf import settings
 from ..http.protection import operation_for
 from ..identity import keys
 from ..operation import Operation
-from .openapi import KEY_DESCRIPTION, KEY_SCHEMA, PROBLEMS, add_responses, problem_content
+from .openapi import PROBLEMS, add_responses, key_parameter, problem_content
 from .rest_framework.view_classes import handlers_of_view
 
 
@@ -42,14 +42,17 @@ class AutoSchema(openapi.AutoSchema):
         operation = self._operation()
         if operation is None:
             return parameters
-        header = OpenApiParameter(
-            keys.HEADER,
-            type=dict(KEY_SCHEMA),
-            location=OpenApiParameter.HEADER,
-            required=operation.required and operation.key is None,
-            description=KEY_DESCRIPTION,
-        )
-        return [header, *parameters]
+        header = key_parameter(operation)
+        return [
+            OpenApiParameter(
+                header["name"],
+                type=header["schema"],
+                location=OpenApiParameter.HEADER,
+                required=header["required"],
+                description=header["description"],
+            ),
+            *parameters,
+        ]
 
     def get_operation(
         self, path: str, path_regex: str, path_prefix: str, method: str, registry: ComponentRegistry

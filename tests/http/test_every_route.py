@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
+from django.contrib import admin
 from django.contrib.auth.decorators import login_required, permission_required
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
@@ -175,6 +176,12 @@ def test_named_exceptions_are_left_alone(alice: Caller, settings: Any) -> None:
     assert records() == []
 
 
+def test_djangos_admin_is_left_alone(alice: Caller, settings: Any) -> None:
+    settings.ROOT_URLCONF = (path("admin/", admin.site.urls),)
+    assert alice.post("/admin/auth/user/add/", key="k")["Idempotency-Status"] == "ignored"
+    assert check_every_route(None) == []
+
+
 def test_a_route_that_has_an_operation_keeps_it(alice: Caller, settings: Any) -> None:
     class Mixed(PlainView):
         @idempotent("tests.own")
@@ -291,6 +298,42 @@ def test_ninja_routes_are_protected(alice: Caller, settings: Any) -> None:
     assert alice.request("PATCH", "/api/transfers", key="m").status_code == 200
     names = IdempotencyRecord.objects.order_by("pk").values_list("operation", flat=True)
     assert list(names) == ["route:tests-every-route:create", "tests.ninja_own"]
+
+
+def test_ninja_describes_the_key_of_the_routes_that_are_protected(alice: Caller, settings: Any) -> None:
+    ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
+    api = ninja.NinjaAPI(urls_namespace="tests-every-route-schema")
+
+    @api.post("/transfers")
+    def create(request: HttpRequest) -> Any: ...
+
+    @api.get("/transfers")
+    def find(request: HttpRequest) -> Any: ...
+
+    @api.api_operation(["GET", "POST"], "/both")
+    def both(request: HttpRequest) -> Any: ...
+
+    @api.put("/own")
+    @idempotent("tests.ninja_described")
+    def change(request: HttpRequest) -> Any: ...
+
+    @api.post("/hooks")
+    def hook(request: HttpRequest) -> Any: ...
+
+    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "EXCEPT_ROUTES": ["/api/hooks"]}
+    settings.ROOT_URLCONF = (path("api/", api.urls),)
+    paths = alice.get("/api/openapi.json").json()["paths"]
+    keys = {
+        (route.removeprefix("/api"), method): parameter["required"]
+        for route, methods in paths.items()
+        for method, described in methods.items()
+        for parameter in described.get("parameters", [])
+        if parameter["name"] == "Idempotency-Key"
+    }
+    assert keys == {("/transfers", "post"): False, ("/own", "put"): True}
+    responses = paths["/api/transfers"]["post"]["responses"]
+    assert responses.keys() == {"200", "400", "401", "409", "422", "503"}
+    assert "idempotency_key_missing" not in responses["400"]["description"]
 
 
 def of_alice(request: HttpRequest) -> str:
