@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import hypothesis
 import pytest
@@ -110,6 +110,18 @@ def _tables(using: str, database: str) -> list[str]:
     """The quoted names of the tables that tests write to. Migrations make them, so they stay the same for a session."""
     present = connections[using].introspection.django_table_names(only_existing=True)
     return [connections[using].ops.quote_name(table) for table in sorted(set(present) - FILLED_BY_MIGRATE)]
+
+
+@pytest.fixture(scope="session")
+def count(pytestconfig: pytest.Config) -> int | None:
+    """How much a test that draws its cases is asked to try."""
+    return cast("int | None", pytestconfig.getoption("count"))
+
+
+@pytest.fixture(scope="session")
+def seed(pytestconfig: pytest.Config) -> int:
+    """What random cases are drawn by. pytest prints it, and ``--randomly-seed=N`` draws them again."""
+    return int(pytestconfig.getoption("randomly_seed", 0))
 
 
 @pytest.fixture(scope="session")

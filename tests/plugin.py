@@ -31,6 +31,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=sorted(VENDORS),
         help="Which database the tests run on when DATABASE_URL is not set (default: postgres, embedded).",
     )
+    parser.addoption(
+        "--count",
+        type=int,
+        help="How many cases a test tries that draws them (default: few; 0: every order of two actors' steps).",
+    )
 
 
 def marks() -> dict[str, str]:

@@ -1,0 +1,304 @@
+"""One scheduler for threads that share a database: it decides which of them sends its next message.
+
+Each actor is a call in a thread with a connection of its own. It stops between two messages to the database, of which
+each COMMIT and ROLLBACK is one, and before each effect outside. In between it does nothing that another actor could
+see, so the orders of these steps are all orders. The fault point that it has passed last is the name of a stop.
+
+An actor that waits for a lock is recognised, and the others go on. PostgreSQL says who blocks whom. SQLite refuses at
+once, because its timeout is zero here, and the statement is sent again after each step of another actor: so does its
+own busy handler, by the clock.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum, auto
+from functools import partial
+from typing import Any, cast
+
+from django.db import OperationalError, close_old_connections, connection, connections
+
+from idempotency.protocol import faults
+
+#: A bound for whatever waits, in seconds. Nothing that works comes near it.
+PATIENCE = 60
+#: How long a step may take before the server is asked whether it waits for a lock.
+PAUSE = 0.003
+SQLITE_BUSY = 5
+#: How likely a walk is to let another actor go on.
+SWITCHING = 0.4
+
+Choose = Callable[[list[int]], int]
+
+
+class StuckError(Exception):
+    """No actor can go on. The schedule is void, which is a failure."""
+
+
+class State(Enum):
+    READY = auto()  # stands at a stop
+    RUNNING = auto()
+    BLOCKED = auto()  # waits for another one's lock
+    DONE = auto()
+
+
+class Actor:
+    """A thread and its connection. It makes one call after the other."""
+
+    def __init__(self, news: queue.SimpleQueue[tuple[Actor, State]], options: dict[str, Any]) -> None:
+        self.state = State.DONE
+        self.place = ""
+        self.session: int | None = None
+        self.result: Any = None
+        self.error: Exception | None = None
+        self.is_open = False
+        self._news = news
+        self._options = options
+        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._go = threading.Semaphore(0)
+        #: Whether it has done something since the last stop that another one may see.
+        self._acted = False
+        self._passed = ""
+        self._is_over = False
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    def begin(self, call: Callable[[], Any]) -> None:
+        self.state, self.place, self.result, self.error = State.READY, "", None, None
+        self._calls.put(call)
+
+    def go(self) -> None:
+        self.state = State.RUNNING
+        self._go.release()
+
+    def end(self) -> None:
+        self._is_over = True
+        self._go.release()
+        self._calls.put(None)
+        self.thread.join(PATIENCE)
+
+    # In its thread
+
+    def _work(self) -> None:
+        database = connections["default"]
+        database.settings_dict = copy.deepcopy(database.settings_dict)
+        database.settings_dict["OPTIONS"].update(self._options)
+        database.execute_wrappers.append(self._execute)
+        for name in ("_commit", "_rollback"):
+            setattr(database, name, partial(self._end_transaction, getattr(database, name), name))
+        HERE.actor = self
+        while (call := self._calls.get()) is not None:
+            self._acted, self._passed = False, ""
+            try:
+                self._wait()
+                database.ensure_connection()
+                self.session = database.connection.info.backend_pid if database.vendor == "postgresql" else None
+                self.result = call()
+            except Exception as error:  # noqa: BLE001 - the judge looks at it
+                self.error = error
+            self.is_open = database.in_atomic_block or _has_transaction(database)
+            close_old_connections()
+            self._news.put((self, State.DONE))
+        connections.close_all()
+
+    def _wait(self) -> None:
+        if not self._go.acquire(timeout=PATIENCE) or self._is_over:
+            raise StuckError(f"nobody lets the actor at {self.place!r} go on")
+
+    def before(self, act: str) -> None:
+        """Stop, unless it has done nothing that another one could see since it stopped."""
+        if self._acted:
+            self.place = f"{self._passed} {act}"
+            self._news.put((self, State.READY))
+            self._wait()
+        self._acted = True
+
+    def pass_by(self, place: str) -> None:
+        """At a fault point."""
+        self._passed = place
+
+    def _execute(self, execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        self.before(str(sql).split()[0])
+        while True:
+            try:
+                return execute(sql, *rest)
+            except OperationalError as error:
+                if getattr(error.__cause__, "sqlite_errorcode", None) != SQLITE_BUSY:
+                    raise
+            self._news.put((self, State.BLOCKED))
+            self._wait()
+
+    def _end_transaction(self, end: Callable[[], Any], name: str) -> Any:
+        if _has_transaction(connections["default"]):
+            self.before(name.strip("_").upper())
+        return end()
+
+
+#: The actor of this thread. Other threads pass every fault point.
+HERE = threading.local()
+
+
+def _has_transaction(database: Any) -> bool:
+    driver = database.connection
+    if driver is None:
+        return False
+    return bool(driver.in_transaction if database.vendor == "sqlite" else driver.pgconn.transaction_status != 0)
+
+
+def _pass_by(place: str) -> None:
+    if actor := getattr(HERE, "actor", None):
+        actor.pass_by(place)
+
+
+class Scheduler:
+    """Runs calls at once, one step at a time."""
+
+    def __init__(self, actors: int, options: dict[str, Any]) -> None:
+        self._news: queue.SimpleQueue[tuple[Actor, State]] = queue.SimpleQueue()
+        self._actors = [Actor(self._news, options) for _ in range(actors)]
+        #: How often an actor waited for another one's lock.
+        self.blocked = 0
+
+    def run(
+        self, calls: Sequence[Callable[[], Any]], choose: Choose, after_step: Callable[[], object]
+    ) -> tuple[list[Actor], str]:
+        """Make the calls, each in a thread. ``choose`` gets the numbers of those that can go on.
+
+        :returns: the actors, and the order of their steps.
+        """
+        actors = self._actors[: len(calls)]
+        for actor, call in zip(actors, calls, strict=True):
+            actor.begin(call)
+        order = ""
+        while ready := [number for number, actor in enumerate(actors) if actor.state is State.READY]:
+            number = choose(ready)
+            order += str(number)
+            actors[number].go()
+            self._settle(actors)
+            after_step()
+        return actors, order
+
+    def _settle(self, actors: Sequence[Actor]) -> None:
+        """Wait until each actor stands at a stop, is done, or waits for a lock of one that stands."""
+        asked: set[Actor] = set()
+        for _ in range(int(PATIENCE / PAUSE)):
+            running = [actor for actor in actors if actor.state is State.RUNNING]
+            waiting = [actor for actor in actors if actor.state is State.BLOCKED and actor not in asked]
+            if not running and not waiting:
+                if any(actor.state is State.READY for actor in actors) or not asked:
+                    return
+                asked.clear()  # each waits for another: the server is about to refuse one of them
+            if not running:
+                self._look_again(waiting, asked)
+            try:
+                actor, state = self._news.get(timeout=PAUSE if running else 0)
+            except queue.Empty:
+                for actor in running:
+                    if actor.session and self._is_blocked(actor, actors):
+                        actor.state = State.BLOCKED
+                        asked.add(actor)
+                        self.blocked += 1
+            else:
+                if state is State.BLOCKED:
+                    asked.add(actor)
+                    self.blocked += 1
+                actor.state = state
+        raise StuckError(f"after {PATIENCE} s: {[(actor.state.name, actor.place) for actor in actors]}")
+
+    def _look_again(self, waiting: Sequence[Actor], asked: set[Actor]) -> None:
+        for actor in waiting:
+            asked.add(actor)
+            if actor.session is None:
+                actor.go()
+            elif not self._is_blocked(actor, self._actors):
+                actor.state = State.RUNNING
+
+    def _is_blocked(self, actor: Actor, actors: Sequence[Actor]) -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_blocking_pids(%s) && %s::int[]", [actor.session, [other.session for other in actors]]
+            )
+            return bool(cursor.fetchone()[0])
+
+    def end(self) -> None:
+        for actor in self._actors:
+            actor.end()
+
+
+@contextmanager
+def scheduling(actors: int, level: str = "") -> Iterator[Scheduler]:
+    """:param level: an isolation level of psycopg's, such as ``REPEATABLE_READ``; by default the database's own."""
+    options: dict[str, Any] = {"timeout": 0} if connection.vendor == "sqlite" else {}
+    if level:
+        from psycopg import IsolationLevel
+
+        options["isolation_level"] = IsolationLevel[level]
+    faults.fault_point.update({place: partial(_pass_by, place) for place in faults.PLACES})
+    scheduler = Scheduler(actors, options)
+    try:
+        yield scheduler
+    finally:
+        faults.disarm()
+        scheduler.end()
+
+
+def every_order(run: Callable[[Choose], object], switches: int | None = None) -> int:
+    """Call ``run`` for each order of its actors' steps, depth first, and return how many there are.
+
+    :param switches: how often at most an actor that could go on is made to wait. Few bugs need more than two.
+    """
+    begun: list[int] = []
+    for count in itertools.count(1):
+        path = Path(begun, switches)
+        run(path.choose)
+        taken = path.taken
+        while taken and taken[-1][0] + 1 >= taken[-1][1]:
+            taken.pop()
+        if not taken:
+            return count
+        begun = [choice for choice, _ in taken[:-1]] + [taken[-1][0] + 1]
+    raise AssertionError
+
+
+class Path:
+    """One order: first the choices that were given, and then the first of each."""
+
+    def __init__(self, begun: list[int], switches: int | None) -> None:
+        self._begun = begun
+        self._left = switches
+        self._current: int | None = None
+        #: Each choice, and of how many.
+        self.taken: list[tuple[int, int]] = []
+
+    def choose(self, ready: list[int]) -> int:
+        goes_on = self._current in ready
+        if goes_on and self._left == 0:
+            return cast("int", self._current)
+        if goes_on:
+            ready = sorted(ready, key=lambda number: number != self._current)
+        place = len(self.taken)
+        choice = min(self._begun[place] if place < len(self._begun) else 0, len(ready) - 1)
+        self.taken.append((choice, len(ready)))
+        if goes_on and choice and self._left is not None:
+            self._left -= 1
+        self._current = ready[choice]
+        return self._current
+
+
+def walk(seed: int) -> Choose:
+    """An order by its seed. An actor mostly goes on, as processes do."""
+    chance = random.Random(seed)
+    current = [-1]
+
+    def choose(ready: list[int]) -> int:
+        if current[0] not in ready or chance.random() < SWITCHING:
+            current[0] = chance.choice(ready)
+        return current[0]
+
+    return choose

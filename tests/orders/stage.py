@@ -1,0 +1,322 @@
+"""What the actors of a schedule do, and the one judge of what they leave.
+
+The judge sees the record after each step, so it knows the whole history. It knows nothing of the statements.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.db import OperationalError, connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import RequestFactory
+
+from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, current_claim, idempotent
+from idempotency.models import IdempotencyRecord
+from idempotency.operate.erasure import erase_account
+from idempotency.operate.purge import purge_once
+from idempotency.operate.resolutions import ResolutionRefusedError, release
+from idempotency.operate.sweep import recover_once
+from idempotency.outbox.models import MessageStatus, OutboxMessage
+from idempotency.outbox.relay import relay_once
+from testproject.models import Transfer
+from tests.model.moves import Seen, is_legal
+from tests.orders.scheduler import HERE, Actor, Choose, Scheduler
+from tests.outbox import make_messages
+from tests.records import HOUR, from_now
+
+ACCOUNT = "1"
+SENDER = f"{__name__}.deliver"
+
+#: What happened outside of the database: keys of calls, or ids of messages. The provider pays for each call.
+outside: list[str] = []
+
+
+def act_outside(key: str) -> None:
+    if actor := getattr(HERE, "actor", None):
+        actor.before("an effect outside")
+    outside.append(key)
+
+
+def deliver(message: OutboxMessage) -> None:
+    act_outside(str(message.message_id))
+
+
+def find_out(record: Any) -> Completed | NotExecuted:
+    key = str(record.derive_key("call"))
+    return Completed(answer_of(key, record.attempt)) if key in outside else NotExecuted()
+
+
+def answer_of(effect: Any, attempt: int) -> HttpResponse:
+    return JsonResponse({"effect": str(effect), "attempt": attempt}, status=201)
+
+
+def handle(request: HttpRequest) -> HttpResponse:
+    claim = current_claim()
+    assert claim is not None
+    if claim.ownership.operation.transaction:
+        return answer_of(Transfer.objects.create(account_id=1, amount=1, label="effect").pk, claim.attempt)
+    key = str(claim.derive_key("call"))
+    act_outside(key)
+    return answer_of(key, claim.attempt)
+
+
+DECLARED: dict[str, dict[str, Any]] = {
+    "inside": {},
+    "again": {"transaction": False, "recovery": REEXECUTE},
+    "ask": {"transaction": False, "recovery": Reconcile(find_out)},
+    "park": {"transaction": False, "recovery": PARK},
+}
+VIEWS = {
+    name: idempotent(Operation(f"tests.orders.{name}", account=lambda request: ACCOUNT, **options))(handle)
+    for name, options in DECLARED.items()
+}
+
+
+# Actors
+
+
+def request(declaration: str, payload: int = 1) -> HttpResponse:
+    headers = {"Idempotency-Key": "k"}
+    body = json.dumps(payload)
+    return VIEWS[declaration](RequestFactory().post("/", body, content_type="application/json", headers=headers))
+
+
+def another_payload(declaration: str) -> HttpResponse:
+    return request(declaration, 2)
+
+
+def lease_ends(*_: str) -> None:
+    _move_clock("lease_expires_at", status="in_progress")
+
+
+def retention_ends(*_: str) -> None:
+    _move_clock("expires_at")
+
+
+def _move_clock(column: str, **where: str) -> None:
+    for _ in range(5):
+        try:
+            IdempotencyRecord.objects.filter(**where).update(**{column: from_now(-HOUR)})
+            return
+        except OperationalError:  # REPEATABLE READ refuses what another one has changed since; the clock moves anyway
+            continue
+
+
+def late(act: Callable[[str], Any]) -> Callable[[str], Any]:
+    """After the lease."""
+
+    def acted(declaration: str) -> Any:
+        lease_ends()
+        return act(declaration)
+
+    acted.__name__ = f"late {act.__name__}"
+    return acted
+
+
+def sweep(*_: str) -> None:
+    recover_once()
+
+
+def purge(*_: str) -> None:
+    purge_once()
+
+
+def purge_past_retention(*_: str) -> None:
+    retention_ends()
+    purge_once()
+
+
+def release_by_force(*_: str) -> None:
+    for record in IdempotencyRecord.objects.all():
+        try:
+            release(record, by="operator", force=True)
+        except ResolutionRefusedError:
+            continue
+
+
+def erase(*_: str) -> None:
+    erase_account(ACCOUNT, by="operator")
+
+
+def relay(*_: str) -> None:
+    relay_once()
+
+
+Act = Callable[[str], Any]
+#: The actors of a pair.
+PAIRS: dict[str, tuple[Act, Act]] = {
+    "two requests": (request, request),
+    "another payload": (request, another_payload),
+    "a sweep": (request, late(sweep)),
+    "a purge": (request, purge_past_retention),
+    "an operator's release": (request, release_by_force),
+    "an erasure": (request, erase),
+    "a take-over": (request, late(request)),
+    # A call of a process that sleeps beyond its lease is refused by its provider only, so no lease ends here.
+    "a reconciler": (request, sweep),
+    "two relays": (relay, relay),
+}
+#: What a random walk draws its actors from, beside one request.
+WALKERS: tuple[Act, ...] = (
+    *(request, request, late(request), another_payload, late(sweep), sweep, purge_past_retention, purge),
+    *(release_by_force, erase, lease_ends),
+)
+
+
+@dataclass
+class Schedule:
+    """What was played, and what the judge has against it."""
+
+    declaration: str
+    acts: Sequence[Act]
+    order: str = ""
+    problems: list[str] = field(default_factory=list)
+    history: list[Seen | None] = field(default_factory=list)
+    #: The outcomes that were ever recorded, by the record and its attempt.
+    outcomes: dict[tuple[int, int], str] = field(default_factory=dict)
+    answers: list[HttpResponse] = field(default_factory=list)
+
+    def play(self, scheduler: Scheduler, choose: Choose, prepare: Callable[[str], object] = lambda _: None) -> Schedule:
+        empty()
+        prepare(self.declaration)
+        self.look()
+        calls = [partial(act, self.declaration) for act in self.acts]
+        actors, self.order = scheduler.run(calls, choose, self.look)
+        for actor in actors:
+            self._judge_actor(actor)
+        if relay in self.acts:
+            self._judge_messages()
+        else:
+            self._settle()
+            self._judge_record()
+        return self
+
+    def look(self) -> None:
+        """After each step."""
+        rows = list(
+            IdempotencyRecord.objects.annotate(over=from_now(-HOUR / 2)).values_list(
+                "pk", "attempt", "status", "request_hash", "expires_at", "over", "response_body", "lease_expires_at"
+            )
+        )
+        if not rows:
+            self.history.append(None)
+            return
+        if len(rows) > 1:
+            self.problems.append(f"two records of one scope: {rows}")
+        pk, attempt, status, request_hash, expires, over, body, lease = rows[0]
+        self.history.append(Seen(pk, attempt, status, request_hash, expires <= over))
+        if (lease is not None) is not (status == "in_progress") or (body is not None) is not (status == "completed"):
+            self.problems.append(f"P7: no legal state: {rows[0]}")
+        if status == "completed":
+            told = self.outcomes.setdefault((pk, attempt), str(body))
+            if json.loads(told)["attempt"] != attempt:
+                self.problems.append(f"P6: attempt {attempt} owns the record, and {told} was recorded")
+            if told != body:
+                self.problems.append(f"P5: an outcome has changed from {told} to {body}")
+
+    def _judge_actor(self, actor: Actor) -> None:
+        if actor.error is not None:
+            self.problems.append(f"an actor raised {actor.error!r}")
+        if actor.is_open:
+            self.problems.append("a transaction was left open")
+        if isinstance(actor.result, HttpResponse):
+            self.answers.append(actor.result)
+
+    def _settle(self) -> None:
+        """Retry after the lease until the outcome is known."""
+        for ask in (request, another_payload) * 2:  # the key may belong to either
+            lease_ends()
+            self.answers.append(ask(self.declaration))
+            self.look()
+            seen = self.history[-1]
+            if seen is None or seen.status in {"completed", "parked"}:
+                return
+        self.problems.append(f"P7: nobody learns the outcome: {self.answers[-1].content!r}")
+
+    def _judge_record(self) -> None:
+        for before, after in zip(self.history, self.history[1:], strict=False):
+            if not is_legal(before, after, len(self.acts), forgetting=erase in self.acts):
+                self.problems.append(f"P6: {before} became {after}")
+        known = {json.loads(body)["effect"] for body in self.outcomes.values()}
+        for answer in self.answers:
+            if answer.status_code not in {201, 409, 422, 503}:
+                self.problems.append(f"an answer that makes no sense: {answer.status_code} {answer.content!r}")
+            if answer.status_code == 201 and json.loads(answer.content)["effect"] not in known:
+                self.problems.append(f"P2: {answer.content!r} was told and never recorded")
+        effects = [str(pk) for pk in Transfer.objects.values_list("pk", flat=True)] or outside
+        counted = set(effects) if self.declaration == "again" else effects  # its provider knows its keys
+        if self.declaration == "inside" and set(effects) != known:
+            self.problems.append(f"P1, P2: the effects are {effects}, and the outcomes {known}")
+        is_forgotten = erase in self.acts or any(seen is not None and seen.retention_over for seen in self.history)
+        if len(counted) != 1 and not is_forgotten:
+            self.problems.append(f"P1: {len(counted)} effects")
+
+    def _judge_messages(self) -> None:
+        sent = sorted(str(pk) for pk in OutboxMessage.objects.values_list("message_id", flat=True))
+        if sorted(outside) != sent:
+            self.problems.append(f"of {len(sent)} messages {len(outside)} were sent")
+        if OutboxMessage.objects.exclude(status=MessageStatus.SENT).exists():
+            self.problems.append("a message that was sent is not marked")
+
+    def __str__(self) -> str:
+        names = [act.__name__ for act in self.acts]
+        return f"{self.declaration} {names}, order {self.order}: {'; '.join(self.problems) or 'ok'}"
+
+
+def empty() -> None:
+    outside.clear()
+    if not get_user_model().objects.filter(pk=1).exists():
+        get_user_model().objects.create(pk=1, username="of all orders")
+    for model in (IdempotencyRecord, OutboxMessage, Transfer):
+        with connection.cursor() as cursor:
+            cursor.execute(f"DELETE FROM {model._meta.db_table}")
+
+
+def nothing(declaration: str) -> None:
+    """Begin with a key that is new."""
+
+
+def abandoned(declaration: str) -> None:
+    """Leave a claim whose process died after its call."""
+    request(declaration)
+    IdempotencyRecord.objects.update(
+        status="in_progress", response_status=None, response_headers=None, response_body=None, completed_at=None,
+        lease_expires_at=from_now(-HOUR),
+    )  # fmt: skip
+    Transfer.objects.all().delete()
+
+
+def abandoned_before(declaration: str) -> None:
+    """Leave a claim whose process died before its call."""
+    abandoned(declaration)
+    outside.clear()
+
+
+def completed_long_ago(declaration: str) -> None:
+    request(declaration)
+    retention_ends()
+
+
+def messages(declaration: str) -> None:
+    make_messages(2, sender=SENDER)
+    make_messages(2, sender=SENDER, ordering_key="o")
+
+
+#: Which pairs are played: the pair, the declaration, and what was there before.
+PLAYED: list[tuple[str, str, Callable[[str], None]]] = [
+    *(("two requests", declaration, nothing) for declaration in DECLARED),
+    ("another payload", "inside", nothing),
+    *(("a sweep", declaration, nothing) for declaration in ("inside", "again", "park")),
+    *(("a purge", "inside", before) for before in (nothing, completed_long_ago)),
+    ("an operator's release", "inside", nothing),
+    ("an erasure", "inside", nothing),
+    *(("a take-over", declaration, nothing) for declaration in ("inside", "again", "park")),
+    *(("a reconciler", "ask", before) for before in (abandoned, abandoned_before)),
+    ("two relays", "", messages),
+]

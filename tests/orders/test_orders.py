@@ -1,0 +1,181 @@
+"""The promises after each order of two actors' steps, and after random orders of three.
+
+By default an actor is made to wait once at most. ``--count 0`` plays every order of a pair, and ``--count 100000`` so
+many walks. A pair whose orders all ended alike was not played, and neither were walks in which no actor waited for a
+lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import groupby
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from idempotency import lifecycle
+from idempotency.operate.sweep import _SETTLED_AS
+from idempotency.protocol import claims, execution, recovery, steps
+from idempotency.store.postgresql import claims as statements
+from tests.crash.mutations import MUTATIONS
+from tests.orders.scheduler import every_order, scheduling, walk
+from tests.orders.stage import PAIRS, PLAYED, WALKERS, Schedule, lease_ends, nothing, request, retention_ends
+from tests.results import note
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LEVELS = ["READ_COMMITTED", "REPEATABLE_READ"] if connection.vendor == "postgresql" else [""]
+#: How often at most an actor is made to wait for another one that doesn't hold its lock: in the reduced run, and where
+#: a planted bug is looked for.
+REDUCED, THOROUGH = 1, 2
+WALKS = 60
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> Iterator[None]:
+    """Each lost lease is a warning, and thousands of them are lost here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Played:
+    """What all schedules of a test have come to."""
+
+    def __init__(self) -> None:
+        self.failures: list[Schedule] = []
+        self.endings: set[Any] = set()
+        self.count = 0
+
+    def add(self, schedule: Schedule) -> None:
+        self.count += 1
+        if schedule.problems:
+            self.failures.append(schedule)
+        states = [seen and (seen.status, seen.attempt) for seen in schedule.history]
+        self.endings.add(
+            (*(state for state, _ in groupby(states)), *(answer.status_code for answer in schedule.answers))
+        )
+
+    def judge(self, what: str, *, blocked: int | None = None, **figures: Any) -> None:
+        assert self.count > 0
+        assert not self.failures, "\n".join(map(str, self.failures[:5]))
+        assert len(self.endings) > 1, "all orders ended alike"
+        assert blocked != 0, "no actor waited for a lock"
+        note(what, orders=self.count, endings=len(self.endings), blocked=blocked, violations=0, **figures)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("pair", "declaration", "before"), PLAYED)
+def test_no_order_of_two_breaks_a_promise(
+    level: str, pair: str, declaration: str, before: Callable[[str], None], count: int | None
+) -> None:
+    played = Played()
+
+    def play(choose: Any) -> None:
+        played.add(Schedule(declaration, PAIRS[pair]).play(scheduler, choose, before))
+
+    with scheduling(2, level) as scheduler:
+        every_order(play, None if count == 0 else REDUCED)
+    if pair == "two relays":
+        played.endings |= {"a relay judges its messages", "and no record"}
+    played.judge(
+        f"orders: {pair}", declaration=declaration, before=before.__name__, database=connection.vendor, level=level
+    )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_walk_of_three_breaks_a_promise(level: str, count: int | None, seed: int) -> None:
+    played = Played()
+    with scheduling(3, level) as scheduler:
+        for number in range(seed, seed + (count or WALKS)):
+            chance = random.Random(number)
+            declaration = chance.choice(["inside", "again"])
+            acts = [request, *chance.choices(WALKERS, k=2)]
+            schedule = Schedule(declaration, acts).play(scheduler, walk(number))
+            schedule.order += f", walk {number}"
+            played.add(schedule)
+    played.judge("walks", blocked=scheduler.blocked, seed=seed, database=connection.vendor, level=level)
+
+
+# Broken variants, which the judge has to see.
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """A mutation of the crash matrix, in this process, for the block."""
+    dictionaries: list[dict[Any, Any]] = [
+        *map(vars, (statements, execution, claims, steps, recovery)), lifecycle._ABANDONED, _SETTLED_AS
+    ]  # fmt: skip
+    before = [dict(each) for each in dictionaries]
+    MUTATIONS[name]()
+    try:
+        yield
+    finally:
+        for each, kept in zip(dictionaries, before, strict=True):
+            each.update(kept)
+
+
+class FoundError(Exception):
+    """One is enough."""
+
+
+def find(pair: tuple[Any, ...], declaration: str, before: Callable[[str], None] = nothing) -> str:
+    """What the judge says of the first order that breaks a promise."""
+    found: list[Schedule] = []
+
+    def play(choose: Any) -> None:
+        schedule = Schedule(declaration, pair).play(scheduler, choose, before)
+        if schedule.problems:
+            found.append(schedule)
+            raise FoundError
+
+    with scheduling(2) as scheduler, suppress(FoundError):
+        every_order(play, THOROUGH)
+    return str(found[0]) if found else "it survived"
+
+
+@pytest.mark.parametrize(
+    ("bug", "pair", "declaration", "promise"),
+    [
+        pytest.param("without_attempt", "a take-over", "inside", "P6", marks=pytest.mark.postgres),
+        ("completion_on_its_own", "a take-over", "inside", "P1"),
+        pytest.param("take_over_of_the_living", "two requests", "ask", "P1", marks=pytest.mark.postgres),
+        ("park_runs_again", "a take-over", "park", "P1"),
+    ],
+)
+def test_a_broken_variant_is_found(bug: str, pair: str, declaration: str, promise: str) -> None:
+    with planted(bug):
+        assert promise in find(PAIRS[pair], declaration)
+
+
+def test_a_finding_that_is_assumed_is_found() -> None:
+    _, _, before = next(played for played in PLAYED if played[0] == "a reconciler")
+    with planted("not_executed_is_assumed"):
+        assert "P1: 2 effects" in find(PAIRS["a reconciler"], "ask", before)
+
+
+def test_a_purge_before_the_end_of_the_retention_is_found() -> None:
+    def forget(_: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("DELETE FROM idempotency_record WHERE status = 'completed'")
+
+    assert "P6" in find((request, forget), "inside")
+
+
+def test_a_transaction_that_stays_open_is_found() -> None:
+    def begin(_: str) -> None:
+        connection.cursor().execute("BEGIN")
+
+    assert "a transaction was left open" in find((request, begin), "inside")
+
+
+def test_an_order_is_reproduced_by_its_seed() -> None:
+    with scheduling(3) as scheduler:
+        orders = [
+            Schedule("inside", [request, lease_ends, retention_ends]).play(scheduler, walk(7)).order for _ in range(2)
+        ]
+    assert orders[0] == orders[1]
