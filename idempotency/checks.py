@@ -15,7 +15,7 @@ from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, connections, transaction
 
-from .conf import SETTING, problems_of, settings
+from .conf import SETTING, mistakes_in, settings
 from .http.checks import declared_operations
 from .store import Store, records_database, store_for
 
@@ -27,10 +27,10 @@ _Answer = TypeVar("_Answer")
 @register("idempotency")
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check each entry of ``IDEMPOTENCY``, then all entries together, then each operation under these settings."""
-    problems = problems_of(getattr(django_settings, SETTING, {}))
-    if not problems:  # an operation takes some of its options from the settings, so it can contradict them
-        problems = [problem for operation in declared_operations() for problem in operation.problems()]
-    return [Error(problem.message, hint=problem.hint, id=problem.check_id) for problem in problems]
+    mistakes = mistakes_in(getattr(django_settings, SETTING, {}))
+    if not mistakes:  # an operation takes some of its options from the settings, so it can contradict them
+        mistakes = [mistake for operation in declared_operations() for mistake in operation.mistakes()]
+    return [Error(mistake.message, hint=mistake.hint, id=mistake.check_id) for mistake in mistakes]
 
 
 @register("idempotency")
@@ -71,9 +71,9 @@ def check_databases(
         )
     if databases is not None and using in databases:
         messages += [*_doubtful_durability(using), *_tables_outside_of_citus(using)]
-    if not problems_of(getattr(django_settings, SETTING, {})):
+    if not mistakes_in(getattr(django_settings, SETTING, {})):
         messages += [*_wrong_renewals(databases or ()), *_starving_renewals(using, databases or ())]
-    if using != DEFAULT_DB_ALIAS and any(operation.transaction for operation in declared_operations()):
+    if using != DEFAULT_DB_ALIAS and any(operation.declared["transaction"] for operation in declared_operations()):
         messages.append(
             checks.Warning(
                 f"Records are kept in database {using!r}. Operations with transaction=True protect writes to that "
@@ -130,7 +130,7 @@ def _tables_outside_of_citus(using: str) -> Iterator[CheckMessage]:
 
 def _doubtful_durability(using: str) -> Iterator[CheckMessage]:
     """How the server may lose claims that it has confirmed. Then an operation whose effects are outside runs again."""
-    outside = sorted(operation.name for operation in declared_operations() if not operation.transaction)
+    outside = sorted(operation.name for operation in declared_operations() if not operation.declared["transaction"])
     replication = _asked(using, lambda store: store.replication()) if outside else None
     if replication is None:
         return
@@ -154,7 +154,7 @@ def _doubtful_durability(using: str) -> Iterator[CheckMessage]:
 
 
 def _wrong_renewals(databases: Sequence[str]) -> Iterator[CheckMessage]:
-    for using, renewals in settings.renewal_databases.items():
+    for using, renewals in settings().renewal_databases.items():
         yield from _wrong_connections(renewals, connections[renewals])
         identity, other_identity = (
             _asked(alias, lambda store: store.identity()) if using in databases else None for alias in (using, renewals)
@@ -169,8 +169,8 @@ def _wrong_renewals(databases: Sequence[str]) -> Iterator[CheckMessage]:
 
 
 def _starving_renewals(using: str, databases: Sequence[str]) -> Iterator[CheckMessage]:
-    beating = sorted(operation.name for operation in declared_operations() if operation.heartbeat)
-    if not beating or using not in databases or using in settings.renewal_databases:
+    beating = sorted(operation.name for operation in declared_operations() if operation.declared["heartbeat"])
+    if not beating or using not in databases or using in settings().renewal_databases:
         return
     if _asked(using, lambda store: store.is_pooled()):
         yield checks.Warning(

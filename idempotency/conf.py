@@ -1,8 +1,8 @@
-"""The ``IDEMPOTENCY`` setting. Its entries are validated together at the first use of any of them, and then kept.
+"""The ``IDEMPOTENCY`` setting: ``settings()`` returns all its values in force.
 
 When Django signals that the setting has changed, all entries are read again, so ``override_settings`` works in tests.
-If an entry is wrong, the first use of any entry raises ``ImproperlyConfigured``. A default in its place would be a
-guess, and a wrong guess would leave operations unprotected.
+If an entry is wrong, ``settings()`` raises ``ImproperlyConfigured``. A default in its place would be a guess, and a
+wrong guess would leave operations unprotected.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, lru_cache
+from typing import Any
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -21,7 +21,7 @@ from django.core.signals import setting_changed
 from django.db.models import Model
 
 from .options.settings import SETTINGS
-from .options.values import InProgressAnswer
+from .options.table import OPTIONS, Options
 
 #: These statuses ask the client to retry later, as every 5xx does. The retry must run again, so they are no outcomes.
 TRANSIENT_STATUSES = frozenset({408, 425, 429})
@@ -90,7 +90,7 @@ def require_app(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Mistake:
     """A mistake in ``IDEMPOTENCY`` or in an operation. System checks report it, and at run time it is an error."""
 
     message: str
@@ -101,32 +101,32 @@ class Problem:
         return f"{self.message} {self.hint} ({self.check_id})"
 
 
-def problems_of(entries: object) -> list[Problem]:
+def mistakes_in(entries: object) -> list[Mistake]:
     """Find the mistakes in a value of ``IDEMPOTENCY``: in each entry, and in the entries together."""
     if not isinstance(entries, Mapping):
         return [
-            Problem(
+            Mistake(
                 f"IDEMPOTENCY must be a dictionary, not {type(entries).__name__}.",
                 'For example IDEMPOTENCY = {"TTL": timedelta(days=3)}.',
                 "idempotency.E001",
             )
         ]
-    problems = [problem for name, value in entries.items() if (problem := _problem_of_entry(name, value))]
-    if problems:
-        return problems
+    mistakes = [mistake for name, value in entries.items() if (mistake := _mistake_in_entry(name, value))]
+    if mistakes:
+        return mistakes
     names = ("TTL", "LEASE", "MAX_KEY_AGE", "BODY_TTL")
     ttl, lease, max_key_age, body_ttl = (entries.get(name, SETTINGS[name].default) for name in names)
     if lease >= ttl:
-        problems.append(
-            Problem(
+        mistakes.append(
+            Mistake(
                 f"IDEMPOTENCY['LEASE'] ({lease}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}).",
                 "The lease is how long a crash blocks a key. The TTL is how long an outcome is kept.",
                 "idempotency.E014",
             )
         )
     if max_key_age is not None and max_key_age > ttl - CLOCK_SKEW:
-        problems.append(
-            Problem(
+        mistakes.append(
+            Mistake(
                 f"IDEMPOTENCY['MAX_KEY_AGE'] ({max_key_age}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}) by five "
                 f"minutes, because clocks may differ by as much. A key whose record is gone could run again.",
                 "Set a shorter MAX_KEY_AGE or a longer TTL.",
@@ -134,22 +134,22 @@ def problems_of(entries: object) -> list[Problem]:
             )
         )
     if body_ttl is not None and body_ttl >= ttl:
-        problems.append(
-            Problem(
+        mistakes.append(
+            Mistake(
                 f"IDEMPOTENCY['BODY_TTL'] ({body_ttl}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}), at which the "
                 f"whole record is deleted.",
                 "Set a shorter BODY_TTL or a longer TTL, or leave BODY_TTL out.",
                 "idempotency.E028",
             )
         )
-    return problems
+    return mistakes
 
 
-def _problem_of_entry(name: Any, value: Any) -> Problem | None:
+def _mistake_in_entry(name: Any, value: Any) -> Mistake | None:
     option = SETTINGS.get(name)
     if option is None:
         near = get_close_matches(str(name).upper(), SETTINGS, n=1, cutoff=0.5)
-        return Problem(
+        return Mistake(
             f"IDEMPOTENCY has no entry {name!r}.",
             f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(sorted(SETTINGS))}.",
             "idempotency.E002",
@@ -157,35 +157,14 @@ def _problem_of_entry(name: Any, value: Any) -> Problem | None:
     problem = option.problem_of_setting(value)
     if problem is None:
         return None
-    return Problem(option.complaint(f"{SETTING}[{name!r}]", problem, value), option.hint, option.check_id)
+    return Mistake(option.complaint(f"{SETTING}[{name!r}]", problem, value), option.hint, option.check_id)
 
 
-class Defaults:
-    """The options of an operation that have a setting, with their types."""
-
-    ttl: timedelta
-    lease: timedelta
-    body_ttl: timedelta | None
-    max_key_age: timedelta | None
-    timed_keys: bool
-    in_progress: InProgressAnswer
-    required: bool
-    methods: Collection[str]
-    account: Callable[[Any], str | None]
-    recordable: Callable[[int], bool]
-    headers: Collection[str]
-    key: Callable[[Any], str | None] | None
-    max_body: int
-    profile: str
-
-
-#: The attributes of ``Settings``.
-_NAMES = frozenset({"fingerprint_secrets", *(option.name for option in SETTINGS.values())})
-
-
-class Settings(Defaults):
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Settings:
     """The values in force. Sizes are in bytes, and dotted paths are replaced by the objects that they name."""
 
+    defaults: Options
     max_retry_after: timedelta
     error_response: Callable[[Any, Any], Any] | None
     problem_docs: str | None
@@ -198,36 +177,30 @@ class Settings(Defaults):
     fingerprint_secrets: Sequence[str | bytes]
     """The secrets in force. New fingerprints use the first, and recorded ones are compared under each of them."""
 
-    if not TYPE_CHECKING:  # a type checker knows the attributes above, and that there are no others
 
-        def __getattr__(self, name: str) -> Any:
-            """Read and validate all values, at the first use of one since the setting changed.
+@cache
+def settings() -> Settings:
+    """The values in force, which are read and validated at the first call since the settings changed.
 
-            :raises ImproperlyConfigured: an entry of ``IDEMPOTENCY`` is wrong.
-            """
-            if name not in _NAMES:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            values = self._read()
-            vars(self).update(values)
-            return values[name]
-
-    def _read(self) -> dict[str, Any]:
-        entries = getattr(django_settings, SETTING, {})
-        for problem in problems_of(entries):
-            raise ImproperlyConfigured(str(problem))
-        values = {
-            option.name: option.value_of(entries.get(setting, option.default)) for setting, option in SETTINGS.items()
-        }
-        secrets = values["fingerprint_keys"]
-        if secrets is None:
-            secrets = (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS)
-        return {**values, "fingerprint_secrets": secrets}
-
-    def reset(self, *, setting: str, **arguments: Any) -> None:
-        """Forget the values, so that they are read again. Receives Django's ``setting_changed``."""
-        if setting in {SETTING, "SECRET_KEY", "SECRET_KEY_FALLBACKS"}:
-            vars(self).clear()
+    :raises ImproperlyConfigured: an entry of ``IDEMPOTENCY`` is wrong.
+    """
+    entries = getattr(django_settings, SETTING, {})
+    for mistake in mistakes_in(entries):
+        raise ImproperlyConfigured(str(mistake))
+    values = {
+        option.name: option.value_of(entries.get(setting, option.default)) for setting, option in SETTINGS.items()
+    }
+    defaults = {name: values.pop(name, option.default) for name, option in OPTIONS.items()}
+    secrets = values["fingerprint_keys"]
+    if secrets is None:
+        secrets = (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS)
+    return Settings(defaults=Options(**defaults), fingerprint_secrets=secrets, **values)
 
 
-settings: Settings = Settings()
-setting_changed.connect(settings.reset)
+def _read_again(*, setting: str, **arguments: Any) -> None:
+    """Forget the values in force. Receives Django's ``setting_changed``."""
+    if setting in {SETTING, "SECRET_KEY", "SECRET_KEY_FALLBACKS"}:
+        settings.cache_clear()
+
+
+setting_changed.connect(_read_again)

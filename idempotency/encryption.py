@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def encrypt(text: str) -> str:
     """Encrypt a text under the first key, as ASCII."""
-    return _cipher(tuple(settings.encryption_keys or ())).encrypt(text.encode("utf-8")).decode("ascii")
+    return _cipher(tuple(settings().encryption_keys or ())).encrypt(text.encode("utf-8")).decode("ascii")
 
 
 def decrypt(token: str) -> str:
@@ -26,12 +26,13 @@ def decrypt(token: str) -> str:
 
     :raises ValueError: that key is not among ``ENCRYPTION_KEYS``, or the text was changed.
     """
-    if settings.encryption_keys is None:
+    keys = settings().encryption_keys
+    if keys is None:
         raise ValueError("The recorded text is encrypted, and ENCRYPTION_KEYS is not set.")
     from cryptography.fernet import InvalidToken
 
     try:
-        return _cipher(tuple(settings.encryption_keys)).decrypt(token.encode("ascii")).decode("utf-8")
+        return _cipher(tuple(keys)).decrypt(token.encode("ascii")).decode("utf-8")
     except InvalidToken:
         raise ValueError(
             "The recorded text can't be decrypted: its key is not among ENCRYPTION_KEYS, or the text was changed."

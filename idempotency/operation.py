@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Unpack
-from weakref import WeakSet
+from functools import cache
+from typing import Any, Unpack
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from .conf import CLOCK_SKEW, SETTING, Defaults, Problem, settings
+from .conf import CLOCK_SKEW, SETTING, Mistake, settings
 from .lifecycle import Recovery
-from .options.table import OPTIONS, OperationPolicy, RequestPolicy
+from .options.table import OPTIONS, Arguments, Options, RequestArguments
 from .options.values import REEXECUTE, Attach, Reconcile
 
 logger = logging.getLogger("idempotency")
@@ -26,7 +26,7 @@ logger = logging.getLogger("idempotency")
 MAX_NAME_LENGTH = 255
 
 
-class Operation(Defaults):
+class Operation:
     """The policy of one operation.
 
     An argument that is left out takes its value from the settings at the time of the request. The documentation has a
@@ -75,64 +75,40 @@ class Operation(Defaults):
     :raises TypeError: there is no argument of this name.
     """
 
-    name: str
-    declared: dict[str, Any]
-    """The arguments by name. None stands for an argument that was left out."""
-    heartbeat: timedelta | None
-    idle_timeout: timedelta | None
-    transaction: bool
-    recovery: Recovery
-    """What an abandoned claim means. ``RECONCILE`` stands for any ``Reconcile``; see ``reconcile``."""
-    command: Callable[..., Any] | None
-    rebuild: Callable[[str, Any], Any] | None
-    redact: Callable[[int, Mapping[str, str], bytes], bytes] | None
-
-    def __init__(self, name: str, **policy: Unpack[RequestPolicy]) -> None:
+    def __init__(self, name: str, **arguments: Unpack[RequestArguments]) -> None:
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
             raise ImproperlyConfigured(
                 f"An operation's name is 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}."
             )
         self.name = name
-        self.declared = _checked(name, policy)
-        for option in OPTIONS.values():
-            if option.setting is None:
-                setattr(self, option.name, self.declared[option.name])
-        self.recovery = _recovery_of(self.declared["recovery"])
+        #: The arguments by name. None stands for an argument that was left out.
+        self.declared = _checked(name, arguments)
         registry.add(self)
 
-    if not TYPE_CHECKING:  # a type checker knows the attributes of Defaults, and that there are no others
+    @property
+    @cache  # noqa: B019 - an operation is declared once and lives as long as its process
+    def policy(self) -> Policy:
+        """The options in force.
 
-        def __getattr__(self, name: str) -> Any:
-            """Read the options that have a setting, at the first use of one since the settings changed.
+        :raises ImproperlyConfigured: the settings are wrong, or contradict what the operation declares.
+        """
+        for mistake in self.mistakes():
+            raise ImproperlyConfigured(str(mistake))
+        return self._policy()
 
-            They are read and checked together, so that a wrong policy is refused before anything runs.
-
-            :raises ImproperlyConfigured: the settings are wrong, or contradict what the operation declares.
-            """
-            option = OPTIONS.get(name)
-            if option is None or option.setting is None:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            for problem in self.problems():
-                raise ImproperlyConfigured(str(problem))
-            vars(self).update(self._values())
-            _in_use.add(self)
-            return vars(self)[name]
-
-    def _values(self) -> dict[str, Any]:
-        """The values of the options that have a setting: the declared value, or else that of the setting."""
-        return {
-            name: getattr(settings, name) if self.declared[name] is None else option.value_of(self.declared[name])
-            for name, option in OPTIONS.items()
-            if option.setting is not None
+    def _policy(self) -> Policy:
+        values = vars(settings().defaults) | {
+            name: OPTIONS[name].value_of(value) for name, value in self.declared.items() if value is not None
         }
+        return Policy(operation=self, **values | {"recovery": self.recovery})
 
-    def problems(self) -> list[Problem]:
+    def mistakes(self) -> list[Mistake]:
         """Find the mistakes in the operation's declaration, taken together with the settings.
 
         :raises ImproperlyConfigured: the settings alone are wrong.
         """
         found = [
-            Problem(
+            Mistake(
                 option.complaint(f"Operation {self.name!r}: {name}", problem, self.declared[name]),
                 option.hint,
                 "idempotency.E018",
@@ -140,13 +116,17 @@ class Operation(Defaults):
             for name, option in OPTIONS.items()
             if (problem := option.problem_of_path(self.declared[name]))
         ]
-        if not found:
-            values = self._values()
-            contradiction = _contradiction(
-                self.name, values["ttl"], values["lease"], self.heartbeat, values["max_key_age"], values["body_ttl"]
-            )
-            found += [contradiction] if contradiction else []
+        if not found and (contradiction := _contradiction(self.name, vars(self._policy()))):
+            found.append(contradiction)
         return found
+
+    @property
+    def recovery(self) -> Recovery:
+        """What an abandoned claim means. ``RECONCILE`` stands for any ``Reconcile``. It does not depend on settings."""
+        declared = self.declared["recovery"]
+        if isinstance(declared, Reconcile):
+            return Recovery.RECONCILE
+        return REEXECUTE if declared is None else declared
 
     @property
     def reconcile(self) -> Reconcile:
@@ -166,18 +146,25 @@ class Operation(Defaults):
         return f"Operation {self.name!r}"
 
 
-def _checked(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Policy(Options):
+    """The options in force of one operation, under one version of the settings."""
+
+    operation: Operation
+
+
+def _checked(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Check the arguments of an operation, and add those that were left out as None.
 
     :raises TypeError: there is no argument of this name.
     :raises ImproperlyConfigured: an argument has a wrong value, or two contradict each other.
     """
-    for argument in policy:
+    for argument in arguments:
         if argument not in OPTIONS:
             near = get_close_matches(argument, OPTIONS, n=1)
             advice = f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(OPTIONS)}."
             raise TypeError(f"Operation {name!r} got an unexpected keyword argument {argument!r}. {advice}")
-    declared = {option: policy.get(option) for option in OPTIONS}
+    declared = {option: arguments.get(option) for option in OPTIONS}
     if declared["transaction"] is None:
         declared["transaction"] = OPTIONS["transaction"].default
     for option, value in declared.items():
@@ -194,51 +181,39 @@ def _checked(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
             f"Operation {name!r} attaches duplicates to a job, so it needs rebuild=: callable(reference, request) "
             f"that answers 202 while the job runs, and with its outcome afterwards."
         )
-    durations = (declared[option] for option in ("ttl", "lease", "heartbeat", "max_key_age", "body_ttl"))
-    if contradiction := _contradiction(name, *durations):
+    if contradiction := _contradiction(name, declared):
         raise ImproperlyConfigured(str(contradiction))
     return declared
 
 
-def _recovery_of(declared: Recovery | Reconcile | None) -> Recovery:
-    if isinstance(declared, Reconcile):
-        return Recovery.RECONCILE
-    return REEXECUTE if declared is None else declared
-
-
-def _contradiction(
-    name: str,
-    ttl: timedelta | None,
-    lease: timedelta | None,
-    heartbeat: timedelta | None,
-    max_key_age: timedelta | None,
-    body_ttl: timedelta | None,
-) -> Problem | None:
+def _contradiction(name: str, values: Mapping[str, Any]) -> Mistake | None:
     """Find a contradiction between durations. None stands for a duration that is not known yet."""
+    durations = ("ttl", "lease", "heartbeat", "max_key_age", "body_ttl")
+    ttl, lease, heartbeat, max_key_age, body_ttl = (values[option] for option in durations)
     if ttl is None:
         return None
     if lease is not None and lease >= ttl:
-        return Problem(
+        return Mistake(
             f"Operation {name!r} has a lease ({lease}) that is not shorter than its ttl ({ttl}).",
             "Give the operation a shorter lease= or a longer ttl=.",
             "idempotency.E015",
         )
     if heartbeat is not None and heartbeat > ttl:
-        return Problem(
+        return Mistake(
             f"Operation {name!r} has a heartbeat ({heartbeat}) that is longer than its ttl ({ttl}), so a run could "
             f"outlast the retention of its own key.",
             "Give the operation a shorter heartbeat= or a longer ttl=.",
             "idempotency.E017",
         )
     if max_key_age is not None and max_key_age > ttl - CLOCK_SKEW:
-        return Problem(
+        return Mistake(
             f"Operation {name!r} accepts keys of an age of {max_key_age}, and its ttl is {ttl}. A key whose record is "
             f"gone could run again, because clocks may differ by five minutes.",
             "Give the operation a shorter max_key_age= or a longer ttl=.",
             "idempotency.E025",
         )
     if body_ttl is not None and body_ttl >= ttl:
-        return Problem(
+        return Mistake(
             f"Operation {name!r} has a body_ttl ({body_ttl}) that is not shorter than its ttl ({ttl}), at which the "
             f"whole record is deleted.",
             "Give the operation a shorter body_ttl= or a longer ttl=, or leave body_ttl= and BODY_TTL out.",
@@ -247,22 +222,13 @@ def _contradiction(
     return None
 
 
-#: The operations that have read values from the settings, including those that were declared again and so replaced in
-#: the registry.
-_in_use: WeakSet[Operation] = WeakSet()
-
-
-def _forget_values(*, setting: str, **arguments: Any) -> None:
-    """Make each operation read the settings again. Receives Django's ``setting_changed``."""
+def _read_again(*, setting: str, **arguments: Any) -> None:
+    """Forget the options in force. Receives Django's ``setting_changed``, after ``conf`` has."""
     if setting == SETTING:
-        for operation in list(_in_use):  # a list keeps them alive, and pop() fails if the last one has just gone
-            _in_use.discard(operation)
-            for name, option in OPTIONS.items():
-                if option.setting is not None:
-                    vars(operation).pop(name, None)
+        vars(Operation)["policy"].fget.cache_clear()
 
 
-setting_changed.connect(_forget_values)
+setting_changed.connect(_read_again)
 
 
 class Registry:
@@ -329,20 +295,22 @@ class Registry:
 registry: Registry = Registry()
 
 
-def operation_for(declaration: str | Operation, policy: OperationPolicy) -> Operation:
+def operation_for(declaration: str | Operation, arguments: Arguments) -> Operation:
     """Find or declare the operation that the arguments of ``@idempotent`` or of the mixin name.
 
-    A bare name means the operation that is declared under it. If there is none, a new one is declared with the
-    defaults.
+    A bare name means the operation that is declared under it, and so do the arguments with which it is declared. If
+    there is none, a new one is declared.
 
     :raises ImproperlyConfigured: the policy is wrong, or an ``Operation`` is given with further arguments.
     :raises TypeError: there is no argument of this name.
     """
     if isinstance(declaration, Operation):
-        if policy:
+        if arguments:
             raise ImproperlyConfigured(
                 f"Operation {declaration.name!r} has its own policy. Give no further arguments with it."
             )
         return declaration
-    known = registry.get(declaration) if isinstance(declaration, str) and not policy else None
-    return Operation(declaration, **policy) if known is None else known
+    known = registry.get(declaration) if isinstance(declaration, str) else None
+    if known is not None and (not arguments or _checked(known.name, arguments) == known.declared):
+        return known
+    return Operation(declaration, **arguments)

@@ -37,7 +37,7 @@ from .options.values import NEVER_RECORDED_HEADERS, Attach
 if TYPE_CHECKING:
     from django.http.response import HttpResponseBase
 
-    from .operation import Operation
+    from .operation import Policy
 
 logger = logging.getLogger("idempotency")
 
@@ -94,35 +94,35 @@ class Outcome:
             raise OutcomeUnreadableError from error
 
 
-def outcome_of(response: HttpResponseBase, operation: Operation, reference: str | None = None) -> Outcome:
-    """Make the outcome of ``operation`` from a rendered response.
+def outcome_of(response: HttpResponseBase, policy: Policy, reference: str | None = None) -> Outcome:
+    """Make an operation's outcome from a rendered response.
 
     :param reference: recorded instead of the body, if the operation declares ``rebuild``. With ``body_ttl`` the body is
         recorded, too, unless it can't be.
     :raises UnrecordableResponseError: the response is a stream or larger than ``max_body``, or there is a reference but
         the operation declares no ``rebuild``, or ``redact`` fails.
     """
-    headers = _recorded_headers(response, operation)
+    headers = _recorded_headers(response, policy)
     if reference is not None:
-        if operation.rebuild is None:
+        if policy.rebuild is None:
             raise UnrecordableResponseError(
-                f"Operation {operation.name!r} has set a reference in its claim but declares no rebuild= to read it."
+                f"{policy.operation} has set a reference in its claim but declares no rebuild= to read it."
             )
-        if not _is_body_kept_beside_reference(response, operation):
-            return Outcome(response.status_code, headers, reference=reference, body_ttl=operation.body_ttl)
+        if not _is_body_kept_beside_reference(response, policy):
+            return Outcome(response.status_code, headers, reference=reference, body_ttl=policy.body_ttl)
     if not isinstance(response, HttpResponse) or getattr(response, "streaming", False):
         raise UnrecordableResponseError(
-            f"Operation {operation.name!r} returned a streaming response, which can't be recorded. Return the whole "
+            f"{policy.operation} returned a streaming response, which can't be recorded. Return the whole "
             f"content, or set current_claim().reference and declare rebuild= to answer replays from it."
         )
     content = (
         response.content
-        if operation.redact is None
-        else _redacted(response.content, response.status_code, headers, operation)
+        if policy.redact is None
+        else _redacted(response.content, response.status_code, headers, policy)
     )
-    if len(content) > operation.max_body:
+    if len(content) > policy.max_body:
         raise UnrecordableResponseError(
-            f"Operation {operation.name!r} returned {len(content)} bytes, but max_body is {operation.max_body}. "
+            f"{policy.operation} returned {len(content)} bytes, but max_body is {policy.max_body}. "
             f"Raise max_body, return less, or set current_claim().reference and declare rebuild=."
         )
     return Outcome(
@@ -130,20 +130,20 @@ def outcome_of(response: HttpResponseBase, operation: Operation, reference: str 
         headers=headers,
         body=encode_body(content, response.get("Content-Type", "")),
         reference=reference,
-        body_ttl=operation.body_ttl,
+        body_ttl=policy.body_ttl,
     )
 
 
-def _is_body_kept_beside_reference(response: HttpResponseBase, operation: Operation) -> bool:
+def _is_body_kept_beside_reference(response: HttpResponseBase, policy: Policy) -> bool:
     # A duplicate that attaches to a job has to learn what has become of the job since.
-    if operation.body_ttl is None or isinstance(operation.in_progress, Attach):
+    if policy.body_ttl is None or isinstance(policy.in_progress, Attach):
         return False
     if not isinstance(response, HttpResponse) or getattr(response, "streaming", False):
         return False
-    return len(response.content) <= operation.max_body
+    return len(response.content) <= policy.max_body
 
 
-def outcome_of_result(result: Any, operation: Operation) -> Outcome:
+def outcome_of_result(result: Any, policy: Policy) -> Outcome:
     """Make the outcome from the result of a ``claim()`` block or a task.
 
     :raises TypeError: the result is not JSON, or is not after ``redact``.
@@ -154,27 +154,27 @@ def outcome_of_result(result: Any, operation: Operation) -> Outcome:
         text = json.dumps(result, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
-            f"The result of operation {operation.name!r} must be JSON, so that it can be replayed: {error}"
+            f"The result of operation {policy.operation.name!r} must be JSON, so that it can be replayed: {error}"
         ) from error
-    content = _redacted(text.encode("utf-8"), DONE, headers, operation)
+    content = _redacted(text.encode("utf-8"), DONE, headers, policy)
     try:
         json.loads(content)
     except (ValueError, RecursionError):
         # The error of the parser holds the content, so it is not chained.
-        raise TypeError(f"redact= of operation {operation.name!r} must turn a result into JSON.") from None
+        raise TypeError(f"redact= of operation {policy.operation.name!r} must turn a result into JSON.") from None
     body = encode_body(content, "application/json")
-    return Outcome(status=DONE, headers=headers, body=body, body_ttl=operation.body_ttl)
+    return Outcome(status=DONE, headers=headers, body=body, body_ttl=policy.body_ttl)
 
 
-def _redacted(content: bytes, status: int, headers: tuple[tuple[str, str], ...], operation: Operation) -> bytes:
-    """Return the content that ``operation`` records. If that can't be told, nothing is recorded.
+def _redacted(content: bytes, status: int, headers: tuple[tuple[str, str], ...], policy: Policy) -> bytes:
+    """Return the content that an operation records. If that can't be told, nothing is recorded.
 
     :raises UnrecordableResponseError: ``redact`` raises an error, or returns no bytes.
     """
-    if operation.redact is None or not content:
+    if policy.redact is None or not content:
         return content
     try:
-        redacted: object = operation.redact(status, CaseInsensitiveMapping(dict(headers)), content)
+        redacted: object = policy.redact(status, CaseInsensitiveMapping(dict(headers)), content)
     except Exception as error:  # noqa: BLE001 - it is reported without its message, which may quote the body
         frame = error.__traceback__ and error.__traceback__.tb_next
         place = f" in line {frame.tb_lineno} of {frame.tb_frame.f_code.co_filename}" if frame else ""
@@ -186,7 +186,7 @@ def _redacted(content: bytes, status: int, headers: tuple[tuple[str, str], ...],
         del redacted
     # Raised outside of the handler and without the body, because a crash report shows messages and local variables.
     del content
-    raise UnrecordableResponseError(f"redact= of operation {operation.name!r} {problem}.")
+    raise UnrecordableResponseError(f"redact= of operation {policy.operation.name!r} {problem}.")
 
 
 #: The errors that may occur when a damaged record is read.
@@ -233,8 +233,8 @@ def _class_of(status: int, names: Mapping[str, str]) -> type[HttpResponse]:
     return _CLASSES.get(status, HttpResponse)
 
 
-def _recorded_headers(response: HttpResponseBase, operation: Operation) -> tuple[tuple[str, str], ...]:
-    names, prefixes = _recordable_names(tuple(operation.headers))
+def _recorded_headers(response: HttpResponseBase, policy: Policy) -> tuple[tuple[str, str], ...]:
+    names, prefixes = _recordable_names(tuple(policy.headers))
     recorded = {
         header: value
         for header, value in response.items()
@@ -243,7 +243,7 @@ def _recorded_headers(response: HttpResponseBase, operation: Operation) -> tuple
     if django_settings.DEBUG:
         for header in response.headers:
             if header not in recorded and header.lower() not in REGENERATED_HEADERS:
-                _say_once_that_it_is_dropped(operation.name, header)
+                _say_once_that_it_is_dropped(policy.operation.name, header)
     return tuple(recorded.items())
 
 
@@ -270,7 +270,7 @@ def encode_body(content: bytes, content_type: str) -> str:
     If ``ENCRYPTION_KEYS`` is set, it is encrypted.
     """
     text = _as_json_text(content, content_type)
-    return text if settings.encryption_keys is None else _envelope(FERNET, encryption.encrypt(text))
+    return text if settings().encryption_keys is None else _envelope(FERNET, encryption.encrypt(text))
 
 
 def decode_body(body: str | None) -> bytes:
@@ -363,4 +363,4 @@ def reason_of(error: BaseException) -> str:
 
 def recorded_reason(error: BaseException) -> str:
     """The reason as a record keeps it: only the class if bodies are encrypted, because the message may quote one."""
-    return reason_of(error) if settings.encryption_keys is None else type(error).__name__
+    return reason_of(error) if settings().encryption_keys is None else type(error).__name__

@@ -47,7 +47,7 @@ def pay_out(account_id: int, provider: str, *, label: str, amount: int, fault: s
     # and is refused.
     now = time.time()
     claim.renew()
-    valid_until = now + VALID_PART * claim.operation.lease.total_seconds()
+    valid_until = now + VALID_PART * claim.operation.policy.lease.total_seconds()
     key, timeout = claim.derive_key(CALL), settings.PROVIDER_TIMEOUT
     try:
         effect = pay(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
 
+import pytest
+
+from idempotency import Operation
 from idempotency.operation import registry
 
 
@@ -20,6 +26,17 @@ def forgetting_operations(prefix: str = "") -> Iterator[None]:
             if operation.name not in before and operation.name.startswith(prefix):
                 registry.discard(operation.name)
         registry._homes.update(homes)
+
+
+def redeclare(monkeypatch: pytest.MonkeyPatch, name: str, **options: Any) -> None:
+    """Let an operation have other options, as in a later release of its project."""
+    policy_of = vars(Operation)["policy"].fget
+
+    @cache
+    def policy(operation: Operation) -> Any:
+        return replace(policy_of(operation), **(options if operation.name == name else {}))
+
+    monkeypatch.setattr(Operation, "policy", property(policy))
 
 
 @contextmanager

@@ -295,7 +295,7 @@ def _of_account_or_user(request: HttpRequest, records: QuerySet[Any], name: str)
     yield _of_account(records, name)
     model: Any = get_user_model()
     permission = f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"
-    if settings.account is authenticated_user and request.user.has_perm(permission):
+    if settings().defaults.account is authenticated_user and request.user.has_perm(permission):
         user = None
         with suppress(OperationalError):  # MariaDB, for a name with characters that the column can't hold
             user = model._default_manager.filter(**{model.USERNAME_FIELD: name}).first()

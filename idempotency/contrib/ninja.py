@@ -156,9 +156,9 @@ def _describe(operation: Operation, route: Any) -> None:
     own = _by_number(described.get("responses", {}))
     responses = {status: own.get(status, {}) for status in (*own, *route.response_models) if status is not ...}
     # Ninja's schema has no place for a component that is not a model, so the problem is written out.
-    name, schema = PROBLEMS[operation.profile]
+    name, schema = PROBLEMS[operation.policy.profile]
     problem = problem_content(operation, {"title": name, **schema})
-    add_responses(operation, responses, problem if settings.error_response is None else None)
+    add_responses(operation, responses, problem if settings().error_response is None else None)
     route.openapi_extra = {**described, "responses": _by_number(responses)}
 
 

@@ -21,7 +21,7 @@ from ..exceptions import (
 )
 from ..http.problems import PROFILES, Profile
 from ..identity import keys
-from ..operation import Operation
+from ..operation import Operation, Policy
 from ..options.values import ACCEPTED, ACP, IETF, STRIPE, Attach
 from ..outcome import RETENTION_HEADER, STATUS_HEADER
 
@@ -82,7 +82,7 @@ def problem_content(operation: Operation, schema: dict[str, Any]) -> dict[str, A
 
     :param schema: its schema, or a reference to the component that has it.
     """
-    return {PROFILES[operation.profile].content_type: {"schema": schema}}
+    return {PROFILES[operation.policy.profile].content_type: {"schema": schema}}
 
 
 def key_parameter(operation: Operation) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def key_parameter(operation: Operation) -> dict[str, Any]:
     return {
         "name": keys.HEADER,
         "in": "header",
-        "required": operation.required and operation.key is None,
+        "required": operation.policy.required and operation.policy.key is None,
         "description": KEY_DESCRIPTION,
         "schema": dict(KEY_SCHEMA),
     }
@@ -111,15 +111,15 @@ def add_responses(operation: Operation, responses: dict[Any, Any], content: dict
         else:
             responses[status] = response
     for status, response in described.items():
-        if status.isdigit() and operation.recordable(int(status)):
-            _complete(response, {"headers": _headers_of_outcome(PROFILES[operation.profile])})
+        if status.isdigit() and operation.policy.recordable(int(status)):
+            _complete(response, {"headers": _headers_of_outcome(PROFILES[operation.policy.profile])})
 
 
 def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Our answers in place of an outcome, by status."""
-    profile = PROFILES[operation.profile]
+    profile = PROFILES[operation.policy.profile]
     by_status: dict[int, list[type[IdempotencyError]]] = {}
-    for error in _errors(operation):
+    for error in _errors(operation.policy):
         by_status.setdefault(profile.answer_to(error).status, []).append(error)
     for status, errors in sorted(by_status.items()):
         answer: dict[str, Any] = {
@@ -130,9 +130,10 @@ def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[t
         if {InProgressError, exceptions.UnavailableError} & set(errors):
             answer["headers"] = {"Retry-After": dict(RETRY_AFTER)}
         yield str(status), answer
-    if operation.in_progress is ACCEPTED or isinstance(operation.in_progress, Attach):
+    in_progress = operation.policy.in_progress
+    if in_progress is ACCEPTED or isinstance(in_progress, Attach):
         headers = {"Retry-After": dict(RETRY_AFTER)}
-        if isinstance(operation.in_progress, Attach):
+        if isinstance(in_progress, Attach):
             headers["Location"] = {
                 "description": "Where the job is.",
                 "schema": {"type": "string", "format": "uri-reference"},
@@ -140,15 +141,15 @@ def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[t
         yield "202", {"description": "A request with this key is still being processed", "headers": headers}
 
 
-def _errors(operation: Operation) -> Iterator[type[IdempotencyError]]:
+def _errors(policy: Policy) -> Iterator[type[IdempotencyError]]:
     """The errors that a client of the operation may get."""
     kinds = (*RequestError.__subclasses__(), *DuplicateError.__subclasses__(), exceptions.UnavailableError)
     for error in [error for error in kinds if error.__module__ == exceptions.__name__]:  # without a project's own
-        if error is KeyMissingError and not operation.required:
+        if error is KeyMissingError and not policy.required:
             continue
-        if error is KeyExpiredError and operation.max_key_age is None:
+        if error is KeyExpiredError and policy.max_key_age is None:
             continue
-        if error is BodyGoneError and operation.body_ttl is None:
+        if error is BodyGoneError and policy.body_ttl is None:
             continue
         yield error
 

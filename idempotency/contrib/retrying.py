@@ -150,7 +150,7 @@ class Tries(ABC, Generic[A]):
         self.total = policy.total
         if self.claim is not None:
             operation = self.claim.operation
-            self.total = min(self.total, (operation.heartbeat or operation.lease).total_seconds())
+            self.total = min(self.total, (operation.policy.heartbeat or operation.policy.lease).total_seconds())
         self.attempts = 0
         self.last: A | None = None
         self._started = time.monotonic()

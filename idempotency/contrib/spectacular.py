@@ -77,12 +77,12 @@ class AutoSchema(openapi.AutoSchema):
         operation = self._operation()
         if (
             operation is None
-            or settings.error_response is not None
+            or settings().error_response is not None
             or self.view.get_exception_handler() is not exception_handler
         ):
             return None
         make: Any = ResolvedComponent  # it has no types
-        name, schema = PROBLEMS[operation.profile]
+        name, schema = PROBLEMS[operation.policy.profile]
         component = make(name=name, type=ResolvedComponent.SCHEMA, object=name, schema=copy.deepcopy(schema))
         self.registry.register_on_missing(component)
         return problem_content(operation, component.ref)

@@ -29,7 +29,7 @@ from django.urls import ResolverMatch
 from django.views import View
 
 from ..exceptions import IdempotencyError
-from ..operation import Operation
+from ..operation import Policy
 from ..options.values import IETF
 from ..outcome import Outcome, response_of
 from .payload import parsed_body
@@ -115,12 +115,12 @@ class Adapter:
         """Whether the project has named the URL pattern. Patterns with one name are one place for a key."""
         return bool(match.url_name)
 
-    def payload(self, operation: Operation) -> object:
+    def payload(self, policy: Policy) -> object:
         """What the fingerprint is taken of: the operation's command object, or the parsed body.
 
         This may read the request, but the handler must find the request as if it were unprotected.
         """
-        return parsed_body(self.http) if operation.command is None else operation.command(self.request)
+        return parsed_body(self.http) if policy.command is None else policy.command(self.request)
 
     def render(self, answer: Any) -> Any:
         """Turn what the handler returned into the final response, with its status, headers and content.

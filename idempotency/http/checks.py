@@ -15,7 +15,7 @@ from django.core.checks import CheckMessage, Tags, register
 from django.db import router
 from django.db.models import Model
 
-from ..conf import SETTING, problems_of, settings
+from ..conf import SETTING, mistakes_in, settings
 from ..identity import keys
 from ..operation import Operation, registry
 from ..options.values import ACCEPTED, Attach
@@ -42,9 +42,9 @@ def declared_operations() -> list[Operation]:
 
 def _valid_operations() -> list[Operation]:
     """The declared operations whose options can be read. Another check reports the others."""
-    if problems_of(getattr(django_settings, SETTING, {})):
+    if mistakes_in(getattr(django_settings, SETTING, {})):
         return []
-    return [operation for operation in declared_operations() if not operation.problems()]
+    return [operation for operation in declared_operations() if not operation.mistakes()]
 
 
 @register("idempotency", Tags.urls)
@@ -117,7 +117,7 @@ def check_cors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[C
                 id="idempotency.W012",
             )
         )
-    replayed = sorted({PROFILES[operation.profile].replayed for operation in _valid_operations()})
+    replayed = sorted({PROFILES[operation.policy.profile].replayed for operation in _valid_operations()})
     if hidden := _not_listed("CORS_EXPOSE_HEADERS", *replayed, RETENTION_HEADER, STATUS_HEADER, "Retry-After"):
         found.append(
             checks.Warning(
@@ -147,7 +147,7 @@ def model_written_elsewhere(view_class: Any, operation: Operation) -> type[Model
     meta = getattr(getattr(view_class, "serializer_class", None), "Meta", None)
     named = (getattr(source, "model", None) for source in (getattr(view_class, "queryset", None), view_class, meta))
     model = next((model for model in named if isinstance(model, type) and issubclass(model, Model)), None)
-    if model is None or not operation.transaction:
+    if model is None or not operation.declared["transaction"]:
         return None
     return None if router.db_for_write(model) == records_database(operation=operation.name) else model
 
@@ -155,7 +155,9 @@ def model_written_elsewhere(view_class: Any, operation: Operation) -> type[Model
 @register("idempotency")
 def check_visitors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Say what an anonymous account means, where an operation accepts one."""
-    names = sorted(repr(operation.name) for operation in _valid_operations() if operation.account is user_or_visitor)
+    names = sorted(
+        repr(operation.name) for operation in _valid_operations() if operation.policy.account is user_or_visitor
+    )
     if not names:
         return []
     return [
@@ -175,26 +177,27 @@ def check_profiles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 
 
 def _broken_rules(operation: Operation) -> Iterator[CheckMessage]:
-    profile, subject = PROFILES[operation.profile], f"Operation {operation.name!r} of profile {operation.profile!r}"
-    if operation.ttl < profile.least_retention:
+    policy, profile = operation.policy, PROFILES[operation.policy.profile]
+    subject = f"Operation {operation.name!r} of profile {policy.profile!r}"
+    if policy.ttl < profile.least_retention:
         yield checks.Warning(
-            f"{subject} keeps its outcomes for {operation.ttl}.",
+            f"{subject} keeps its outcomes for {policy.ttl}.",
             hint=f"The profile asks for at least {profile.least_retention}: a longer ttl= or TTL.",
             id="idempotency.W020",
         )
-    if profile.needs_key and not operation.required:
+    if profile.needs_key and not policy.required:
         yield checks.Warning(
             f"{subject} lets a request without a key run.",
             hint="The profile refuses such a request: leave out required=False.",
             id="idempotency.W021",
         )
-    if profile.forgets_server_errors and any(map(operation.recordable, range(500, 600))):
+    if profile.forgets_server_errors and any(map(policy.recordable, range(500, 600))):
         yield checks.Warning(
             f"{subject} records responses with a status of 5xx.",
             hint="By the profile a retry after a 5xx runs again: a recordable= or RECORDABLE that is False for them.",
             id="idempotency.W022",
         )
-    if profile.needs_conflict and (operation.in_progress is ACCEPTED or isinstance(operation.in_progress, Attach)):
+    if profile.needs_conflict and (policy.in_progress is ACCEPTED or isinstance(policy.in_progress, Attach)):
         yield checks.Warning(
             f"{subject} answers a duplicate of a running request with 202.",
             hint="The profile asks for 409: leave in_progress= at CONFLICT or Wait.",
@@ -205,7 +208,7 @@ def _broken_rules(operation: Operation) -> Iterator[CheckMessage]:
 @register("idempotency", Tags.urls)
 def check_every_route(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check that the middleware is there that ``EVERY_ROUTE`` needs, and name the routes that it can't protect."""
-    if problems_of(getattr(django_settings, SETTING, {})) or not settings.every_route:
+    if mistakes_in(getattr(django_settings, SETTING, {})) or not settings().every_route:
         return []
     messages: list[CheckMessage] = []
     if MIDDLEWARE not in django_settings.MIDDLEWARE:

@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.views import View
 
 from ..operation import Operation, operation_for, registry
-from ..options.table import RequestPolicy
+from ..options.table import RequestArguments
 from .adapter import Adapter, adapter_for, prepare_view, served_methods
 from .class_views import guard, refuse_excluded, refuse_hook
 from .exchange import Exchange, is_running, is_within_a_run
@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 def idempotent(
-    operation: str | Operation = "", **policy: Unpack[RequestPolicy]
+    operation: str | Operation = "", **policy: Unpack[RequestArguments]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a view take effect once for each account and ``Idempotency-Key``.
 
@@ -139,12 +139,12 @@ class Protected(Protection):
         if not self._protects(instance, adapter):
             return Handler(call, adapter.http, self).pass_through
         if not self._is_async:
-            return Exchange(self.operation, adapter, Handler(call, adapter.http, self)).respond
+            return Exchange(self.operation.policy, adapter, Handler(call, adapter.http, self)).respond
 
         async def run() -> Any:  # asgiref doesn't see that a partial of a decorated coroutine function is one
             return await call()
 
-        exchange = Exchange(self.operation, adapter, Handler(async_to_sync(run), adapter.http, self))
+        exchange = Exchange(self.operation.policy, adapter, Handler(async_to_sync(run), adapter.http, self))
         return functools.partial(_shielded, exchange.respond)
 
     def _protects(self, instance: object, adapter: Adapter) -> bool:

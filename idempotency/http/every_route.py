@@ -40,7 +40,7 @@ class ByRoute(Protected):
     """A handler that ``EVERY_ROUTE`` protects, while it is set: a test may set it for itself only."""
 
     def _protects(self, instance: object, adapter: Adapter) -> bool:
-        return settings.every_route and super()._protects(instance, adapter)
+        return settings().every_route and super()._protects(instance, adapter)
 
     def _prepare(self) -> None:
         """Nothing is left to do, because its framework has made a route of it already."""
@@ -57,13 +57,13 @@ def places() -> Iterator[Place]:
 
 def protect_every_route(resolver: URLResolver) -> None:
     """Protect the routes of a URLconf once, if ``EVERY_ROUTE`` is set."""
-    if not settings.every_route or resolver in _done:
+    if not settings().every_route or resolver in _done:
         return
     with _lock:  # no request is served before all routes are protected
         if resolver not in _done:
             for place in places_of(resolver):
                 names = (place.route, place.name, dotted(class_of(place.callback) or [*layers_of(place.callback)][-1]))
-                is_excepted = any(fnmatchcase(name, pattern) for name in names for pattern in settings.except_routes)
+                is_excepted = any(fnmatchcase(name, pattern) for name in names for pattern in settings().except_routes)
                 if not place.in_admin and not is_excepted:
                     _protect(place)
             _done.add(resolver)

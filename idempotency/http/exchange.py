@@ -29,7 +29,7 @@ from ..exceptions import (
 from ..identity import keys
 from ..identity.fingerprint import Payload
 from ..identity.scope import Scope, key_on_path, scope_of
-from ..operation import Operation
+from ..operation import Operation, Policy
 from ..options.values import ACCEPTED, REEXECUTE, Attach
 from ..outcome import RETENTION_HEADER, STATUS_HEADER, Outcome, outcome_of
 from ..protocol import claims
@@ -67,7 +67,7 @@ class Exchange:
     variables, because a crash report shows the local variables of every frame above the handler.
     """
 
-    operation: Operation
+    policy: Policy
     adapter: Adapter
     handler: Handler
     key: str = ""
@@ -80,10 +80,10 @@ class Exchange:
         not handle. That is a crash of the handler and propagates as it would from an unprotected view.
         """
         http = self.adapter.http
-        self.adapter.profile = PROFILES[self.operation.profile]
+        self.adapter.profile = PROFILES[self.policy.profile]
         self.adapter.headers = {STATUS_HEADER: "not-recorded"}
         try:
-            self.key = _key_of(self.operation, self.adapter) or ""
+            self.key = _key_of(self.policy, self.adapter) or ""
         except IdempotencyError as error:
             response = self._refuse(error)
         else:
@@ -91,7 +91,7 @@ class Exchange:
                 return self.handler.pass_through()
             # As it was sent, if it was sent in the header. That is harmless because it is valid.
             self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
-            self.adapter.headers[RETENTION_HEADER] = str(int(self.operation.ttl.total_seconds()))
+            self.adapter.headers[RETENTION_HEADER] = str(int(self.policy.ttl.total_seconds()))
             setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
             try:
                 response = self._answer()
@@ -104,15 +104,15 @@ class Exchange:
         return response
 
     def _answer(self) -> Any:
-        operation = self.operation
-        self.handler.refuse_open_transactions(operation)
+        policy = self.policy
+        self.handler.refuse_open_transactions(policy.operation)
         path = self.adapter.http.path_info if self.adapter.profile.is_scoped_by_path else None
         scope = scope_of(
-            operation.name,
-            operation.account(self.adapter.request),
+            policy.operation.name,
+            policy.account(self.adapter.request),
             self.key if path is None else key_on_path(self.key, path),
         )
-        self.request = ClaimRequest(operation, scope, self._payload(), refusal_to_begin(operation, self.key))
+        self.request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))
         held = acquire_or_wait(self.request)
         if isinstance(held, Outcome):
             return self._replay(held)
@@ -121,14 +121,14 @@ class Exchange:
         except LeaseLostError as error:
             if is_crash(self.adapter.http, error):
                 raise
-            logger.warning("Operation %r: attempt %d lost its lease", operation.name, held.attempt)
+            logger.warning("Operation %r: attempt %d lost its lease", policy.operation.name, held.attempt)
             return self._replay(claims.read_winner(self.request))
 
     def _payload(self) -> Payload:
         adapter, http = self.adapter, self.adapter.http
         try:
             payload = Payload(
-                adapter.payload(self.operation),
+                adapter.payload(self.policy),
                 method=http.method or "",
                 route=route_of(http.resolver_match, adapter.kwargs, adapter.is_place_named),
                 query=http.META.get("QUERY_STRING", ""),
@@ -143,9 +143,9 @@ class Exchange:
         return payload
 
     def _run(self, owned: Ownership) -> Any:
-        run, operation = Running(Claim(owned)), self.operation
+        run, policy = Running(Claim(owned)), self.policy
         handler_run = HandlerRun(run.claim, self.adapter, self.handler)
-        if not operation.transaction and operation.recovery is not REEXECUTE:
+        if not policy.transaction and policy.recovery is not REEXECUTE:
             self.adapter.headers[STATUS_HEADER] = "unknown"  # unless it ends with an outcome
         try:
             with running(run, handler_run.outcome_of_error):
@@ -167,7 +167,7 @@ class Exchange:
             response = self._rebuilt(outcome.reference)
         else:
             response = self.adapter.replay(outcome)
-        if _attach_job(self.operation, self.request.scope, response):
+        if _attach_job(self.policy, self.request.scope, response):
             self.adapter.headers[STATUS_HEADER] = "in-progress"
         else:
             response[self.adapter.profile.replayed] = "true"
@@ -175,7 +175,7 @@ class Exchange:
         return response
 
     def _rebuilt(self, reference: str) -> Any:
-        rebuild = self.operation.rebuild
+        rebuild = self.policy.rebuild
         if rebuild is None:
             raise OutcomeUnreadableError("The recorded outcome is a reference, and the operation declares no rebuild=.")
         try:
@@ -184,31 +184,31 @@ class Exchange:
             raise OutcomeUnreadableError from error
 
     def _refuse(self, error: IdempotencyError) -> Any:
-        report(error, self.operation.name, self.key)
+        report(error, self.policy.operation.name, self.key)
         self.adapter.headers[STATUS_HEADER] = KEY_STATUSES.get(error.code, self.adapter.headers[STATUS_HEADER])
         if isinstance(error, InProgressError):
-            answer = self.operation.in_progress
+            answer = self.policy.in_progress
             if isinstance(answer, Attach):
                 return accepted_response(error, answer.location(self.request.scope))
             if answer is ACCEPTED:
                 return accepted_response(error)
-        custom = settings.error_response
+        custom = settings().error_response
         return self.adapter.answer_to_error(error) if custom is None else custom(self.adapter.request, error)
 
 
-def _key_of(operation: Operation, adapter: Adapter) -> str | None:
+def _key_of(policy: Policy, adapter: Adapter) -> str | None:
     """The key of a request, or None if it has none and needs none.
 
     :raises KeyMissingError: the request has no key, and the operation needs one.
     :raises KeyInvalidError: the key is malformed, or the request has two different keys.
     """
     # The operation's own source comes first, because a crash report of it shows this frame's local variables.
-    own = None if operation.key is None else operation.key(adapter.request)
+    own = None if policy.key is None else policy.key(adapter.request)
     if own is not None:
         own = keys.validate_key(own)
     if keys.META_NAME not in adapter.http.META:
-        if own is None and operation.required:
-            raise _missing_key(operation)
+        if own is None and policy.required:
+            raise _missing_key(policy)
         return own
     sent = keys.parse_header(adapter.http.META[keys.META_NAME])
     if own is not None and own != sent:
@@ -216,12 +216,12 @@ def _key_of(operation: Operation, adapter: Adapter) -> str | None:
     return sent
 
 
-def _missing_key(operation: Operation) -> KeyMissingError:
+def _missing_key(policy: Policy) -> KeyMissingError:
     """The error for a request without a key, which says where the operation looks for one."""
-    if operation.key is None:
+    if policy.key is None:
         return KeyMissingError()
-    known = isinstance(operation.key, (FromHeader, FromForm, FromJSON, FromCookie))
-    place = str(operation.key) if known else "the place that it declares"
+    known = isinstance(policy.key, (FromHeader, FromForm, FromJSON, FromCookie))
+    place = str(policy.key) if known else "the place that it declares"
     return KeyMissingError(
         f"This operation needs a key: one unique value for each logical operation, in {place} or in the header "
         f"Idempotency-Key."
@@ -271,7 +271,7 @@ class HandlerRun:
                     # The other transactions commit now. A later failure rolls back only the record's transaction.
                     owned.has_effects_elsewhere = outcome is not None
                     with on_behalf_of(owned):
-                        finish_transactions(others, outcome, owned.operation)
+                        finish_transactions(others, outcome, owned.policy.operation)
                 return outcome
         finally:
             self.has_ended = True
@@ -303,7 +303,7 @@ class HandlerRun:
 
     def _outcome_of(self, answer: Any) -> Outcome | None:
         owned = self.claim.ownership
-        operation = owned.operation
+        policy = owned.policy
         try:
             fault_point["render.before"]()
             self.response = answer  # so that discard() frees it even if rendering fails
@@ -311,24 +311,24 @@ class HandlerRun:
             fault_point["render.after"]()
             if not isinstance(self.response, HttpResponseBase):
                 raise UnrecordableResponseError(
-                    f"The handler of operation {operation.name!r} must return an HttpResponse, not "
+                    f"The handler of operation {policy.operation.name!r} must return an HttpResponse, not "
                     f"{type(self.response).__name__}. If a framework makes the response from what the handler returns, "
                     f"put @idempotent where the response exists, or register an adapter for the framework."
                 )
-            if _attach_job(operation, owned.scope, self.response):
+            if _attach_job(policy, owned.scope, self.response):
                 self.claim.reference = self.claim.reference or self.response["Location"]
-            if not operation.recordable(self.response.status_code):
+            if not policy.recordable(self.response.status_code):
                 owned.declined = self.response.status_code < 500
                 return None
-            return outcome_of(self.adapter.form_to_record(self.response), operation, self.claim.reference)
+            return outcome_of(self.adapter.form_to_record(self.response), policy, self.claim.reference)
         except IdempotencyError as error:
             error.raised_by = owned  # as ``on_behalf_of`` does
             raise
 
 
-def _attach_job(operation: Operation, scope: Scope, response: Any) -> bool:
+def _attach_job(policy: Policy, scope: Scope, response: Any) -> bool:
     """Tell the client where the operation's job is, and when to look again, if the response says that it still runs."""
-    attach = operation.in_progress
+    attach = policy.in_progress
     if not isinstance(attach, Attach) or response.status_code != RUNNING:
         return False
     response.setdefault("Location", attach.location(scope))
@@ -358,6 +358,6 @@ def is_running(operation: Operation, http: HttpRequest) -> bool:
     here = [run.claim for run in _runs.get() if run.adapter.http is http and run.is_here()]
     if any(claim.operation.name == operation.name for claim in here):
         return True
-    if not here or not (here[-1].operation.transaction and operation.transaction):
+    if not here or not (here[-1].ownership.policy.transaction and operation.declared["transaction"]):
         return False
     return records_database(operation=operation.name, account_id=here[-1].scope.account_id) == here[-1].using

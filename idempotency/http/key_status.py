@@ -14,7 +14,7 @@ from ..conf import settings
 from ..exceptions import IdempotencyError, KeyMissingError
 from ..identity import keys
 from ..identity.scope import scope_of
-from ..operation import Operation, registry
+from ..operation import Operation, Policy, registry
 from ..protocol.key_status import KeyStatus, key_status
 from .adapter import Adapter
 from .problems import PROFILES, report
@@ -37,23 +37,23 @@ class KeyStatusView(View):
 
     def get(self, request: HttpRequest, **route: Any) -> HttpResponse:
         response: HttpResponse = tell_status(
-            asked_operation(self.operation, route), Adapter(request), lambda members: JsonResponse(dict(members))
+            asked_policy(self.operation, route), Adapter(request), lambda members: JsonResponse(dict(members))
         )
         return response
 
 
-def asked_operation(fixed: str | Operation | None, route: Mapping[str, Any]) -> Operation:
-    """The operation that a status view is asked about.
+def asked_policy(fixed: str | Operation | None, route: Mapping[str, Any]) -> Policy:
+    """The policy of the operation that a status view is asked about.
 
     :raises Http404: the URL names an operation that is not declared.
     :raises ImproperlyConfigured: the view names none, or one that is not declared.
     """
     if isinstance(fixed, Operation):
-        return fixed
+        return fixed.policy
     name = route.get("operation") if fixed is None else fixed
     declared = registry.get(name) if isinstance(name, str) else None
     if declared is not None:
-        return declared
+        return declared.policy
     if fixed is None and name is not None:
         raise Http404("There is no such operation.")
     raise ImproperlyConfigured(
@@ -62,26 +62,26 @@ def asked_operation(fixed: str | Operation | None, route: Mapping[str, Any]) -> 
     )
 
 
-def tell_status(operation: Operation, adapter: Adapter, make: Callable[[Mapping[str, Any]], Any]) -> Any:
+def tell_status(policy: Policy, adapter: Adapter, make: Callable[[Mapping[str, Any]], Any]) -> Any:
     """The response to a question about a key.
 
     :param make: makes the response from its JSON members.
     :raises ImproperlyConfigured: the operation's profile has a scope for each path, and the question names none.
     """
-    meta, adapter.profile = adapter.http.META, PROFILES[operation.profile]
+    meta, adapter.profile = adapter.http.META, PROFILES[policy.profile]
     if adapter.profile.is_scoped_by_path:
         raise ImproperlyConfigured(
-            f"KeyStatusView can't tell the status of a key of operation {operation.name!r}: in the profile "
-            f"{operation.profile!r} one key on two paths is two requests."
+            f"KeyStatusView can't tell the status of a key of operation {policy.operation.name!r}: in the profile "
+            f"{policy.profile!r} one key on two paths is two requests."
         )
     try:
         if keys.META_NAME not in meta:
             raise KeyMissingError
-        account = operation.account(adapter.request)
-        status = key_status(operation, scope_of(operation.name, account, keys.parse_header(meta[keys.META_NAME])))
+        account = policy.account(adapter.request)
+        status = key_status(policy, scope_of(policy.operation.name, account, keys.parse_header(meta[keys.META_NAME])))
     except IdempotencyError as error:
-        report(error, operation.name)
-        custom = settings.error_response
+        report(error, policy.operation.name)
+        custom = settings().error_response
         response = adapter.answer_to_error(error) if custom is None else custom(adapter.request, error)
     else:
         response = make(_members(status))

@@ -96,8 +96,8 @@ def _rfc_9457(error: IdempotencyError, answer: Answer, text: str) -> dict[str, A
     return {
         # A URL should lead to a page (RFC 9457, section 3.1.1), so without one the type is a URN.
         "type": f"urn:idempotency:problem:{name}"
-        if settings.problem_docs is None
-        else f"{settings.problem_docs}#{name}",
+        if settings().problem_docs is None
+        else f"{settings().problem_docs}#{name}",
         "title": error.title,
         "status": answer.status,
         "detail": text,
@@ -213,8 +213,8 @@ def response_for(error: IdempotencyError, request: Any) -> Any:
     :returns: the response.
     """
     report(error)
-    custom = settings.error_response
-    return problem_response(error, PROFILES[settings.profile]) if custom is None else custom(request, error)
+    custom = settings().error_response
+    return problem_response(error, PROFILES[settings().defaults.profile]) if custom is None else custom(request, error)
 
 
 def accepted_response(error: InProgressError, location: str | None = None) -> HttpResponse:

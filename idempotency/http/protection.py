@@ -80,9 +80,9 @@ def protects_function(operation: Operation, method: str, served: Collection[str]
     :param served: the methods that the function serves, if they are known. If ``METHODS`` leaves out all of them, the
         function is protected like a handler.
     """
-    if served and operation.declared["methods"] is None and not set(served) & set(operation.methods):
+    if served and operation.declared["methods"] is None and not set(served) & set(operation.policy.methods):
         return protects_handler(operation, method, served)
-    return method in operation.methods
+    return method in operation.policy.methods
 
 
 def protection_of(handler: object) -> Protection | None:

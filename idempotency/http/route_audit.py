@@ -79,8 +79,8 @@ class AuditedRoute:
             "verdict": str(self.verdict),
             "operation": None if operation is None else operation.name,
             "recovery": None if operation is None else operation.recovery.value,
-            "transaction": None if operation is None else operation.transaction,
-            "required": None if operation is None else operation.required,
+            "transaction": None if operation is None else operation.declared["transaction"],
+            "required": None if operation is None else operation.policy.required,
             "reasons": list(self.reasons),
         }
 
@@ -143,8 +143,8 @@ def _routes_of(place: Place) -> Iterator[AuditedRoute]:
             methods = _served(routed, place.callback, view_class)
         else:
             operation = routed.operation
-            methods = () if operation is None else operation.methods
-            if not set(settings.methods) <= set(methods):
+            methods = () if operation is None else operation.policy.methods
+            if not set(settings().defaults.methods) <= set(methods):
                 doubt = "The audit can't see which methods a function serves."
                 yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, reasons=(doubt, *left_out))
         for method in sorted(set(methods) - SAFE_METHODS):
@@ -165,7 +165,7 @@ def _served(routed: RoutedHandler, callback: Any, view_class: Any) -> Collection
 def _judged(route: AuditedRoute, place: Place, routed: RoutedHandler, view_class: Any) -> AuditedRoute:
     operation = route.operation
     if operation is None:
-        verdict = Verdict.UNPROTECTED if route.method in settings.methods else Verdict.IDEMPOTENT
+        verdict = Verdict.UNPROTECTED if route.method in settings().defaults.methods else Verdict.IDEMPOTENT
         return replace(route, verdict=verdict, reasons=(*route.reasons, *_overridden(routed, view_class)))
     mistakes = []
     if is_within_atomic([place.callback, getattr(view_class, "dispatch", None), routed.handler]):
@@ -183,7 +183,7 @@ def _judged(route: AuditedRoute, place: Place, routed: RoutedHandler, view_class
     if (model := model_written_elsewhere(view_class, operation)) is not None:
         elsewhere = f"{model._meta.label} is written to another database than the records, outside of the transaction."
         doubts = [elsewhere, *doubts]
-    notes = [] if operation.required else ["A request without a key runs unprotected (required=False)."]
+    notes = [] if operation.policy.required else ["A request without a key runs unprotected (required=False)."]
     if isinstance(protection_of(routed.handler), ByRoute):
         notes = ["EVERY_ROUTE protects it if the request brings a key."]
     verdict = Verdict.BROKEN if mistakes else Verdict.DOUBTFUL if doubts else Verdict.PROTECTED

@@ -86,7 +86,7 @@ class Payload:
         :raises TypeError: the command contains an object whose type has no canonical form. That is the caller's
             mistake.
         """
-        return _keyed(CURRENT_VERSION, self._digest(CURRENT_VERSION), settings.fingerprint_secrets[0])
+        return _keyed(CURRENT_VERSION, self._digest(CURRENT_VERSION), settings().fingerprint_secrets[0])
 
     def matches(self, request_hash: str) -> bool:
         """Whether a recorded fingerprint is the fingerprint of this payload.
@@ -100,7 +100,7 @@ class Payload:
         if version not in _ALGORITHMS:
             return False
         digest = self._digest(version)
-        return any(_keyed(version, digest, secret) == request_hash for secret in settings.fingerprint_secrets)
+        return any(_keyed(version, digest, secret) == request_hash for secret in settings().fingerprint_secrets)
 
     def _digest(self, version: str) -> bytes:
         canonical = _ALGORITHMS[version]()

@@ -25,7 +25,7 @@ from ..exceptions import IdempotencyError
 from ..identity.keys import shorten
 from ..lifecycle import Recovery, Status
 from ..models import IdempotencyRecord
-from ..operation import Operation, registry
+from ..operation import Policy, registry
 from ..outcome import Outcome, outcome_of, outcome_of_result
 from ..store import records_database, store_for
 from . import decision_log
@@ -75,7 +75,7 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
             f"No operation {record.operation!r} is declared in this process, so it is not known what it may record as "
             f"an outcome. Declare it in an app's operations.py, or import the module of its task."
         )
-    outcome = _outcome(response_or_result, operation)
+    outcome = _outcome(response_or_result, operation.policy)
     # The retention begins now, because the record may have been parked for longer than its retention.
     _resolve(
         record,
@@ -85,7 +85,7 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
         reason,
         allowed={Status.PARKED},
         completed_at=Now(),
-        expires_at=Greatest(F("expires_at"), _from_now(operation.ttl)),
+        expires_at=Greatest(F("expires_at"), _from_now(operation.policy.ttl)),
         body_expires_at=None if outcome.body_ttl is None else _from_now(outcome.body_ttl),
         response_status=outcome.status,
         response_headers=outcome.headers,
@@ -134,19 +134,19 @@ def _from_now(duration: timedelta) -> ExpressionWrapper[Any]:
     return ExpressionWrapper(Now() + Value(duration), output_field=DateTimeField())
 
 
-def _outcome(response_or_result: Any, operation: Operation) -> Outcome:
+def _outcome(response_or_result: Any, policy: Policy) -> Outcome:
     if not isinstance(response_or_result, HttpResponseBase):
-        return outcome_of_result(response_or_result, operation)
+        return outcome_of_result(response_or_result, policy)
     response: Any = response_or_result
     if hasattr(response, "render") and not response.is_rendered:
         response = response.render()
-    if not operation.recordable(response.status_code):
+    if not policy.recordable(response.status_code):
         raise ValueError(
-            f"A response of status {response.status_code} is not an outcome of operation {operation.name!r}: after "
-            f"such a response a retry runs again. If the operation did not take effect, mark the record as not "
+            f"A response of status {response.status_code} is not an outcome of operation {policy.operation.name!r}: "
+            f"after such a response a retry runs again. If the operation did not take effect, mark the record as not "
             f"executed instead."
         )
-    return outcome_of(response, operation)
+    return outcome_of(response, policy)
 
 
 def _resolve(

@@ -146,7 +146,7 @@ def _settle_as(status: Status, rows: list[IdempotencyRecord], using: str) -> lis
 
 def _reconcile(using: str, operation: Operation, row: IdempotencyRecord, result: RecoveryResult) -> None:
     observed = Fence(row.scope, row.pk, row.attempt, row.request_hash)
-    claim = claims.take_over_abandoned(operation, observed, store_for(using))
+    claim = claims.take_over_abandoned(operation.policy, observed, store_for(using))
     if claim is None:
         return  # another sweep or a retry was faster
     try:

@@ -1,10 +1,9 @@
 """The options of an operation, each declared once.
 
-``RequestPolicy`` is that declaration. Its annotations are the types of the keyword arguments of ``Operation`` and
-``@idempotent``. Those of ``claim()`` and ``@idempotent_task`` are in ``OperationPolicy``, the part of it that does not
-concern a request's key. The ``Option`` beside each type holds everything else. The constructor, the settings, the
-system checks and their hints are derived from it. A test compares it with the documentation's list, and with the
-attributes and the docstring of ``Operation``.
+``Options`` is that declaration: the type of each value in force, and beside it an ``Option`` with everything else. The
+constructor of ``Operation``, the settings, the system checks and their hints are derived from it. The types of the
+keyword arguments are in ``Arguments`` and ``RequestArguments``, because a caller may leave one out, or name a function
+by its path. A test compares both, the documentation's list, and the docstring of ``Operation``.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Option:
     """One option of an operation, or one entry of ``IDEMPOTENCY``."""
 
     name: str = ""
-    """The keyword argument. The attribute of this name of ``Operation`` or ``conf.settings`` has the value in force."""
+    """The keyword argument. The attribute of this name of ``Options`` or ``Settings`` has the value in force."""
 
     setting: str | None = None
     """The entry of ``IDEMPOTENCY`` that sets the default, or None if there is no such entry."""
@@ -115,11 +114,12 @@ class Option:
             return f"can't be imported ({error})"
 
 
-class OperationPolicy(TypedDict, total=False):
-    """The keyword arguments of an operation. One that is left out or None takes its value from the setting."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Options:
+    """The options of an operation, with their values in force."""
 
     ttl: Annotated[
-        timedelta | None,
+        timedelta,
         Option(
             setting="TTL",
             # Longer than clients and queues go on retrying. The usual longest case is a dead-letter queue that is
@@ -133,7 +133,7 @@ class OperationPolicy(TypedDict, total=False):
         ),
     ]
     lease: Annotated[
-        timedelta | None,
+        timedelta,
         Option(
             setting="LEASE",
             # Longer than a handler may take. The usual worker timeout is 30 s.
@@ -170,7 +170,7 @@ class OperationPolicy(TypedDict, total=False):
         ),
     ]
     timed_keys: Annotated[
-        bool | None,
+        bool,
         Option(
             setting="TIMED_KEYS",
             default=False,
@@ -198,7 +198,7 @@ class OperationPolicy(TypedDict, total=False):
         ),
     ]
     in_progress: Annotated[
-        InProgressAnswer | None,
+        InProgressAnswer,
         Option(
             setting="IN_PROGRESS",
             default=CONFLICT,
@@ -211,7 +211,7 @@ class OperationPolicy(TypedDict, total=False):
         ),
     ]
     required: Annotated[
-        bool | None,
+        bool,
         Option(
             setting="REQUIRED",
             default=True,
@@ -223,7 +223,7 @@ class OperationPolicy(TypedDict, total=False):
         ),
     ]
     methods: Annotated[
-        Collection[str] | None,
+        Collection[str],
         Option(
             setting="METHODS",
             default=("POST", "PATCH"),
@@ -235,7 +235,7 @@ class OperationPolicy(TypedDict, total=False):
         ),
     ]
     account: Annotated[
-        Callable[[Any], str | None] | str | None,
+        Callable[[Any], str | None],
         Option(
             setting="ACCOUNT",
             default="idempotency.conf.authenticated_user",
@@ -247,7 +247,7 @@ class OperationPolicy(TypedDict, total=False):
         ),
     ]
     recordable: Annotated[
-        Callable[[int], bool] | str | None,
+        Callable[[int], bool],
         Option(
             setting="RECORDABLE",
             default="idempotency.conf.is_recordable",
@@ -259,7 +259,7 @@ class OperationPolicy(TypedDict, total=False):
         ),
     ]
     headers: Annotated[
-        Collection[str] | None,
+        Collection[str],
         Option(
             setting="RECORDED_HEADERS",
             default=DEFAULT_RECORDED_HEADERS,
@@ -272,7 +272,7 @@ class OperationPolicy(TypedDict, total=False):
         ),
     ]
     max_body: Annotated[
-        int | None,
+        int,
         Option(
             setting="MAX_BODY",
             default=1024 * 1024,
@@ -293,7 +293,7 @@ class OperationPolicy(TypedDict, total=False):
         ),
     ]
     recovery: Annotated[
-        Recovery | Reconcile | None,
+        Recovery,
         Option(
             default=REEXECUTE,
             problem_of=validators.recovery,
@@ -326,13 +326,8 @@ class OperationPolicy(TypedDict, total=False):
             meaning="removes from a body what must not be recorded; a replay has the redacted body",
         ),
     ]
-
-
-class RequestPolicy(OperationPolicy, total=False):
-    """The keyword arguments of an operation of HTTP requests."""
-
     key: Annotated[
-        Callable[[Any], str | None] | str | None,
+        Callable[[Any], str | None] | None,
         Option(
             setting="KEY",
             problem_of=validators.callable_or_path,
@@ -344,7 +339,7 @@ class RequestPolicy(OperationPolicy, total=False):
         ),
     ]
     profile: Annotated[
-        str | None,
+        str,
         Option(
             setting="PROFILE",
             default=IETF,
@@ -362,5 +357,36 @@ class RequestPolicy(OperationPolicy, total=False):
 #: The options of an operation, by name.
 OPTIONS: Final[Mapping[str, Option]] = {
     name: replace(hint.__metadata__[0], name=name)
-    for name, hint in get_type_hints(RequestPolicy, include_extras=True).items()
+    for name, hint in get_type_hints(Options, include_extras=True).items()
 }
+
+
+class Arguments(TypedDict, total=False):
+    """The keyword arguments of ``claim()`` and ``@idempotent_task``. None stands for one that is left out."""
+
+    ttl: timedelta | None
+    lease: timedelta | None
+    body_ttl: timedelta | None
+    max_key_age: timedelta | None
+    timed_keys: bool | None
+    heartbeat: timedelta | None
+    idle_timeout: timedelta | None
+    in_progress: InProgressAnswer | None
+    required: bool | None
+    methods: Collection[str] | None
+    account: Callable[[Any], str | None] | str | None
+    recordable: Callable[[int], bool] | str | None
+    headers: Collection[str] | None
+    max_body: int | None
+    transaction: bool
+    recovery: Recovery | Reconcile | None
+    command: Callable[..., Any] | None
+    rebuild: Callable[[str, Any], Any] | None
+    redact: Callable[[int, Mapping[str, str], bytes], bytes] | None
+
+
+class RequestArguments(Arguments, total=False):
+    """The keyword arguments of ``Operation`` and ``@idempotent``: also those that concern a request."""
+
+    key: Callable[[Any], str | None] | str | None
+    profile: str | None

@@ -99,7 +99,7 @@ def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
 
 def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
     """The messages that a purge would delete now: sent longer ago than ``TTL`` and a day. Unsent ones are kept."""
-    past = Now() - (settings.ttl + MAX_QUEUED)
+    past = Now() - (settings().defaults.ttl + MAX_QUEUED)
     return OutboxMessage.objects.using(using).filter(status=MessageStatus.SENT, sent_at__lte=past)
 
 

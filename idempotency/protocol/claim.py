@@ -30,11 +30,11 @@ class Claim:
     _calls: dict[str, int] = field(default_factory=dict, init=False)
 
     def __repr__(self) -> str:
-        return f"<Claim of {self.operation.name!r}, attempt {self.attempt}>"
+        return f"<Claim of {self.scope.operation!r}, attempt {self.attempt}>"
 
     @property
     def operation(self) -> Operation:
-        return self.ownership.operation
+        return self.ownership.policy.operation
 
     @property
     def scope(self) -> Scope:

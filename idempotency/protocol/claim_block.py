@@ -15,7 +15,7 @@ from ..identity import keys
 from ..identity.fingerprint import Payload
 from ..identity.scope import scope_of
 from ..operation import Operation, operation_for
-from ..options.table import OperationPolicy
+from ..options.table import Arguments
 from ..outcome import UNREADABLE, Outcome, decode_body, outcome_of_result
 from .claim import Claim
 from .claims import ClaimRequest, refusal_to_begin
@@ -40,7 +40,7 @@ class Run:
 
 @contextmanager
 def claim(
-    operation: str | Operation, *, account_id: str, key: str, payload: object = None, **policy: Unpack[OperationPolicy]
+    operation: str | Operation, *, account_id: str, key: str, payload: object = None, **policy: Unpack[Arguments]
 ) -> Iterator[Run]:
     """Let the block take effect at most once for an account and key, and record its result for every later run::
 
@@ -72,9 +72,9 @@ def claim(
     :raises ImproperlyConfigured: the policy is wrong.
     :raises TypeError: the result is not JSON, and the block's writes are rolled back; or an argument has a wrong type.
     """
-    declared = operation_for(operation, policy)
-    scope = scope_of(declared.name, account_id, keys.validate_key(key))
-    request = ClaimRequest(declared, scope, Payload(payload), refusal_to_begin(declared, scope.idempotency_key))
+    in_force = operation_for(operation, policy).policy
+    scope = scope_of(in_force.operation.name, account_id, keys.validate_key(key))
+    request = ClaimRequest(in_force, scope, Payload(payload), refusal_to_begin(in_force, scope.idempotency_key))
     del payload, key, account_id  # a crash report of the block would show them, as this frame's local variables
     held = acquire_or_wait(request)
     if isinstance(held, Outcome):
@@ -83,7 +83,7 @@ def claim(
     with running(Running(Claim(held))) as attempt:
         run = Run(attempt.claim)
         yield run
-        attempt.outcome = outcome_of_result(run.result, declared)
+        attempt.outcome = outcome_of_result(run.result, in_force)
 
 
 def result_of(outcome: Outcome) -> Any:

@@ -38,7 +38,7 @@ from ..identity.keys import is_derived, time_of
 from ..identity.scope import Scope
 from ..lifecycle import Decision, Recovery, Status, decide
 from ..models import IdempotencyRecord
-from ..operation import Operation
+from ..operation import Policy
 from ..outcome import Outcome
 from ..store import Fence, Row, Store, newer_record, own_transaction, store_for
 from . import steps
@@ -56,7 +56,7 @@ MAX_ROUNDS = 8
 class ClaimRequest:
     """What a caller wants to claim."""
 
-    operation: Operation
+    policy: Policy
     scope: Scope
     payload: Payload
     #: Raised in place of beginning a new operation; None if it may begin.
@@ -70,7 +70,7 @@ class ClaimRequest:
         )
 
 
-def refusal_to_begin(operation: Operation, key: str) -> RequestError | None:
+def refusal_to_begin(policy: Policy, key: str) -> RequestError | None:
     """The error for a request that would begin a new operation under this key, or None if it may.
 
     Past the retention of a record, a late retry would run again. A key that carries its time can be refused then. It is
@@ -86,11 +86,11 @@ def refusal_to_begin(operation: Operation, key: str) -> RequestError | None:
     another operation, whose every attempt sends this key. Nothing runs twice if this ``ttl`` is longer than the time
     from the sender's first attempt to its last.
     """
-    if operation.max_key_age is None and not operation.timed_keys:
+    if policy.max_key_age is None and not policy.timed_keys:
         return None
     made = time_of(key)
     if made is None:
-        if not operation.timed_keys or is_derived(key):
+        if not policy.timed_keys or is_derived(key):
             return None
         return KeyInvalidError(
             "This operation needs an Idempotency-Key that carries its time: a version 7 UUID or a ULID."
@@ -98,7 +98,7 @@ def refusal_to_begin(operation: Operation, key: str) -> RequestError | None:
     age = time.time() - made
     if age < -CLOCK_SKEW.total_seconds():
         return KeyInvalidError("The Idempotency-Key carries a time in the future. Set the client's clock.")
-    if operation.max_key_age is not None and age > operation.max_key_age.total_seconds():
+    if policy.max_key_age is not None and age > policy.max_key_age.total_seconds():
         return KeyExpiredError()
     return None
 
@@ -155,7 +155,7 @@ def _one_round(request: ClaimRequest, expect_record: bool) -> Ownership | Outcom
         lease_over=row.lease_left <= 0,
         retention_over=row.retention_over,
         same_payload=request.payload.matches(row.fence.request_hash),
-        recovery=request.operation.recovery,
+        recovery=request.policy.recovery,
     )
     return _ANSWERS[decision](request, row)
 
@@ -171,16 +171,16 @@ def _insert(request: ClaimRequest) -> Ownership | Row | None:
     The COMMIT need not wait for the disk if it is harmless to lose the claim. With transaction=True and REEXECUTE it
     is, because the effects' own COMMIT comes later in the same log: no effect can be durable without the claim.
     """
-    operation, store, request_hash = request.operation, request.store, request.payload.request_hash
+    policy, store, request_hash = request.policy, request.store, request.payload.request_hash
     fault_point["claim.before"]()
     try:
-        with own_transaction(store, operation, one_statement=True):
+        with own_transaction(store, policy.operation, one_statement=True):
             inserted = store.insert_claim(
                 request.scope,
                 request_hash,
-                lease=operation.lease,
-                ttl=operation.ttl,
-                wait_for_disk=not (operation.transaction and operation.recovery is Recovery.REEXECUTE),
+                lease=policy.lease,
+                ttl=policy.ttl,
+                wait_for_disk=not (policy.transaction and policy.recovery is Recovery.REEXECUTE),
             )
             fault_point["claim.sent"]()
     except IntegrityError as error:
@@ -190,14 +190,14 @@ def _insert(request: ClaimRequest) -> Ownership | Row | None:
     if not isinstance(inserted, int):
         return inserted
     fault_point["claim.committed"]()
-    return _owned(operation, Fence(request.scope, inserted, 1, request_hash), store, signals.claimed)
+    return _owned(policy, Fence(request.scope, inserted, 1, request_hash), store, signals.claimed)
 
 
-def _owned(operation: Operation, fence: Fence, store: Store, signal: Signal) -> Ownership:
+def _owned(policy: Policy, fence: Fence, store: Store, signal: Signal) -> Ownership:
     """The ownership that was committed just now."""
     # Only a TestCase has a transaction open here.
-    owned = Ownership(operation, fence, store, shares_connection=store.connection.in_atomic_block)
-    signals.send(signal, operation, fence.scope, fence.attempt, request_hash=fence.request_hash)
+    owned = Ownership(policy, fence, store, shares_connection=store.connection.in_atomic_block)
+    signals.send(signal, policy.operation, fence.scope, fence.attempt, request_hash=fence.request_hash)
     return owned
 
 
@@ -207,44 +207,44 @@ def _owned(operation: Operation, fence: Fence, store: Store, signal: Signal) -> 
 
 def _replay(request: ClaimRequest, row: Row) -> Outcome | None:
     fault_point["replay.read"]()
-    signals.send(signals.replayed, request.operation, request.scope, row.fence.attempt)
+    signals.send(signals.replayed, request.policy.operation, request.scope, row.fence.attempt)
     return row.outcome
 
 
 def _take_over(request: ClaimRequest, row: Row) -> Ownership | None:
     was_released = row.status is Status.RECOVERABLE
     signal = signals.claimed if was_released else signals.taken_over
-    return take_over(request.operation, row.fence, request.store, signal)
+    return take_over(request.policy, row.fence, request.store, signal)
 
 
 def _reconcile(request: ClaimRequest, row: Row) -> Ownership | None:
-    return take_over_abandoned(request.operation, row.fence, request.store)
+    return take_over_abandoned(request.policy, row.fence, request.store)
 
 
 def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
     if request.refusal is not None:
         raise request.refusal
-    operation, store, request_hash = request.operation, request.store, request.payload.request_hash
-    with own_transaction(store, operation):
+    policy, store, request_hash = request.policy, request.store, request.payload.request_hash
+    with own_transaction(store, policy.operation):
         # Delete the steps of the earlier request. If another attempt wins the claim, the deletion is rolled back.
         steps.forget(row.fence, store.using)
-        won = store.start_over(row.fence, request_hash, lease=operation.lease, ttl=operation.ttl)
+        won = store.start_over(row.fence, request_hash, lease=policy.lease, ttl=policy.ttl)
         if not won:
             transaction.set_rollback(True, using=store.using)
     next_attempt = replace(row.fence, attempt=row.fence.attempt + 1, request_hash=request_hash)
-    return _owned(operation, next_attempt, store, signals.claimed) if won else None
+    return _owned(policy, next_attempt, store, signals.claimed) if won else None
 
 
 def _park(request: ClaimRequest, row: Row) -> None:
-    with own_transaction(request.store, request.operation, one_statement=True):
+    with own_transaction(request.store, request.policy.operation, one_statement=True):
         won = request.store.park_abandoned(row.fence)
     if won:
-        signals.send(signals.parked, request.operation, request.scope, row.fence.attempt)
+        signals.send(signals.parked, request.policy.operation, request.scope, row.fence.attempt)
     # Now the record is parked, by this caller or another one, or its owner has settled it. The next round reads which.
 
 
 def _refuse_in_progress(request: ClaimRequest, row: Row) -> None:
-    raise InProgressError(retry_after=retry_after(row.lease_left, request.operation))
+    raise InProgressError(retry_after=retry_after(row.lease_left, request.policy))
 
 
 def _refuse_reused(request: ClaimRequest, row: Row) -> None:
@@ -252,7 +252,7 @@ def _refuse_reused(request: ClaimRequest, row: Row) -> None:
     if not fingerprint.is_known(request_hash):
         # Nobody can tell whether the payload is the same. "Use a new key" would make the client pay twice.
         raise newer_record(f"a fingerprint of version {request_hash.partition(':')[0]!r}")
-    signals.send(signals.key_reused, request.operation, request.scope, row.fence.attempt)
+    signals.send(signals.key_reused, request.policy.operation, request.scope, row.fence.attempt)
     raise KeyReusedError
 
 
@@ -272,7 +272,7 @@ _ANSWERS: dict[Decision, Callable[[ClaimRequest, Row], Ownership | Outcome | Non
 }
 
 
-def take_over(operation: Operation, observed: Fence, store: Store, signal: Signal) -> Ownership | None:
+def take_over(policy: Policy, observed: Fence, store: Store, signal: Signal) -> Ownership | None:
     """Own a record that is released or abandoned.
 
     The update names the attempt that was observed. So if many callers saw the same abandoned claim, one wins, and if
@@ -282,18 +282,18 @@ def take_over(operation: Operation, observed: Fence, store: Store, signal: Signa
 
     :returns: None if another process was faster, or if the owner is alive and has renewed its lease.
     """
-    with own_transaction(store, operation, one_statement=True):
-        won = store.take_over(observed, lease=operation.lease, ttl=operation.ttl)
+    with own_transaction(store, policy.operation, one_statement=True):
+        won = store.take_over(observed, lease=policy.lease, ttl=policy.ttl)
         fault_point["takeover.sent"]()
-    return _owned(operation, replace(observed, attempt=observed.attempt + 1), store, signal) if won else None
+    return _owned(policy, replace(observed, attempt=observed.attempt + 1), store, signal) if won else None
 
 
-def take_over_abandoned(operation: Operation, observed: Fence, store: Store) -> Ownership | None:
+def take_over_abandoned(policy: Policy, observed: Fence, store: Store) -> Ownership | None:
     """Own an abandoned record whose reconciler must be asked before anything runs.
 
     :returns: as for ``take_over``.
     """
-    owned = take_over(operation, observed, store, signals.taken_over)
+    owned = take_over(policy, observed, store, signals.taken_over)
     if owned is not None:
         owned.abandoned = True
     return owned
@@ -311,7 +311,7 @@ def complete(owned: Ownership, outcome: Outcome, *, commit: bool = False) -> Non
     :raises CommitError: COMMIT has failed, or it is not known how it ended. Only if it may be sent along.
     """
     fault_point["complete.before"]()
-    if not owned.store.complete(owned.fence, outcome, ttl=owned.operation.ttl, commit=commit):
+    if not owned.store.complete(owned.fence, outcome, ttl=owned.policy.ttl, commit=commit):
         owned.lost = True
         raise owned.lost_error()
 
@@ -363,9 +363,7 @@ def postpone(owned: Ownership, duration: timedelta) -> bool:
 
     :returns: False if another attempt owns the record.
     """
-    return fenced_change(
-        owned, lambda: store_for(owned.using).set_lease(owned.fence, duration, ttl=owned.operation.ttl)
-    )
+    return fenced_change(owned, lambda: store_for(owned.using).set_lease(owned.fence, duration, ttl=owned.policy.ttl))
 
 
 def read_winner(request: ClaimRequest) -> Outcome:
@@ -381,12 +379,12 @@ def read_winner(request: ClaimRequest) -> Outcome:
     raise InProgressError(retry_after=1)
 
 
-def retry_after(lease_left: float, operation: Operation) -> int:
+def retry_after(lease_left: float, policy: Policy) -> int:
     """When to retry, in whole seconds: after as long as the attempt has been running, bounded by the lease and
     ``MAX_RETRY_AFTER``.
 
     So the duplicate of a short request comes back after a second, and the duplicates of a long request come less often.
     """
-    running_for = operation.lease.total_seconds() - lease_left
-    bound = min(lease_left, settings.max_retry_after.total_seconds())
+    running_for = policy.lease.total_seconds() - lease_left
+    bound = min(lease_left, settings().max_retry_after.total_seconds())
     return max(1, math.ceil(min(running_for, bound)))

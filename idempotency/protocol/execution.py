@@ -48,8 +48,8 @@ def acquire_or_wait(request: ClaimRequest) -> Ownership | Outcome:
 
     Raises the errors of ``claims.acquire``.
     """
-    operation = request.operation
-    deadline = time.monotonic() + (operation.in_progress.seconds if isinstance(operation.in_progress, Wait) else 0)
+    answer = request.policy.in_progress
+    deadline = time.monotonic() + (answer.seconds if isinstance(answer, Wait) else 0)
     pause, has_waited = FIRST_POLL, False
     while True:
         try:
@@ -61,7 +61,7 @@ def acquire_or_wait(request: ClaimRequest) -> Ownership | Outcome:
         except InProgressError:
             left = deadline - time.monotonic()
             if left <= 0:
-                signals.send(signals.conflicted, operation, request.scope, 0)
+                signals.send(signals.conflicted, request.policy.operation, request.scope, 0)
                 raise
             # No transaction and no lock is held meanwhile, and to look again is one read.
             time.sleep(min(pause, left))  # no report of the end of another's attempt works with every database
@@ -108,10 +108,10 @@ def running(run: Running, outcome_of_error: Callable[[Exception], Outcome | None
     :raises TransactionBrokenError: the block continued after a database error, or ended its transaction itself.
     """
     owned = run.claim.ownership
-    in_its_way = _in_transaction if owned.operation.transaction else _in_autocommit
+    in_its_way = _in_transaction if owned.policy.transaction else _in_autocommit
     token = claim_in_context.set(run.claim)
     try:
-        beat = nullcontext() if owned.operation.heartbeat is None else heartbeat(owned, owned.operation.heartbeat)
+        beat = nullcontext() if owned.policy.heartbeat is None else heartbeat(owned, owned.policy.heartbeat)
         with beat, in_its_way(run, outcome_of_error):
             fault_point["handler.before"]()
             try:
@@ -121,13 +121,13 @@ def running(run: Running, outcome_of_error: Callable[[Exception], Outcome | None
                 raise
     except LeaseLostError as error:
         if error is not run.foreign_error:
-            signals.send(signals.lease_lost, owned.operation, owned.scope, owned.attempt)
+            signals.send(signals.lease_lost, owned.policy.operation, owned.scope, owned.attempt)
         raise
     finally:
         claim_in_context.reset(token)
         if run.is_committed:  # also if an on_commit callback has failed
             fault_point["complete.committed"]()
-            signals.send(signals.completed, owned.operation, owned.fence.scope, owned.fence.attempt)
+            signals.send(signals.completed, owned.policy.operation, owned.fence.scope, owned.fence.attempt)
 
 
 class Phase(Enum):
@@ -148,8 +148,8 @@ def _in_transaction(run: Running, outcome_of_error: Callable[[Exception], Outcom
         with transaction.atomic(using=using, durable=True):
             if not owned.shares_connection:  # a TestCase runs no callbacks, and its tests may look at them
                 transaction.on_commit(run.note_commit, using=using)  # before all callbacks of the operation
-            if owned.operation.idle_timeout is not None:
-                store.bound_transaction(idle=owned.operation.idle_timeout)
+            if owned.policy.idle_timeout is not None:
+                store.bound_transaction(idle=owned.policy.idle_timeout)
             phase = Phase.RUNNING
             with store.watch_transaction() as watch:
                 try:
@@ -195,7 +195,7 @@ def _raise_unless_rolled_back(error: Exception, phase: Phase, ended_itself: bool
         raise _ended_itself(owned) from error
     if phase is Phase.COMMITTING and not store.commit_was_refused(error):
         # The COMMIT may have succeeded, so a release could let the operation run twice. The retry reads the record.
-        logger.error("COMMIT of operation %r did not say how it ended", owned.operation.name, exc_info=error)
+        logger.error("COMMIT of operation %r did not say how it ended", owned.scope.operation, exc_info=error)
         raise UnavailableError(
             "The database did not confirm the commit. Retry with the same Idempotency-Key to learn the outcome.",
             retry_after=1,
@@ -258,15 +258,15 @@ def _complete(owned: Ownership, outcome: Outcome) -> None:
 
 def _broken(owned: Ownership) -> TransactionBrokenError:
     return TransactionBrokenError(
-        f"Operation {owned.operation.name!r} returned a response although its transaction had been marked for rollback "
-        f"or broken by a database error, so nothing it wrote could be kept. Let the error propagate, or run the "
+        f"{owned.policy.operation} returned a response although its transaction had been marked for rollback or broken "
+        f"by a database error, so nothing it wrote could be kept. Let the error propagate, or run the "
         f"statement that may fail in an atomic() of its own."
     )
 
 
 def _ended_itself(owned: Ownership) -> TransactionBrokenError:
     return TransactionBrokenError(
-        f"Operation {owned.operation.name!r} has ended its transaction itself, by a COMMIT or ROLLBACK that went past "
+        f"Operation {owned.scope.operation!r} has ended its transaction itself, by a COMMIT or ROLLBACK that went past "
         f"Django, so its outcome could not be committed together with its writes. It is parked until somebody has "
         f"found out what was committed. Remove the statement, or declare the operation with transaction=False."
     )
@@ -283,13 +283,13 @@ def release_or_park(owned: Ownership, reason: str | None = None) -> None:
 
     :param reason: why the attempt failed, for the record; None if it answered with a status that is not recorded.
     """
-    operation = owned.operation
+    policy = owned.policy
     # After a lost lease this is harmless, because both changes are fenced and match no row.
-    undone = operation.transaction and not owned.has_effects_elsewhere
-    if undone or operation.recovery is Recovery.REEXECUTE:
+    undone = policy.transaction and not owned.has_effects_elsewhere
+    if undone or policy.recovery is Recovery.REEXECUTE:
         declined = owned.declined and reason is None  # without a reason, the answer is what ended the attempt
         _end(owned, claims.release, reason, signals.unrecorded if declined else signals.released)
-    elif operation.recovery is Recovery.PARK:
+    elif policy.recovery is Recovery.PARK:
         _park(owned, reason)
 
 
@@ -303,10 +303,10 @@ def _end(owned: Ownership, change: Callable[[Ownership, str | None], bool], reas
     except (DatabaseError, InterfaceError, IdempotencyError):
         logger.warning(
             "Operation %r: attempt %d could not be released; its lease runs out by itself",
-            owned.operation.name,
+            owned.scope.operation,
             owned.attempt,
             exc_info=True,
         )
         return
     if ended:
-        signals.send(signal, owned.operation, owned.scope, owned.attempt)
+        signals.send(signal, owned.policy.operation, owned.scope, owned.attempt)

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from ..identity.scope import Scope
 from ..lifecycle import Decision, decide
 from ..models import IdempotencyRecord
-from ..operation import Operation
+from ..operation import Policy
 from ..store import records_database, status_of
 from . import claims
 from .transactions import store_errors
@@ -46,7 +46,7 @@ class KeyStatus:
     retry_after: int | None = None
 
 
-def key_status(operation: Operation, scope: Scope) -> KeyStatus:
+def key_status(policy: Policy, scope: Scope) -> KeyStatus:
     """Look a key up, by one read.
 
     :raises UnavailableError: the record can't be read.
@@ -65,13 +65,13 @@ def key_status(operation: Operation, scope: Scope) -> KeyStatus:
         lease_over=lease_left <= 0,
         retention_over=found["expires_at"] <= now,
         same_payload=True,
-        recovery=operation.recovery,
+        recovery=policy.recovery,
     )
     if decision is Decision.START_OVER:
         return KeyStatus()
     status = KeyStatus(_STATUS_OF[decision], created_at=found["created_at"], expires_at=found["expires_at"])
     if decision is Decision.WAIT:
-        return replace(status, retry_after=claims.retry_after(lease_left, operation))
+        return replace(status, retry_after=claims.retry_after(lease_left, policy))
     if decision is Decision.REPLAY:
         return replace(status, response_status=found["response_status"], completed_at=found["completed_at"])
     return status

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..exceptions import IdempotencyError, LeaseLostError
 from ..identity.scope import Scope
-from ..operation import Operation
+from ..operation import Policy
 from ..store import Fence, Store
 
 
@@ -19,7 +19,7 @@ class Ownership:
     has taken over.
     """
 
-    operation: Operation
+    policy: Policy
     fence: Fence
     #: Over the connection of the thread that claimed. Another thread has a store of its own: ``store_for(using)``.
     store: Store
@@ -63,8 +63,8 @@ class Ownership:
 
     def lost_error(self) -> LeaseLostError:
         error = LeaseLostError(
-            f"Attempt {self.attempt} of operation {self.operation.name!r} outlived its lease of "
-            f"{self.operation.lease.total_seconds():g} s and was taken over. Its writes are rolled back."
+            f"Attempt {self.attempt} of operation {self.scope.operation!r} outlived its lease of "
+            f"{self.policy.lease.total_seconds():g} s and was taken over. Its writes are rolled back."
         )
         error.raised_by = self
         return error

@@ -59,15 +59,15 @@ def reconcile(owned: Ownership) -> Outcome | None:
             announce_recovery(owned, Status.COMPLETED)
             return outcome
     with store_errors(owned.using):
-        if owned.attempt >= owned.operation.reconcile.max_attempts:
+        if owned.attempt >= owned.policy.operation.reconcile.max_attempts:
             if not claims.park(owned):
                 raise InProgressError(retry_after=1)  # this reconciler was slow, and another attempt took over
-            signals.send(signals.parked, owned.operation, owned.scope, owned.attempt)
+            signals.send(signals.parked, owned.policy.operation, owned.scope, owned.attempt)
             announce_recovery(owned, Status.PARKED)
             raise OutcomeUnknownError
         backoff = min(2**owned.attempt, LONGEST_BACKOFF)
         claims.postpone(owned, timedelta(seconds=backoff))
-    raise InProgressError(retry_after=min(backoff, int(settings.max_retry_after.total_seconds()) or 1))
+    raise InProgressError(retry_after=min(backoff, int(settings().max_retry_after.total_seconds()) or 1))
 
 
 def _record(owned: Ownership, outcome: Outcome) -> None:
@@ -78,7 +78,7 @@ def _record(owned: Ownership, outcome: Outcome) -> None:
 
 
 def _ask(owned: Ownership) -> Completed | NotExecuted | Unknown:
-    operation = owned.operation
+    operation = owned.policy.operation
     found = IdempotencyRecord.objects.using(owned.using).filter(account_id=owned.scope.account_id, pk=owned.fence.id)
     try:
         finding: object = operation.reconcile.find_out(found.get())
@@ -102,14 +102,14 @@ def _outcome_found(finding: Completed, owned: Ownership) -> Outcome | None:
     """
     try:
         if isinstance(finding.response, HttpResponseBase):
-            return outcome_of(finding.response, owned.operation)
-        return outcome_of_result(finding.response, owned.operation)
+            return outcome_of(finding.response, owned.policy)
+        return outcome_of_result(finding.response, owned.policy)
     except (IdempotencyError, TypeError):
         logger.exception(
-            "The reconciler of operation %r returned a response that can't be recorded", owned.operation.name
+            "The reconciler of operation %r returned a response that can't be recorded", owned.scope.operation
         )
         return None
 
 
 def announce_recovery(owned: Ownership, status: Status) -> None:
-    signals.send(signals.recovered, owned.operation, owned.scope, owned.attempt, status=str(status))
+    signals.send(signals.recovered, owned.policy.operation, owned.scope, owned.attempt, status=str(status))

@@ -69,7 +69,7 @@ def renew(owned: Ownership) -> bool:
 def heartbeat(owned: Ownership, cap: timedelta) -> AbstractContextManager[None]:
     """Renew the lease during the block, for ``cap`` in total."""
     # In a TestCase no other connection sees the record. In a transaction of the only writer, nobody can take over.
-    needless = owned.shares_connection or (owned.operation.transaction and owned.store.has_one_writer)
+    needless = owned.shares_connection or (owned.policy.transaction and owned.store.has_one_writer)
     return nullcontext() if needless else _beating(owned, cap.total_seconds())
 
 
@@ -86,13 +86,13 @@ def _beating(owned: Ownership, cap: float) -> Iterator[None]:
 
 
 def _set_lease(owned: Ownership) -> bool:
-    return store_for(owned.using).set_lease(owned.fence, owned.operation.lease, ttl=owned.operation.ttl)
+    return store_for(owned.using).set_lease(owned.fence, owned.policy.lease, ttl=owned.policy.ttl)
 
 
 def _set_lease_over_own_connection(owned: Ownership) -> bool:
     """Renew the lease in the renewer's thread, over a connection that only this thread uses."""
     connections[owned.using].close_if_unusable_or_obsolete()  # as Django does at the beginning of a request
-    with own_transaction(store_for(owned.using), owned.operation, one_statement=True):
+    with own_transaction(store_for(owned.using), owned.policy.operation, one_statement=True):
         return _set_lease(owned)
 
 
@@ -133,7 +133,7 @@ class Renewer:
     def add(self, owned: Ownership, cap: float) -> Beat:
         """Renew the claim ``RENEWALS_A_LEASE`` times a lease, for ``cap`` seconds or until the beat is stopped."""
         now = time.monotonic()
-        lease = owned.operation.lease.total_seconds()
+        lease = owned.policy.lease.total_seconds()
         owned.held_until = now + lease
         beat = Beat(owned, ends=now + cap)
         self._schedule(now + lease / RENEWALS_A_LEASE, lambda: self._renew_for(beat), beat)
@@ -178,13 +178,13 @@ class Renewer:
         owned, now = beat.owned, time.monotonic()
         if not beat.goes_on():
             return None
-        lease = owned.operation.lease.total_seconds()
+        lease = owned.policy.lease.total_seconds()
         fault_point["heartbeat.before"]()
         try:
             with store_errors(owned.using):
                 renewed = _set_lease_over_own_connection(owned)
         except UnavailableError:
-            logger.warning("Operation %r: its lease could not be renewed", owned.operation.name, exc_info=True)
+            logger.warning("Operation %r: its lease could not be renewed", owned.scope.operation, exc_info=True)
         else:
             if not beat.goes_on():
                 return None  # the attempt has ended meanwhile
@@ -212,7 +212,7 @@ class Renewer:
 
     def _run(self) -> None:
         try:
-            open_own_connection(self._using, settings.renewal_databases.get(self._using, self._using))
+            open_own_connection(self._using, settings().renewal_databases.get(self._using, self._using))
             while (task := self._next()) is not None:
                 due = task.work()
                 if due is not None:

@@ -63,22 +63,22 @@ def run_step(owned: Ownership, log: StepLog, name: str, call: Callable[[], T]) -
 
 
 def _refuse_wrong_use(owned: Ownership, log: StepLog, name: str, call: Callable[[], Any]) -> None:
-    operation = owned.operation
-    if operation.transaction:
+    operation = owned.scope.operation
+    if owned.policy.transaction:
         raise ImproperlyConfigured(
-            f"Operation {operation.name!r} runs in one transaction, so a step could not outlive a crash. Declare it "
+            f"Operation {operation!r} runs in one transaction, so a step could not outlive a crash. Declare it "
             f"with transaction=False and its recovery."
         )
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
         raise ValueError(f"A step's name is 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}.")
     if name in log.ended:
         raise ValueError(
-            f"Operation {operation.name!r} has run a step named {name!r} in this attempt already, so this one would be "
+            f"Operation {operation!r} has run a step named {name!r} in this attempt already, so this one would be "
             f"skipped. It was not run. Give each step a name of its own, such as {name + '-2'!r}."
         )
     if (declared := _undeclarable(call)) is not None:
         raise TypeError(
-            f"Step {name!r} of operation {operation.name!r} is declared to return {declared.__qualname__}, which is "
+            f"Step {name!r} of operation {operation!r} is declared to return {declared.__qualname__}, which is "
             f"not JSON and could not be kept. It was not run. Return its JSON form."
         )
 
@@ -132,7 +132,7 @@ def _change_owned(owned: Ownership, name: str, change: Callable[[], T]) -> T:
 
 def prove_ownership(owned: Ownership) -> None:
     """:raises LeaseLostError: another attempt owns the record."""
-    lease, ttl = owned.operation.lease, owned.operation.ttl
+    lease, ttl = owned.policy.lease, owned.policy.ttl
     if not store_for(owned.using).set_lease(owned.fence, lease, ttl=ttl):
         owned.lost = True
         owned.ensure()
@@ -168,7 +168,7 @@ def _as_json(result: Any, owned: Ownership, name: str) -> str:
         return json.dumps(result, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
-            f"Step {name!r} of operation {owned.operation.name!r} must return JSON, so that it can be kept: {error}"
+            f"Step {name!r} of operation {owned.scope.operation!r} must return JSON, so that it can be kept: {error}"
         ) from error
 
 
@@ -177,7 +177,7 @@ def _read(result: str, owned: Ownership, name: str) -> Any:
         return json.loads(decode_body(result))
     except UNREADABLE as error:
         raise OutcomeUnreadableError(
-            f"The result of step {name!r} of operation {owned.operation.name!r} can't be read: {error} The step has "
+            f"The result of step {name!r} of operation {owned.scope.operation!r} can't be read: {error} The step has "
             f"run, so it is not run again."
         ) from error
 

@@ -40,8 +40,8 @@ def fenced_change(owned: Ownership, change: Callable[[], T], *, step: str = "") 
     :param step: the name of the step that the change belongs to. Without a step, the change is one statement.
     :returns: what ``change`` returns.
     """
-    what = f"Step {step!r} of operation {owned.operation.name!r}" if step else owned.operation
-    tries = 1 if owned.operation.transaction or owned.shares_connection else MAX_TRIES
+    what = f"Step {step!r} of operation {owned.scope.operation!r}" if step else owned.policy.operation
+    tries = 1 if owned.policy.transaction or owned.shares_connection else MAX_TRIES
     store = store_for(owned.using)
     connection = store.connection
     for number in range(1, tries + 1):

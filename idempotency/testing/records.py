@@ -38,9 +38,9 @@ def in_progress(record: IdempotencyRecord | str) -> IdempotencyRecord:
         current = expired(current)  # because only a record past its retention can be claimed in any state
         with _own_transaction():
             store_for(records_database()).start_over(
-                _fence(current), current.request_hash, lease=operation.lease, ttl=operation.ttl
+                _fence(current), current.request_hash, lease=operation.policy.lease, ttl=operation.policy.ttl
             )
-    return _set_lease(current, operation, operation.lease)
+    return _set_lease(current, operation, operation.policy.lease)
 
 
 def abandoned(record: IdempotencyRecord | str) -> IdempotencyRecord:
@@ -63,7 +63,9 @@ def completed(record: IdempotencyRecord | str, response: HttpResponse) -> Idempo
     current = in_progress(record)
     operation = _operation_of(current)
     with _own_transaction():
-        store_for(records_database()).complete(_fence(current), outcome_of(response, operation), ttl=operation.ttl)
+        store_for(records_database()).complete(
+            _fence(current), outcome_of(response, operation.policy), ttl=operation.policy.ttl
+        )
     return _find(current)
 
 
@@ -108,7 +110,7 @@ def _operation_of(record: IdempotencyRecord) -> Operation:
 def _set_lease(record: IdempotencyRecord, operation: Operation, duration: timedelta) -> IdempotencyRecord:
     now = _find(record)
     with _own_transaction():
-        store_for(records_database()).set_lease(_fence(now), duration, ttl=operation.ttl)
+        store_for(records_database()).set_lease(_fence(now), duration, ttl=operation.policy.ttl)
     return _find(now)
 
 

@@ -293,9 +293,9 @@ class Trial:
 
     def expect_replay(self, first: Answer, answer: Answer, what: str) -> None:
         """:raises Broken: ``answer`` is not that of the first request."""
-        if self.operation is not None and self.operation.rebuild is not None:
+        if self.operation is not None and self.operation.policy.rebuild is not None:
             is_same = answer.succeeded  # the answer is made again, and may name a later state of a job
-        elif self.operation is not None and self.operation.redact is not None:
+        elif self.operation is not None and self.operation.policy.redact is not None:
             is_same = replace(answer, body=first.body) == first  # the replay has the redacted body
         else:
             is_same = answer == first
@@ -311,7 +311,7 @@ class Trial:
     @property
     def keeps_transaction(self) -> bool:
         """Whether the operation promises that its effects are in the record's transaction."""
-        return self.operation is None or self.operation.transaction
+        return self.operation is None or self.operation.policy.transaction
 
 
 class SimulatedCrashError(BaseException):

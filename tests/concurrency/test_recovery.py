@@ -22,6 +22,7 @@ from tests.concurrency.failures import IN_PROGRESS, UNKNOWN, failing_database, j
 from tests.concurrency.racing import PATIENCE, Gate, held, race
 from tests.concurrency.traces import abandon, effects, end_lease, is_replay, record, state
 from tests.concurrency.urls import handler
+from tests.operations import redeclare
 
 CutOff = Callable[[str], None]
 
@@ -215,7 +216,7 @@ def test_a_reconciler_is_declared_with_a_function_and_a_bound() -> None:
 
 def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """It finds the claim live at least once, for the claimant stops before its transaction."""
-    monkeypatch.setattr(registry.get("race.inside"), "in_progress", Wait(MAX_WAIT.total_seconds()))
+    redeclare(monkeypatch, "race.inside", in_progress=Wait(MAX_WAIT.total_seconds()))
     gate, looked = Gate(), Gate()
     looked.open()
     acquire = claims.acquire

@@ -104,7 +104,7 @@ def end_leases() -> None:
 def hold(task: Any, message_id: str, **arguments: Any) -> None:
     """Let another worker have claimed a message, and be at it still."""
     operation = policy_of(task).operation
-    acquire(ClaimRequest(operation, Scope("celery", operation.name, message_id), Payload(arguments)))
+    acquire(ClaimRequest(operation.policy, Scope("celery", operation.name, message_id), Payload(arguments)))
 
 
 def gone() -> None:

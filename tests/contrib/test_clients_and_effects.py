@@ -252,7 +252,7 @@ def test_a_thread_that_is_given_the_context_sends_the_keys_of_the_claim(sender: 
 def test_the_default_bounds_outlive_the_default_lease_of_a_killed_worker() -> None:
     """By the waits that the server asks for; nothing is slept."""
     operation = Operation("tests.client.killed")
-    lease = operation.lease.total_seconds()
+    lease = operation.policy.lease.total_seconds()
     seconds = 0.0
 
     def serve(request: httpx.Request) -> httpx.Response:
@@ -261,7 +261,9 @@ def test_the_default_bounds_outlive_the_default_lease_of_a_killed_worker() -> No
         if seconds >= lease:
             return httpx.Response(201)
         refusal = {"code": "idempotency_in_progress"}
-        return httpx.Response(409, json=refusal, headers={"Retry-After": str(retry_after(lease - seconds, operation))})
+        return httpx.Response(
+            409, json=refusal, headers={"Retry-After": str(retry_after(lease - seconds, operation.policy))}
+        )
 
     def sleep(wait: float) -> None:
         nonlocal seconds

@@ -153,7 +153,7 @@ def test_a_setting_that_is_wrong_itself_is_said_once_and_stops_nothing(app: Cele
 def test_the_policy_of_a_task_is_typed_keywords() -> None:
     parameter = inspect.signature(idempotent_task).parameters["policy"]
     assert parameter.kind is inspect.Parameter.VAR_KEYWORD
-    assert parameter.annotation == "Unpack[OperationPolicy]"
+    assert parameter.annotation == "Unpack[Arguments]"
 
 
 # What is refused

@@ -17,4 +17,4 @@ OUTCOME = Outcome(201, (), "{}")
 
 def acquire(operation: Operation, key: str = "k", payload: Payload = PAYLOAD) -> Any:
     """The claim that account 1 is given for its key, or the recorded outcome."""
-    return claims.acquire(ClaimRequest(operation, Scope("1", operation.name, key), payload))
+    return claims.acquire(ClaimRequest(operation.policy, Scope("1", operation.name, key), payload))

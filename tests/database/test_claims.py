@@ -107,7 +107,7 @@ def test_nothing_about_a_record_is_read_from_a_replica() -> None:
 
 def take_over(owned: Ownership) -> object:
     IdempotencyRecord.objects.filter(pk=owned.fence.id).update(lease_expires_at=from_now(-HOUR))
-    return claims.take_over_abandoned(parks, owned.fence, store_for("default"))
+    return claims.take_over_abandoned(parks.policy, owned.fence, store_for("default"))
 
 
 @pytest.mark.postgres
@@ -192,7 +192,7 @@ def test_an_outcome_is_dated_when_it_is_written_and_not_when_its_transaction_beg
 
 
 def reconcile(owned: Ownership) -> None:
-    assert isinstance(acquire_or_wait(ClaimRequest(asks, owned.scope, PAYLOAD)), Outcome)
+    assert isinstance(acquire_or_wait(ClaimRequest(asks.policy, owned.scope, PAYLOAD)), Outcome)
 
 
 def park_and_record(owned: Ownership) -> None:

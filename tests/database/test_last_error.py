@@ -43,7 +43,7 @@ def test_a_failed_attempt_leaves_its_reason(operation: Operation) -> None:
 
 def test_a_later_attempt_keeps_it_and_a_new_request_under_the_key_does_not() -> None:
     fail(OPERATIONS[0])
-    held = acquire(ClaimRequest(OPERATIONS[0], record().scope, Payload(None)))
+    held = acquire(ClaimRequest(OPERATIONS[0].policy, record().scope, Payload(None)))
     assert isinstance(held, Ownership)
     release_or_park(held)  # no error, but a response that is not recorded
     for _ in range(2):
@@ -52,7 +52,7 @@ def test_a_later_attempt_keeps_it_and_a_new_request_under_the_key_does_not() -> 
                 run.result = None
     assert (record().status, record().error) == (Status.COMPLETED, "ValueError: no such customer")
     expire(record().pk)
-    acquire(ClaimRequest(OPERATIONS[0], record().scope, Payload(None)))
+    acquire(ClaimRequest(OPERATIONS[0].policy, record().scope, Payload(None)))
     assert record().error is None
 
 

@@ -79,7 +79,7 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
 
 
 def acquire(operation: Operation = plain, payload: Payload = PAYLOAD) -> Any:
-    return acquire_or_wait(ClaimRequest(operation, Scope("1", operation.name, "k"), payload))
+    return acquire_or_wait(ClaimRequest(operation.policy, Scope("1", operation.name, "k"), payload))
 
 
 def complete(held: Ownership) -> None:

@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from idempotency import idempotent
 from idempotency.exceptions import IdempotencyError
 from idempotency.http.adapter import Adapter, adapter_for, register, unregister
-from idempotency.operation import Operation
+from idempotency.operation import Policy
 from idempotency.outcome import Outcome
 from tests.http.callers import Caller, effects, replayed
 from tests.http.serving import Serve
@@ -63,7 +63,7 @@ class ToyAdapter(Adapter):
     def __init__(self, request: Any) -> None:
         super().__init__(request, http=request.http)
 
-    def payload(self, operation: Operation) -> object:
+    def payload(self, policy: Policy) -> object:
         return json.loads(self.http.body)["command"]
 
     def render(self, answer: Any) -> Any:

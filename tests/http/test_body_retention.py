@@ -16,13 +16,12 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_body_batches
 from idempotency.operate.resolutions import record_outcome
-from idempotency.operation import registry
 from idempotency.outcome import BODY_GONE, Outcome, outcome_of, response_of
 from idempotency.protocol import claims
 from tests.database.claiming import acquire
 from tests.http.callers import Caller, assert_refused, effects, replayed
 from tests.http.serving import OUTSIDE, Framework, Serve, serve_answer
-from tests.operations import forgetting_operations
+from tests.operations import forgetting_operations, redeclare
 from tests.records import HOUR, database_now, expire, from_now, purge_body_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -62,7 +61,7 @@ def test_a_record_that_starts_over_forgets_when_its_body_was_due() -> None:
     """Otherwise the next body would be deleted too early, where body_ttl is declared no more."""
     with forgetting_operations("bodies."):
         operation = Operation("bodies.over", body_ttl=HOUR)
-        claims.record(acquire(operation), outcome_of(HttpResponse(), operation))
+        claims.record(acquire(operation), outcome_of(HttpResponse(), operation.policy))
         assert IdempotencyRecord.objects.get().body_expires_at is not None
         expire(IdempotencyRecord.objects.get().pk)
     with forgetting_operations("bodies."):
@@ -92,7 +91,7 @@ def test_the_body_is_replayed_until_it_is_deleted_and_then_rebuilt(
     assert (json.loads(answer.content), answer["Idempotency-Replayed"]) == ({"rebuilt": "7"}, "true")
     assert effects() == 1
     assert IdempotencyRecord.objects.get().response_body is None  # as of a record that never had one
-    monkeypatch.setattr(registry.get("tests.answer"), "rebuild", None)  # a later release declares none any more
+    redeclare(monkeypatch, "tests.answer", rebuild=None)
     assert_refused(alice, "idempotency_outcome_unreadable", key="k")
 
 
@@ -107,9 +106,9 @@ def test_what_has_no_body_to_keep_is_recorded_as_its_reference_alone() -> None:
             (job, HttpResponse(b"it runs", status=202)),
             (without, HttpResponse(b"a")),
         ):
-            outcome = outcome_of(response, operation, "7")
+            outcome = outcome_of(response, operation.policy, "7")
             assert (outcome.body, outcome.reference) == (None, "7")
-        assert outcome_of(HttpResponse(b"a"), plain, "7").body is not None
+        assert outcome_of(HttpResponse(b"a"), plain.policy, "7").body is not None
 
 
 def test_the_mark_of_a_deleted_body_is_never_replayed() -> None:

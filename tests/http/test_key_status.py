@@ -22,6 +22,7 @@ from tests.factories import RecordFactory
 from tests.http.callers import Caller, effects, problem_code
 from tests.http.test_cost import LOOK, authentication, statements
 from tests.http.views import plain_answer
+from tests.operations import redeclare
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -94,7 +95,7 @@ def test_the_owner_learns_the_status_of_the_outcome_and_its_times(alice: Caller)
 def test_the_status_says_what_a_retry_would_meet(
     alice: Caller, operation: Operation, recovery: Any, traits: dict[str, bool], status: str, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(operation, "recovery", Operation("tests.recovering", recovery=recovery).recovery)
+    redeclare(monkeypatch, operation.name, recovery=Operation("tests.recovering", recovery=recovery).recovery)
     RecordFactory(account_id=str(alice.user.pk), operation=operation.name, idempotency_key="k", **traits)
     before = list(IdempotencyRecord.objects.values())
     told = ask(alice)

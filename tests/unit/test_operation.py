@@ -14,10 +14,10 @@ from django.http import HttpRequest
 from django.test import override_settings
 
 from idempotency import ACCEPTED, CONFLICT, PARK, REEXECUTE, Operation, Wait, claim, idempotent
-from idempotency.conf import Defaults, Settings, settings
+from idempotency.conf import Settings, settings
 from idempotency.operation import operation_for, registry
 from idempotency.options.settings import SETTINGS
-from idempotency.options.table import OPTIONS, RequestPolicy
+from idempotency.options.table import OPTIONS, Options, RequestArguments
 from tests.operations import forgetting_operations
 
 
@@ -29,7 +29,7 @@ def _own_registry() -> Iterator[None]:
 
 def test_an_operation_follows_the_settings_at_the_time_it_is_asked() -> None:
     operation = Operation("unit.settings")
-    assert (operation.ttl, operation.lease, operation.in_progress) == (
+    assert (operation.policy.ttl, operation.policy.lease, operation.policy.in_progress) == (
         timedelta(days=3),
         timedelta(seconds=60),
         CONFLICT,
@@ -48,8 +48,8 @@ def test_an_operation_follows_the_settings_at_the_time_it_is_asked() -> None:
     with override_settings(IDEMPOTENCY=entries):
         for setting, value in entries.items():
             expected = {"ACCOUNT": an_account, "RECORDABLE": only_created}.get(setting, value)
-            assert getattr(operation, SETTINGS[setting].name) == expected
-    assert operation.in_progress is CONFLICT
+            assert getattr(operation.policy, SETTINGS[setting].name) == expected
+    assert operation.policy.in_progress is CONFLICT
 
 
 def an_account(request: HttpRequest) -> str:
@@ -64,9 +64,9 @@ def only_created(status: int) -> bool:
 def test_what_is_declared_wins_over_the_settings_even_when_it_is_false() -> None:
     operation = Operation("unit.declared", required=False, ttl=timedelta(hours=1), account=an_account)
     with override_settings(IDEMPOTENCY={"REQUIRED": True, "TTL": timedelta(days=9)}):
-        assert operation.required is False
-        assert operation.ttl == timedelta(hours=1)
-        assert operation.account(HttpRequest()) == "everyone"
+        assert operation.policy.required is False
+        assert operation.policy.ttl == timedelta(hours=1)
+        assert operation.policy.account(HttpRequest()) == "everyone"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_bare_name_means_the_operation_declared_under_it() -> None:
     declared = Operation("unit.elsewhere", lease=timedelta(seconds=5))
     assert operation_for("unit.elsewhere", {}) is declared
     assert operation_for(declared, {}) is declared
-    assert operation_for("unit.new", {}).lease == timedelta(seconds=60)
+    assert operation_for("unit.new", {}).policy.lease == timedelta(seconds=60)
     with pytest.raises(ImproperlyConfigured, match="has its own policy"):
         operation_for(declared, {"required": False})
 
@@ -150,18 +150,17 @@ def members(hint: Any) -> set[Any]:
     return set(parts) - {type(None), str}
 
 
-def test_each_attribute_of_an_operation_has_the_type_of_its_argument() -> None:
-    attributes = {name: hint for name, hint in get_type_hints(Operation).items() if name not in {"name", "declared"}}
-    arguments = get_type_hints(RequestPolicy)
-    assert set(attributes) == set(arguments) == set(OPTIONS)
-    for name, hint in attributes.items():
+def test_each_argument_has_the_type_of_its_option() -> None:
+    arguments, options = get_type_hints(RequestArguments), get_type_hints(Options)
+    assert set(arguments) == set(options) == set(OPTIONS)
+    for name, hint in options.items():
         expected = members(arguments[name])
         assert members(hint) == {part for part in expected if getattr(part, "__name__", "") != "Reconcile"}, name
 
 
 def test_the_settings_have_an_attribute_for_each_entry() -> None:
-    assert set(get_type_hints(Settings)) == {option.name for option in SETTINGS.values()} | {"fingerprint_secrets"}
-    assert set(get_type_hints(Defaults)) == {option.name for option in OPTIONS.values() if option.setting}
+    of_the_project = {option.name for option in SETTINGS.values()} - set(OPTIONS)
+    assert set(get_type_hints(Settings)) == of_the_project | {"defaults", "fingerprint_secrets"}
     assert [name for name, option in SETTINGS.items() if option.setting != name] == []
 
 
@@ -178,7 +177,7 @@ def test_each_default_is_valid() -> None:
 
 def test_none_may_be_given_where_it_is_the_default() -> None:
     with override_settings(IDEMPOTENCY={"ERROR_RESPONSE": None, "FINGERPRINT_KEYS": None}):
-        assert settings.error_response is None
+        assert settings().error_response is None
 
 
 def test_the_docstring_explains_every_argument() -> None:
@@ -187,13 +186,13 @@ def test_the_docstring_explains_every_argument() -> None:
 
 
 @pytest.mark.parametrize(
-    ("takes_policy", "policy"),
-    [(Operation.__init__, "RequestPolicy"), (idempotent, "RequestPolicy"), (claim, "OperationPolicy")],
+    ("takes_options", "arguments"),
+    [(Operation.__init__, "RequestArguments"), (idempotent, "RequestArguments"), (claim, "Arguments")],
 )
-def test_policies_are_typed_keywords(takes_policy: Callable[..., Any], policy: str) -> None:
-    parameter = inspect.signature(takes_policy).parameters["policy"]
+def test_options_are_typed_keywords(takes_options: Callable[..., Any], arguments: str) -> None:
+    parameter = list(inspect.signature(takes_options).parameters.values())[-1]
     assert parameter.kind is inspect.Parameter.VAR_KEYWORD
-    assert parameter.annotation == f"Unpack[{policy}]"
+    assert parameter.annotation == f"Unpack[{arguments}]"
 
 
 def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant() -> None:
@@ -203,31 +202,30 @@ def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant
         Operation("unit.unknown", qqqq=1)  # type: ignore[call-arg]
 
 
-def test_an_attribute_that_does_not_exist_is_an_attribute_error() -> None:
-    operation = Operation("unit.attributes")
-    for holder in (operation, settings):
-        with pytest.raises(AttributeError, match="no attribute 'leese'"):
-            _ = holder.leese  # type: ignore[attr-defined]
-
-
 def test_a_policy_is_read_once_until_the_settings_change() -> None:
     operation = Operation("unit.kept")
     with override_settings(IDEMPOTENCY={"TTL": timedelta(days=9)}):
-        assert operation.ttl == timedelta(days=9)
-        assert {"ttl", "lease", "methods"} <= vars(operation).keys()
+        policy = operation.policy
+        assert policy.ttl == timedelta(days=9)
         with override_settings(USE_TZ=True):  # another setting
-            assert "ttl" in vars(operation)
-    assert "ttl" not in vars(operation)
-    assert operation.ttl == timedelta(days=3)
+            assert operation.policy is policy
+    assert operation.policy.ttl == timedelta(days=3)
+
+
+def test_an_operation_that_is_declared_at_each_call_is_one_operation() -> None:
+    first = operation_for("unit.each", {"lease": timedelta(seconds=5)})
+    assert operation_for("unit.each", {"lease": timedelta(seconds=5)}) is first
+    with pytest.raises(ImproperlyConfigured, match="declared already"):
+        operation_for("unit.each", {"lease": timedelta(seconds=6)})
 
 
 def test_an_operation_that_was_declared_again_follows_the_settings_too() -> None:
     first = Operation("unit.again")
     Operation("unit.again")
-    assert first.ttl == timedelta(days=3)
+    assert first.policy.ttl == timedelta(days=3)
     with override_settings(IDEMPOTENCY={"TTL": timedelta(days=9)}):
-        assert first.ttl == timedelta(days=9)
+        assert first.policy.ttl == timedelta(days=9)
 
 
 def test_a_function_may_be_named_by_its_path() -> None:
-    assert Operation("unit.path", account=f"{__name__}.members").account is members
+    assert Operation("unit.path", account=f"{__name__}.members").policy.account is members

@@ -42,7 +42,7 @@ def test_a_response_without_content_type_or_body_is_replayed_so() -> None:
     del response["Content-Type"]
     operation = Operation("unit.outcome")
     registry.discard("unit.outcome")
-    for outcome in (outcome_of(response, operation), Outcome(status=204)):
+    for outcome in (outcome_of(response, operation.policy), Outcome(status=204)):
         replay = response_of(outcome)
         assert (replay.status_code, replay.content, replay.has_header("Content-Type")) == (204, b"", False)
 

@@ -28,7 +28,7 @@ def owned() -> Any:
     with forgetting_operations():
         operation = Operation("unit.renewed")
         yield Ownership(
-            operation, Fence(Scope("a", operation.name, "k"), 1, 1, "v1:0"), SimpleNamespace(using="default")
+            operation.policy, Fence(Scope("a", operation.name, "k"), 1, 1, "v1:0"), SimpleNamespace(using="default")
         )
 
 

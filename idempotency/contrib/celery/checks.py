@@ -41,32 +41,33 @@ def check_tasks(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 
 def _check(app: Any, task: Any, policy: TaskPolicy) -> Iterator[CheckMessage]:
     operation = policy.operation
+    in_force, project_ttl = operation.policy, settings().defaults.ttl
     longest = longest_redelivery(app, task, policy)
-    if operation.ttl <= longest:
+    if in_force.ttl <= longest:
         yield CheckWarning(
-            f"Operation {operation.name!r} forgets a message after {operation.ttl}, but task {task.name!r} may get it "
+            f"Operation {operation.name!r} forgets a message after {in_force.ttl}, but task {task.name!r} may get it "
             f"again after {longest} and would then run a second time.",
             hint="Give the operation a longer ttl=, or shorten the broker's visibility_timeout.",
             id="idempotency.W004",
         )
-    if operation.ttl > settings.ttl:
+    if in_force.ttl > project_ttl:
         yield CheckWarning(
-            f"Operation {operation.name!r} remembers a message of task {task.name!r} for {operation.ttl}, but its "
-            f"producer remembers its request only for IDEMPOTENCY['TTL'], {settings.ttl}. The message of a new request "
+            f"Operation {operation.name!r} remembers a message of task {task.name!r} for {in_force.ttl}, but its "
+            f"producer remembers its request only for IDEMPOTENCY['TTL'], {project_ttl}. The message of a new request "
             f"under an old key may be taken for the old message, and then it does not run.",
             hint="Give the operation a ttl= that is not longer than IDEMPOTENCY['TTL'], or make that setting longer.",
             id="idempotency.W007",
         )
     back = look_back(app)
-    if back is not None and operation.ttl < back:
+    if back is not None and in_force.ttl < back:
         yield CheckWarning(
-            f"Operation {operation.name!r} forgets a message after {operation.ttl}, but resend_lost_messages looks "
-            f"{back} back. Lost messages of task {task.name!r} that are older than {operation.ttl} are not found.",
+            f"Operation {operation.name!r} forgets a message after {in_force.ttl}, but resend_lost_messages looks "
+            f"{back} back. Lost messages of task {task.name!r} that are older than {in_force.ttl} are not found.",
             hint="Give the operation a longer ttl=, or the scheduled resend_lost_messages a shorter look_back.",
             id="idempotency.W008",
         )
     limit = time_limit(app, task)
-    alive = operation.lease + (operation.heartbeat or timedelta(0))
+    alive = in_force.lease + (in_force.heartbeat or timedelta(0))
     if limit is not None and alive < limit:
         yield CheckWarning(
             f"Task {task.name!r} may run for {limit}, but a claim of operation {operation.name!r} can be taken over "

@@ -28,7 +28,7 @@ from ...exceptions import (
 from ...identity.fingerprint import Payload
 from ...identity.scope import scope_of
 from ...operation import Operation, operation_for
-from ...options.table import OperationPolicy
+from ...options.table import Arguments
 from ...outcome import Outcome, outcome_of_result
 from ...protocol import claims
 from ...protocol.claim import Claim
@@ -54,7 +54,7 @@ def idempotent_task(
     consumer: str | None = None,
     dead_letter: str | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
-    **policy: Unpack[OperationPolicy],
+    **policy: Unpack[Arguments],
 ) -> Callable[[F], F]:
     """Make a Celery task take effect once for each message. Write it below Celery's own decorator::
 
@@ -135,7 +135,7 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     policy, request = delivery.policy, delivery.request
     payload = Payload(policy.arguments(args, kwargs, bound=bool(args) and args[0] is delivery.task))
     try:
-        owned = acquire_or_wait(ClaimRequest(policy.operation, delivery.scope, payload))
+        owned = acquire_or_wait(ClaimRequest(policy.operation.policy, delivery.scope, payload))
     except (InProgressError, UnavailableError) as error:
         delivery.wait(error)
     except (RequestError, KeyReusedError, OutcomeUnknownError) as error:
@@ -165,7 +165,7 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     try:
         with running(attempt):
             result = policy.function(*args, **kwargs)
-            attempt.outcome = outcome = outcome_of_result(result, policy.operation)
+            attempt.outcome = outcome = outcome_of_result(result, owned.policy)
     except (LeaseLostError, UnavailableError) as error:
         if error is attempt.foreign_error:
             raise  # the error of another claim inside the function counts as the function's own error
@@ -179,7 +179,7 @@ def _give_back(owned: Ownership) -> None:
     try:
         released = claims.release(owned)
     except (DatabaseError, InterfaceError):
-        logger.warning("Operation %r: a claim could not be released", owned.operation.name, exc_info=True)
+        logger.warning("Operation %r: a claim could not be released", owned.scope.operation, exc_info=True)
         return
     if released:
-        signals.send(signals.released, owned.operation, owned.scope, owned.attempt)
+        signals.send(signals.released, owned.policy.operation, owned.scope, owned.attempt)

@@ -51,7 +51,7 @@ class MessageRefused(Ignore, Reject):  # type: ignore[misc]
 
 def longest_wait(operation: Operation) -> timedelta:
     """How long a message of the operation waits in total. It is longer than any of its claims can be alive."""
-    return max(LONGEST_WAIT, 2 * (operation.lease + (operation.heartbeat or timedelta(0))))
+    return max(LONGEST_WAIT, 2 * (operation.policy.lease + (operation.policy.heartbeat or timedelta(0))))
 
 
 class Delivery:
@@ -123,7 +123,7 @@ class Delivery:
         waited = count_of(self.headers, WAITED_HEADER)
         if waited >= longest_wait(self.policy.operation).total_seconds():
             self.dead_letter(f"waited for {waited} s: {error}", error)
-        longest = max(1, int(settings.max_retry_after.total_seconds()))
+        longest = max(1, int(settings().max_retry_after.total_seconds()))
         countdown = min(max(1, error.retry_after or 0, waited // 2), longest)
         self.headers[WAITED_HEADER] = waited + countdown
         self.headers[ATTEMPTS_HEADER] = self._attempts + ended

@@ -68,7 +68,7 @@ def resend_lost_messages(
             # The update checks the status and sent_at again, because another run of this may have been faster. It also
             # checks the retention again, by the clock of this statement. If the process slept before it looked for the
             # record, the record may have been purged by then.
-            remembered = Now() - policies[message.topic].operation.ttl
+            remembered = Now() - policies[message.topic].operation.policy.ttl
             again = messages.filter(
                 pk=message.pk, status=MessageStatus.SENT, sent_at=message.sent_at, created_at__gt=remembered
             )

@@ -26,12 +26,12 @@ from rest_framework.views import APIView
 
 from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register
-from ...http.key_status import asked_operation, tell_status
+from ...http.key_status import asked_policy, tell_status
 from ...http.payload import content_length, fits_in_memory, has_parts, keep_readable, parts
 from ...http.problems import PROFILES, Profile, problem, text_of
 from ...http.protection import RoutedHandler, class_of, methods_of_class
 from ...identity.parsing import parse_json
-from ...operation import Operation
+from ...operation import Operation, Policy
 from ...options.values import IETF
 from ...outcome import STATUS_HEADER, UNREADABLE, Outcome, decode_body, is_json
 from ...store import records_database
@@ -92,15 +92,15 @@ class RestFrameworkAdapter(Adapter):
             return super().served_methods(name)
         return {method.upper() for method, action in actions.items() if action == name}
 
-    def payload(self, operation: Operation) -> object:
+    def payload(self, policy: Policy) -> object:
         # If DRF answers by itself, for example because it can't parse the payload, its response has the view's headers.
         self.view.headers.update(self.headers)
-        payload = self._payload(operation)
+        payload = self._payload(policy)
         del self.view.headers[STATUS_HEADER]  # from now on it is decided later, and DRF sets its headers last
         return payload
 
-    def _payload(self, operation: Operation) -> object:
-        command: Any = operation.command
+    def _payload(self, policy: Policy) -> object:
+        command: Any = policy.command
         if isinstance(command, type) and issubclass(command, serializers.BaseSerializer):
             context = {"request": self.request, "view": self.view, "format": None}
             # In the form of a partial update, an absent field is not changed. In other forms, an absent checkbox is
@@ -356,6 +356,6 @@ class KeyStatusView(APIView):
     operation: str | Operation | None = None
 
     def get(self, request: Request, **route: Any) -> Response:
-        operation = asked_operation(self.operation, route)
-        response: Response = tell_status(operation, RestFrameworkAdapter(request), Response)
+        policy = asked_policy(self.operation, route)
+        response: Response = tell_status(policy, RestFrameworkAdapter(request), Response)
         return response

@@ -127,5 +127,5 @@ def _how(route: AuditedRoute) -> str:
     operation = route.operation
     if operation is None:
         return route.view
-    within = "in a transaction" if operation.transaction else "outside of a transaction"
+    within = "in a transaction" if operation.declared["transaction"] else "outside of a transaction"
     return f"{operation.name}: {within}, {operation.recovery.name}"
