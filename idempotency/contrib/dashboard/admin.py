@@ -32,7 +32,7 @@ from ...operate.stats import Number, Precision, Stats, stats
 from ...store import records_database
 from .counters import PURGE_ENDED, PURGED, counters, this_hour
 from .models import IdempotencyCounter
-from .timeline import in_order, timeline_of
+from .timeline import timeline_of
 
 #: Hours that the page shows, with the running one.
 HOURS = 25
@@ -117,13 +117,8 @@ class DashboardAdmin(ReadOnlyAdmin):
 
 
 def _add_timeline(record: IdempotencyRecord, request: HttpRequest, shown: DecisionAdmin) -> dict[str, Any]:
-    timeline = timeline_of(record, request)
     messages = _admin_of_messages(shown.admin_site, request)
-    if messages is not None:
-        from .messages import add_messages
-
-        add_messages(record, timeline, shown, messages)
-    return {"timeline": in_order(record, timeline)}
+    return {"timeline": timeline_of(record, request, shown, messages)}
 
 
 admin_of_records.page_additions.append(_add_timeline)

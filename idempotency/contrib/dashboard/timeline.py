@@ -1,4 +1,4 @@
-"""The timeline on the page of a record: what the tables know of it, in the order of time.
+"""The timeline on the page of a record, in the order of time.
 
 No request writes anything for it. So it is made of the record's own times, its steps, the decisions in the admin's log
 and the messages of the outbox. An event without a recorded time stands where it belongs, and the page says so.
@@ -9,25 +9,37 @@ looked for within a time limit.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
 
+from django.apps import apps
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext
 
-from ...admin.display import format_duration, time_left
+from ...admin.display import AnyModelAdmin, format_duration, time_left, url_of
 from ...lifecycle import Status
 from ...models import IdempotencyRecord, IdempotencyStep
+from ...store import statement_timeout
+
+if apps.is_installed("idempotency.outbox"):
+    from ...outbox.models import MessageStatus, OutboxMessage, outbox_database
 
 #: The page lists this many steps, decisions and messages of each kind.
 MAX_ROWS = 50
 
 #: An error is shown up to this length. The whole is on the same page.
 MAX_ERROR = 200  # characters
+
+#: A message is sent within milliseconds if a relay runs. The messages of a whole day can't be searched.
+NEAR = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -52,18 +64,19 @@ class Timeline:
     notes: list[str] = field(default_factory=list)
 
 
-def timeline_of(record: IdempotencyRecord, request: HttpRequest) -> Timeline:
-    """Read the timeline of a record, as far as the person may see it, in no order and without its messages.
+def timeline_of(
+    record: IdempotencyRecord, request: HttpRequest, records: AnyModelAdmin, messages: AnyModelAdmin | None
+) -> Timeline:
+    """Read the timeline of a record, as far as the person may see it.
 
     :param record: annotated with ``database_time``.
+    :param records: the admin of records.
+    :param messages: the admin of messages, or None if the person may not see messages.
     """
     timeline = Timeline()
     timeline.events += [*_of_record(record, request), *_steps(record, timeline), *_decisions(record)]
-    return timeline
-
-
-def in_order(record: IdempotencyRecord, timeline: Timeline) -> Timeline:
-    """Sort the events, and say how long after the record's creation each one happened."""
+    if messages is not None:
+        _add_messages(record, timeline, records, messages)
     events = sorted(timeline.events, key=lambda event: event.place)
     timeline.events = [replace(event, offset=_offset(event.place - record.created_at)) for event in events]
     return timeline
@@ -126,3 +139,89 @@ def _decisions(record: IdempotencyRecord) -> Iterator[Event]:
     ).select_related("user")
     for entry in entries.order_by("-action_time")[:MAX_ROWS]:
         yield Event(entry.action_time, f"{entry.user}: {entry.get_change_message()}")
+
+
+# Its messages
+
+
+def _add_messages(
+    record: IdempotencyRecord, timeline: Timeline, records: AnyModelAdmin, messages: AnyModelAdmin
+) -> None:
+    """Add the message that led to this record, those of its chain that were published here, and what consumed them."""
+    events = timeline.events
+    arrived = _arrived(record)
+    if arrived is not None:
+        events += _of_message(arrived, messages)
+    end = time.monotonic() + statement_timeout.LIMIT
+    published: list[OutboxMessage] = []
+    try:
+        for query in _of_trace(record):
+            published += [message for message in _read_until(end, query) if arrived is None or message.pk != arrived.pk]
+        events += _consumed(record, published, records, end)
+    except statement_timeout.OutOfTimeError:
+        timeline.notes.append(
+            gettext("Not all of its messages were found in time: the outbox is large, or the database is busy.")
+        )
+    for message in published:
+        events += _of_message(message, messages)
+    timeline.notes.append(
+        gettext(
+            "Messages are listed if they wait, or were sent within a minute of the outcome. Those of the operations "
+            "that this one led to belong to the same trace, and are listed, too."
+        )
+    )
+
+
+def _read_until(end: float, query: QuerySet[Any]) -> list[Any]:
+    """:raises OutOfTimeError: the query is not done at ``end``."""
+    with statement_timeout.time_limit(query.db, end - time.monotonic()):
+        return list(query)
+
+
+def _outbox() -> QuerySet[OutboxMessage]:
+    shown = ("message_id", "idempotency_key", "topic", "status", "created_at", "sent_at")
+    return OutboxMessage.objects.using(outbox_database()).only(*shown)
+
+
+def _arrived(record: IdempotencyRecord) -> OutboxMessage | None:
+    """The message that this record's consumer claimed, if its key is that of a message."""
+    try:
+        message_id = UUID(record.idempotency_key.rpartition(".")[2])
+    except ValueError:
+        return None
+    return _outbox().filter(message_id=message_id, idempotency_key=record.idempotency_key).first()
+
+
+def _of_trace(record: IdempotencyRecord) -> tuple[QuerySet[OutboxMessage], QuerySet[OutboxMessage]]:
+    """:returns: the unsent messages of the record's trace, and those that were sent near its outcome."""
+    messages = _outbox().filter(account_id=record.account_id, idempotency_key__startswith=f"{record.scope.trace}.")
+    # An OR of equalities, as in the condition of the index.
+    unsent = messages.filter(Q(status=MessageStatus.PENDING) | Q(status=MessageStatus.DEAD))
+    around = record.completed_at or record.created_at
+    since = max(record.created_at, around - NEAR)
+    sent = messages.filter(status=MessageStatus.SENT, sent_at__gte=since, sent_at__lte=around + NEAR)
+    return unsent[:MAX_ROWS], sent.order_by("sent_at")[:MAX_ROWS]
+
+
+def _of_message(message: OutboxMessage, messages: AnyModelAdmin) -> Iterator[Event]:
+    values = {"topic": message.topic, "status": message.get_status_display()}
+    url = url_of(messages, "change", message.pk)
+    yield Event(message.created_at, gettext("Message to “%(topic)s” published; now %(status)s.") % values, url)
+    if message.sent_at is not None:
+        yield Event(message.sent_at, gettext("Message to “%(topic)s” confirmed by its broker.") % values, url)
+
+
+def _consumed(
+    record: IdempotencyRecord, published: list[OutboxMessage], records: AnyModelAdmin, end: float
+) -> Iterator[Event]:
+    """The records of consumers that claimed the messages under the producer's account, as they do by default."""
+    if not published:
+        return
+    consumed = IdempotencyRecord.objects.using(record._state.db).filter(
+        account_id=record.account_id, idempotency_key__in=[message.idempotency_key for message in published]
+    )
+    rows = consumed.order_by().values_list("pk", "operation", "status", "created_at")[:MAX_ROWS]
+    for pk, operation, status, created_at in _read_until(end, rows):
+        values = {"operation": operation, "status": status.replace("_", " ")}
+        url = url_of(records, "change", pk)
+        yield Event(created_at, gettext("A consumer, %(operation)s, claimed a message; now %(status)s.") % values, url)

@@ -12,7 +12,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from idempotency import REEXECUTE, Operation, claim, current_claim
-from idempotency.contrib.dashboard import messages, timeline
+from idempotency.contrib.dashboard import timeline
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.resolutions import release
@@ -149,7 +149,7 @@ def test_a_long_list_is_cut_and_a_large_outbox_is_given_up(client: Client, monke
     def give_up(*arguments: Any) -> Any:
         raise statement_timeout.OutOfTimeError
 
-    monkeypatch.setattr(messages, "_consumed", give_up)
+    monkeypatch.setattr(timeline, "_consumed", give_up)
     page = text(client.get(detail(record.pk)))
     assert ("receipts.send" in page, MISSING in page) == (True, True)
 
