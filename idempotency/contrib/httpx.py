@@ -10,14 +10,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-try:
+from . import needing
+
+with needing("httpx"):
     import httpx
     from tenacity import AsyncRetrying, Retrying
-except ImportError as error:
-    raise ImportError(
-        "idempotency.contrib.httpx needs httpx and tenacity. Install them with\n"
-        "    python -m pip install 'django-idempotency[httpx]'"
-    ) from error
 
 from ..identity.keys import HEADER, new_key
 from .retrying import KeyStatus, RetryPolicy, Tries, bounded, read_key_status

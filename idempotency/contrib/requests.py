@@ -11,16 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-try:
+from . import needing
+
+with needing("requests"):
     import requests
     from requests.adapters import HTTPAdapter
     from requests.exceptions import ChunkedEncodingError, ContentDecodingError, ProxyError
     from tenacity import Retrying
-except ImportError as error:
-    raise ImportError(
-        "idempotency.contrib.requests needs requests and tenacity. Install them with\n"
-        "    python -m pip install 'django-idempotency[requests]'"
-    ) from error
 
 from ..identity.keys import HEADER, new_key
 from .retrying import KeyStatus, RetryPolicy, Tries, bounded, read_key_status

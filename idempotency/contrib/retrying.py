@@ -16,15 +16,11 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
-try:
+from . import needing
+
+with needing("httpx"):
     from tenacity import RetryCallState
     from tenacity.wait import wait_random_exponential
-except ImportError as error:
-    raise ImportError(
-        "idempotency.contrib.retrying needs tenacity. Install it with the client that you use:\n"
-        "    python -m pip install 'django-idempotency[httpx]'\n"
-        "    python -m pip install 'django-idempotency[requests]'"
-    ) from error
 
 from ..identity.keys import HEADER, new_key, shorten
 from ..protocol.context import current_claim

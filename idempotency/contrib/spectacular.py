@@ -10,13 +10,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-try:
+from . import needing
+
+with needing("spectacular"):
     from drf_spectacular import openapi
-except ImportError as error:
-    raise ImportError(
-        "idempotency.contrib.spectacular needs drf-spectacular. Install it with\n"
-        "    python -m pip install 'django-idempotency[spectacular]'"
-    ) from error
 
 from drf_spectacular.plumbing import ComponentRegistry, ResolvedComponent
 from drf_spectacular.utils import OpenApiParameter

@@ -8,13 +8,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-try:
+from .. import needing
+
+with needing("celery"):
     import celery.signals  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        "idempotency.contrib.celery needs Celery. Install it with\n"
-        "    python -m pip install 'django-idempotency[celery]'"
-    ) from error
 
 from ...conf import require_app
 

@@ -6,14 +6,11 @@ OpenTelemetry is used. The project chooses the SDK and the instrumentation, and 
 
 from __future__ import annotations
 
-try:
+from .. import needing
+
+with needing("opentelemetry"):
     import opentelemetry.metrics
     import opentelemetry.trace  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        "idempotency.contrib.opentelemetry needs OpenTelemetry's API. Install it with\n"
-        "    python -m pip install 'django-idempotency[opentelemetry]'"
-    ) from error
 
 from .tracing import link_to_producer
 

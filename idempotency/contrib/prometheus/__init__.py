@@ -5,10 +5,7 @@ Add ``"idempotency.contrib.prometheus"`` to ``INSTALLED_APPS``. Without that not
 
 from __future__ import annotations
 
-try:
+from .. import needing
+
+with needing("prometheus"):
     import prometheus_client  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        "idempotency.contrib.prometheus needs prometheus-client. Install it with\n"
-        "    python -m pip install 'django-idempotency[prometheus]'"
-    ) from error

@@ -4,12 +4,10 @@
 request. ``commands`` reads a payload through a serializer's fields.
 """
 
-try:
-    import rest_framework  # noqa: F401 - only to say what to install
-except ImportError as error:  # pragma: no cover - the base environment has no DRF to fail without
-    raise ImportError(
-        "idempotency.contrib.rest_framework needs Django REST framework: pip install 'django-idempotency[drf]'"
-    ) from error
+from .. import needing
+
+with needing("drf"):
+    import rest_framework  # noqa: F401
 
 from .adapter import IdempotencyAPIException, KeyStatusView, RestFrameworkAdapter
 from .commands import declared_fields
