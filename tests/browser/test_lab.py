@@ -19,8 +19,6 @@ OFFLINE = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThrou
 
 
 class Lab:
-    """The page, as a visitor uses it."""
-
     def __init__(self, driver: Any, url: str) -> None:
         self.driver = driver
         self.url = f"{url}/lab/"

@@ -135,7 +135,6 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
 
 
 def post(view: Any, payload: object, *, key: str = "k", user: Any = None) -> HttpResponse:
-    """What a page's view answers to a request with a key."""
     request = RequestFactory().post("/", payload, content_type="application/json", headers={"Idempotency-Key": key})
     request.user = UserFactory() if user is None else user
     response: HttpResponse = view(request)
@@ -143,7 +142,6 @@ def post(view: Any, payload: object, *, key: str = "k", user: Any = None) -> Htt
 
 
 def twice(view: Any, payload: object) -> list[Any]:
-    """The answers to a request and to its retry, which is a replay."""
     user = UserFactory()
     answers = [post(view, payload, user=user) for _ in range(2)]
     assert ["Idempotency-Replayed" in answer for answer in answers] == [False, True]

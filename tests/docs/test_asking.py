@@ -58,8 +58,6 @@ class Cut(httpx.HTTPTransport):
 
 
 class Payouts:
-    """The view of the page, with one of its probes."""
-
     def __init__(self, page: dict[str, Any], provider: Provider, probe: str, max_attempts: int = 22) -> None:
         self.transport = Cut()
         page["provider"]._transport = self.transport
@@ -123,9 +121,7 @@ def test_a_reference_that_was_paid_twice_is_left_to_a_person(run_page: RunPage, 
     assert IdempotencyRecord.objects.get().status == Status.PARKED
 
 
-def test_a_refusal_is_an_outcome(
-    run_page: RunPage, payouts_provider: Provider, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_an_outcome(run_page: RunPage, payouts_provider: Provider, monkeypatch: Any) -> None:
     payouts = Payouts(run_page(PAGE), payouts_provider, "find_by_key")
     monkeypatch.setattr(payouts_provider, "fault_of", lambda payout, asked_for: Fault.REFUSE)
     answers = [payouts.send() for _ in range(2)]

@@ -148,9 +148,7 @@ def test_the_event_is_taken_once_however_often_it_is_delivered(run_page: RunPage
     assert IdempotencyRecord.objects.get().account_id == "provider"
 
 
-def test_the_order_goes_on_behind_its_finished_step(
-    run_page: RunPage, provider: Provider, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_goes_on_behind_its_finished_step(run_page: RunPage, provider: Provider, monkeypatch: Any) -> None:
     view, user = run_page("how-to/use-steps.md")["place_order"], UserFactory()
     with monkeypatch.context() as patched:
         patched.setattr("shop.provider.ship", lambda *args: 1 / 0)

@@ -229,7 +229,6 @@ def test_every_pattern_finds_what_it_is_for() -> None:
 
 
 def _exists(name: str) -> bool:
-    """Whether it is a module, or can be reached from one by its attributes."""
     try:
         pkgutil.resolve_name(name)
     except (AttributeError, ImportError):

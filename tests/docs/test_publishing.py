@@ -33,7 +33,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 @pytest.fixture
 def publishing(run_page: RunPage) -> Any:
-    """All that the examples define."""
     return SimpleNamespace(**run_page(PUBLISHING))
 
 
@@ -64,11 +63,7 @@ def test_the_alarms_ring(publishing: Any, run_page: RunPage) -> None:
     assert not any(outbox_alarms().values())
     make_messages(1, MessageStatus.DEAD)
     make_messages(1, due=-10 * relay.LEASE)
-    assert outbox_alarms() == {
-        "no relay": True,
-        "dead messages": True,
-        "backlog grows": False,
-    }
+    assert outbox_alarms() == {"no relay": True, "dead messages": True, "backlog grows": False}
     publishing.requeue_all("orders.placed", by="a test")
     assert relay_once().sent == 2
 
@@ -106,9 +101,7 @@ class Host:
         (302, ValueError),
     ],
 )
-def test_the_sender_tells_apart_what_is_at_fault(
-    publishing: Any, monkeypatch: pytest.MonkeyPatch, answer: Any, raised: type[Exception] | None
-) -> None:
+def test_the_sender_tells_apart_what_is_at_fault(publishing: Any, monkeypatch: Any, answer: Any, raised: Any) -> None:
     host = Host()
     host.answer = answer
     monkeypatch.setattr(http.client, "HTTPSConnection", host.connect)
@@ -147,7 +140,6 @@ CONSUMING = "how-to/consume-a-message.md"
 
 @pytest.fixture
 def consuming(run_page: RunPage) -> Any:
-    """All that the examples define."""
     return SimpleNamespace(**run_page(CONSUMING))
 
 

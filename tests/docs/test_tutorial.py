@@ -31,8 +31,6 @@ pytestmark = pytest.mark.sqlite
 
 
 class Reader:
-    """Somebody with a terminal, an editor, and a second terminal for the server."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.port = free_port()
@@ -54,7 +52,6 @@ class Reader:
         self.server: Daemon | None = None
 
     def run(self, command: str) -> list[str]:
-        """Type a command, and read the lines that it prints."""
         assert self.shell.stdin is not None
         assert self.shell.stdout is not None
         self.shell.stdin.write(f"{command.replace('8000', str(self.port))}\necho; echo '{END_OF_OUTPUT}'\n")

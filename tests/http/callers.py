@@ -94,7 +94,6 @@ def effects() -> int:
 
 
 def records() -> list[tuple[str, int]]:
-    """The status and the attempt of each record."""
     return list(IdempotencyRecord.objects.order_by("pk").values_list("status", "attempt"))
 
 

@@ -20,7 +20,6 @@ from tests.operations import forgetting_operations
 
 @pytest.fixture(params=["wsgi", "asgi"])
 def transport(request: pytest.FixtureRequest) -> str:
-    """Both of Django's handlers, for a test that asks for it."""
     return str(request.param)
 
 
@@ -79,7 +78,6 @@ def atomic_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=[False, True], ids=["", "ATOMIC_REQUESTS"])
 def atomic(request: pytest.FixtureRequest) -> bool:
-    """Without ATOMIC_REQUESTS and with them, for a test that asks for it."""
     if request.param:
         request.getfixturevalue("atomic_requests")
     return bool(request.param)
@@ -87,7 +85,6 @@ def atomic(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(params=["plain", "drf"])
 def framework(request: pytest.FixtureRequest, serve: Serve) -> Framework:
-    """Both frameworks, for a test that asks for it."""
     return Framework(request.param, serve)
 
 

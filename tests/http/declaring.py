@@ -53,7 +53,6 @@ def refused(match: str) -> Iterator[None]:
 
 
 def protecting(way: str, base: Any, operations: Mapping[str, str | Operation]) -> Any:
-    """A subclass whose handlers of these names are protected, by the decorator on each or by the mixin."""
     if way == "mixin":
         return type(base.__name__, (IdempotentMixin, base), {"idempotent_operations": operations})
     return type(

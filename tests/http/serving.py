@@ -28,7 +28,6 @@ policies = pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["in a transacti
 
 
 def drf_view(view: Any, *, parsers: Any = PARSERS, renderers: Sequence[type[Any]] | None = None) -> Any:
-    """A function, protected or not, as a view of DRF's."""
     if renderers is not None:
         view = renderer_classes(renderers)(view)
     return api_view(["POST", "PATCH"])(parser_classes(parsers)(view))
@@ -54,7 +53,6 @@ class Framework:
         return drf_view(protect(view), **drf) if self.name == "drf" else protect(view)
 
     def serve(self, handler: Any = None, *, operation: str = "tests.operation", **policy: Any) -> None:
-        """Serve an operation at ``/`` under the policy given."""
         self._serve(self.view(handler, idempotent(operation, **policy)))
 
     def serve_twins(self, handler: Any, **drf: Any) -> None:

@@ -44,7 +44,6 @@ async def coroutine() -> None:
 def test_a_handler_that_returns_no_response_is_told_what_was_expected(
     alice: Caller, serve: Serve, name: str, make: Any, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By the package or, where it has words for it, by the framework itself."""
     serve_answer(serve, make, framework=name)
     refused = assert_nothing_kept(alice, 500)
     if "must return" in said:
@@ -191,8 +190,6 @@ def test_a_dropped_header_is_logged_once(alice: Caller, serve: Serve, settings: 
 
 
 class Titling(MiddlewareMixin):
-    """Puts a title into the context, as middleware of a project does."""
-
     def process_template_response(self, request: HttpRequest, response: Any) -> Any:
         response.context_data["title"] = "rendered" if response.is_rendered else "set"
         return response

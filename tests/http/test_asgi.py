@@ -89,7 +89,6 @@ class Slow:
         serve(view)
 
     async def finish(self, task: asyncio.Task[None]) -> None:
-        """Let the view go on, and wait for the end of its request."""
         self.go_on.set()
         await asyncio.wait([task])
 
@@ -107,14 +106,11 @@ class Slow:
 
 
 async def turns(count: int = 20) -> None:
-    """Let the event loop deliver what is due."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 def visited(*visits: Visit) -> list[int]:
-    """The statuses of requests that are made one after the other."""
-
     async def one_by_one() -> list[int]:
         for visit in visits:
             await visit.run()

@@ -65,11 +65,7 @@ def examine(path: str = "/", *, revoke: Callable[[User], None] = take_token, **o
     """Examine the view at ``path``, with every check unless ``options`` say otherwise."""
     alice, bob = UserFactory(is_staff=True), UserFactory(is_staff=True)
     ledger.clear()
-    given = {
-        "effects": Transfer.objects.all(),
-        "other_client": client_of(bob),
-        "revoke": lambda: revoke(alice),
-    }
+    given = {"effects": Transfer.objects.all(), "other_client": client_of(bob), "revoke": lambda: revoke(alice)}
     return assert_idempotent(client_of(alice), request_to(path), **given | options)
 
 

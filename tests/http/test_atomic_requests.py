@@ -19,11 +19,7 @@ from tests.http.views import KINDS, VIEWSETS, AsyncMethodView, PlainView, async_
 
 ASYNC = ("async_function", "async_method")
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.urls("tests.http.views"),
-    pytest.mark.scenario_20,
-]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.http.views"), pytest.mark.scenario_20]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ASYNC])

@@ -67,7 +67,6 @@ threads = pytest.mark.parametrize(
 
 
 def recorded() -> set[str]:
-    """The operations that have completed."""
     return set(IdempotencyRecord.objects.completed().values_list("operation", flat=True))
 
 

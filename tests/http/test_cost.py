@@ -41,11 +41,9 @@ LOOK = ["SELECT idempotency_record"]
 CLAIM = [*(LOOK if connection.vendor == "sqlite" else []), "BEGIN", "INSERT idempotency_record", "COMMIT"]
 #: The insert that loses is an error for the portable statement, and a count of zero for PostgreSQL's. MySQL's driver
 #: doesn't remember a statement that failed.
-LOST_CLAIM = {
-    "postgresql": [*CLAIM, *LOOK],
-    "sqlite": LOOK,
-    "mysql": ["BEGIN", "None", "ROLLBACK", *LOOK],
-}[connection.vendor]
+LOST_CLAIM = {"postgresql": [*CLAIM, *LOOK], "sqlite": LOOK, "mysql": ["BEGIN", "None", "ROLLBACK", *LOOK]}[
+    connection.vendor
+]
 WORK = ["INSERT testproject_transfer"]
 COMPLETE = ["UPDATE idempotency_record", "COMMIT"]
 
@@ -181,8 +179,6 @@ RUN_IN_TRANSACTION = 3
 
 
 def messages(alice: Caller, status: int, url: str = "/") -> int:
-    """How many messages a request sends, apart from those of its authentication."""
-
     def ask() -> None:
         assert alice.post(url, key="k").status_code == status
 

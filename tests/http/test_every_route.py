@@ -156,7 +156,6 @@ def test_what_is_above_the_handler_runs_before_a_replay(alice: Caller, settings:
 
 
 def test_a_view_that_is_above_its_own_login_is_not_changed_for_others(alice: Caller, settings: Any) -> None:
-    """The project's own class and function stay as they are, whoever calls them."""
     settings.ROOT_URLCONF = (path("", served(Plain.as_view())), path("function/", served(plain_answer)))
     replayed(alice)
     replayed(alice, "/function/", key="l")

@@ -90,7 +90,6 @@ def plain_handler(request: HttpRequest) -> Any:
 
 
 def body_handler(request: HttpRequest) -> Any:
-    """A plain view that has no interest in forms."""
     answer, status = work(request)
     return {**answer, "length": len(request.body)}, status
 

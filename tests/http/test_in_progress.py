@@ -26,8 +26,6 @@ PAYLOADS = ({"amount": 1}, {"amount": 2})  # another payload learns no more than
 
 
 def standing_at(gate: Gate, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The handler, which has had its effect and then stands still until the gate is opened."""
-
     def view(request: Any) -> Any:
         answer = handler(request)
         gate.pass_through()

@@ -27,13 +27,7 @@ from tests.operations import redeclare
 pytestmark = pytest.mark.django_db(transaction=True)
 
 URL = "/keys/tests.asked/"
-UNKNOWN = {
-    "status": "unknown",
-    "response_status": None,
-    "created_at": None,
-    "completed_at": None,
-    "expires_at": None,
-}
+UNKNOWN = {"status": "unknown", "response_status": None, "created_at": None, "completed_at": None, "expires_at": None}
 
 
 @pytest.fixture(params=["plain", "drf"])

@@ -32,8 +32,6 @@ LATE: dict[str, Any] = {"max_key_age": DAY}
 
 
 class Clock:
-    """The clock of clients and of this server."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_800_000_000.0
         monkeypatch.setattr(keys, "time", SimpleNamespace(time_ns=lambda: int(self.now * 1e9)))
@@ -131,10 +129,7 @@ def test_a_block_refuses_a_late_key_too(clock: Clock) -> None:
     """A queue that is replayed after a week."""
     message_id = new_key()
     clock.advance(7 * DAY)
-    with (
-        pytest.raises(KeyExpiredError),
-        claim("late.block", account_id="1", key=message_id, max_key_age=DAY),
-    ):
+    with pytest.raises(KeyExpiredError), claim("late.block", account_id="1", key=message_id, max_key_age=DAY):
         pytest.fail("it ran")
     assert records() == []
 

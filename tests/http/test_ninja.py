@@ -301,8 +301,6 @@ def test_a_route_that_could_not_be_protected_is_refused(api: Any) -> None:
 
 
 def described(api: Any, policy: Any = {}, **route: Any) -> Any:  # noqa: B006 - never changed
-    """What the schema says of a protected route."""
-
     @api.post("/", **route)
     @protect(**policy)
     def create(request: HttpRequest, payload: TransferIn) -> Any: ...

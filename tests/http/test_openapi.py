@@ -36,7 +36,6 @@ OURS = {"400", "401", "409", "422", "503"}
 
 
 def described(handler: Any, *, schema: type[openapi.AutoSchema] = AutoSchema, **members: Any) -> dict[str, Any]:
-    """What the schema says of a POST to a view with this handler."""
     view = type("Documented", (APIView,), {"post": handler, "schema": schema(), **members})
     document = SchemaGenerator(patterns=[path("", view.as_view())]).get_schema(request=None, public=True)
     validate_schema(document)

@@ -144,10 +144,7 @@ DRF_DETERMINISTIC = {
     "APIException of 409": (lambda: Conflict(), 409),
     "NotAuthenticated": (lambda: exceptions.NotAuthenticated(), 401),
 }
-CRASHES = {
-    "an exception": (lambda: CrashError(), 500),
-    "IntegrityError": (lambda: IntegrityError("lost a race"), 500),
-}
+CRASHES = {"an exception": (lambda: CrashError(), 500), "IntegrityError": (lambda: IntegrityError("lost a race"), 500)}
 DRF_TRANSIENT = {
     **CRASHES,
     "Throttled": (lambda: exceptions.Throttled(wait=7), 429),
@@ -156,7 +153,6 @@ DRF_TRANSIENT = {
 
 
 def of_both(plain: dict[str, Any], drf: dict[str, Any]) -> Any:
-    """A case for each error of a plain view and of a DRF view."""
     cases = {f"plain-{kind}": ("plain", *case) for kind, case in plain.items()}
     cases |= {f"drf-{kind}": ("drf", *case) for kind, case in drf.items()}
     return pytest.mark.parametrize(("name", "error", "status"), cases.values(), ids=cases)

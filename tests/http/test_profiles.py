@@ -1,4 +1,7 @@
-"""The profiles on the wire: each refusal and replay as its own source names it, by the setting and by the option."""
+"""The profiles on the wire: each refusal and replay as its own source names it, by the setting and by the option.
+
+The rules of the Agentic Commerce Protocol are those of ``rfcs/rfc.agentic_checkout.md``, section 6.
+"""
 
 from __future__ import annotations
 
@@ -28,143 +31,113 @@ ERRORS = {
 }
 
 
-def ietf(status: int, code: str, body: Any) -> None:
-    assert (body["status"], body["code"]) == (status, code)
+def stripe(type_: str, code: str) -> Any:
+    return {"error": {"type": type_, "code": code}}
 
 
-def stripe(type_: str, code: str, body: Any) -> None:
-    assert body["error"].pop("message")
-    assert body == {"error": {"type": type_, "code": code}}
+def acp(code: str) -> Any:
+    return {"type": "invalid_request", "code": code}
 
 
-def acp(type_: str, code: str, body: Any) -> None:
-    assert body.pop("message")
-    assert body == {"type": type_, "code": code}
+#: The status and the body of each answer, without its message for people.
+ANSWERS: dict[str, dict[str, tuple[int, Any]]] = {
+    "stripe": {
+        "missing": (400, stripe("invalid_request_error", "idempotency_key_missing")),
+        "invalid": (400, stripe("invalid_request_error", "idempotency_key_invalid")),
+        "reused": (400, stripe("idempotency_error", "idempotency_key_reused")),
+        "running": (409, stripe("idempotency_error", "idempotency_key_in_use")),
+    },
+    "acp": {  # 6.1, 6.2 and 6.4
+        "missing": (400, acp("idempotency_key_required")),
+        "invalid": (400, acp("idempotency_key_invalid")),
+        "reused": (422, acp("idempotency_conflict")),
+        "running": (409, acp("idempotency_in_flight")),
+    },
+}
 
 
-class TestStripe:
-    @pytest.fixture(autouse=True)
-    def _serve(self, framework: Framework, settings: Any) -> None:
-        settings.IDEMPOTENCY = {"PROFILE": "stripe"}
-        framework.serve()
-
-    def test_a_replay_is_marked_as_stripe_marks_it(self, alice: Caller) -> None:
-        first, replay = (alice.post(key="k") for _ in range(2))
-        assert "Idempotent-Replayed" not in first
-        assert replay["Idempotent-Replayed"] == "true"
-        assert "Idempotency-Replayed" not in replay
-        assert (replay.status_code, replay.content) == (first.status_code, first.content)
-        assert effects() == 1
-
-    def test_another_payload_is_an_idempotency_error_with_400(self, alice: Caller) -> None:
-        alice.post(data={"amount": 1}, key="k")
-        refused = alice.post(data={"amount": 2}, key="k")
-        assert (refused.status_code, refused["Content-Type"]) == (400, "application/json")
-        assert refused["Idempotency-Key"] == "k"
-        stripe("idempotency_error", "idempotency_key_reused", refused.json())
-
-    def test_a_key_in_use_is_a_conflict(self, alice: Caller) -> None:
-        alice.post(key="k")
-        claim_anew()
-        refused = alice.post(key="k")
-        assert refused.status_code == 409
-        assert int(refused["Retry-After"]) >= 1
-        stripe("idempotency_error", "idempotency_key_in_use", refused.json())
-
-    def test_other_refusals_have_the_same_form(self, alice: Caller) -> None:
-        stripe("invalid_request_error", "idempotency_key_missing", alice.post().json())
-        stripe("invalid_request_error", "idempotency_key_invalid", alice.post(key="a,b").json())
+@pytest.mark.parametrize("profile", ANSWERS)
+def test_a_replay_and_each_refusal_are_told_as_the_source_tells_them(
+    alice: Caller, framework: Framework, settings: Any, profile: str
+) -> None:
+    settings.IDEMPOTENCY = {"PROFILE": profile}
+    framework.serve()
+    first, replay = (alice.post(data={"amount": 1}, key="k") for _ in range(2))
+    assert "Idempotent-Replayed" not in first
+    assert (replay["Idempotent-Replayed"], "Idempotency-Replayed" in replay) == ("true", False)
+    assert (replay.status_code, replay.content) == (first.status_code, first.content)
+    refused = {"missing": alice.post(), "invalid": alice.post(key="a,b"), "reused": alice.post(key="k")}
+    claim_anew()
+    refused["running"] = alice.post(data={"amount": 1}, key="k")
+    assert refused["reused"]["Idempotency-Key"] == "k"
+    assert int(refused["running"]["Retry-After"]) >= 1
+    for case, answer in refused.items():
+        body = answer.json()
+        assert answer["Content-Type"] == "application/json"
+        assert body.get("error", body).pop("message")
+        assert (answer.status_code, body) == ANSWERS[profile][case]
+    assert effects() == 1
 
 
-class TestACP:
-    """Agentic Commerce Protocol, ``rfcs/rfc.agentic_checkout.md``, section 6. Each test names its subsection."""
+@pytest.fixture
+def checkout(framework: Framework, serve: Serve, settings: Any) -> None:
+    """An operation of the Agentic Commerce Protocol, on several paths."""
+    settings.IDEMPOTENCY = {"PROFILE": "acp"}
+    view = framework.view(lambda request, **route: work(request), idempotent("checkout"))
+    serve(view, **{"sessions/<str:session>/": view})
 
-    @pytest.fixture(autouse=True)
-    def _serve(self, framework: Framework, serve: Serve, settings: Any) -> None:
-        settings.IDEMPOTENCY = {"PROFILE": "acp"}
-        view = framework.view(lambda request, **route: work(request), idempotent("checkout"))
-        serve(view, **{"sessions/<str:session>/": view})
 
-    def test_6_1_a_request_without_a_key_is_refused(self, alice: Caller) -> None:
-        refused = alice.post()
-        assert (refused.status_code, refused["Content-Type"]) == (400, "application/json")
-        acp("invalid_request", "idempotency_key_required", refused.json())
-        assert effects() == 0
+@pytest.mark.usefixtures("checkout")
+def test_6_1_the_scope_is_identity_and_path(alice: Caller, bob: Caller) -> None:
+    paths = ["/", "/sessions/1/", "/sessions/2/", "/sessions/é/", f"/sessions/{'x' * 300}/"]
+    for caller in (alice, bob):
+        for path in paths:
+            first, replay = (caller.post(path, key="k" * 255) for _ in range(2))
+            assert (first.status_code, replay["Idempotent-Replayed"]) == (201, "true")
+    assert effects() == 2 * len(paths)
+    alice.post("/sessions/1/", key="order-71")
+    assert IdempotencyRecord.objects.latest("pk").idempotency_key == "order-71 /sessions/1/"  # as the admin shows it
 
-    def test_6_1_the_scope_is_identity_and_path(self, alice: Caller, bob: Caller) -> None:
-        paths = ["/", "/sessions/1/", "/sessions/2/", "/sessions/é/", f"/sessions/{'x' * 300}/"]
-        for caller in (alice, bob):
-            for path in paths:
-                first, replay = (caller.post(path, key="k" * 255) for _ in range(2))
-                assert first.status_code == 201
-                assert replay["Idempotent-Replayed"] == "true"
-        assert effects() == 2 * len(paths)
 
-    def test_6_1_the_record_shows_key_and_path(self, alice: Caller) -> None:
-        alice.post("/sessions/1/", key="order-71")
-        assert IdempotencyRecord.objects.get().idempotency_key == "order-71 /sessions/1/"
+@pytest.mark.usefixtures("checkout")
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        (b'{"a": 1, "b": 2}', b'{"b": 2, "a": 1}', True),
+        (b'{"a": 1.0}', b'{"a": 1}', True),
+        (b'{"a": null}', b"{}", False),
+        (b'{"a": [1, 2]}', b'{"a": [2, 1]}', False),
+        (b'{"a": 1}', b'{"a": "1"}', False),
+    ],
+)
+def test_6_2_bodies_are_compared_by_their_json_and_headers_do_not_count(
+    alice: Caller, first: bytes, second: bytes, same: bool
+) -> None:
+    alice.post(data=first, key="k", headers={"Request-Id": "1"})
+    assert alice.post(data=second, key="k", headers={"Request-Id": "2"}).status_code == (201 if same else 422)
 
-    @pytest.mark.parametrize(
-        ("first", "second", "same"),
-        [
-            (b'{"a": 1, "b": 2}', b'{"b": 2, "a": 1}', True),
-            (b'{"a": 1.0}', b'{"a": 1}', True),
-            (b'{"a": null}', b"{}", False),
-            (b'{"a": [1, 2]}', b'{"a": [2, 1]}', False),
-            (b'{"a": 1}', b'{"a": "1"}', False),
-        ],
-    )
-    def test_6_2_bodies_are_compared_by_their_json(
-        self, alice: Caller, first: bytes, second: bytes, same: bool
-    ) -> None:
-        alice.post(data=first, key="k")
-        answer = alice.post(data=second, key="k")
-        assert (answer.status_code == 201) == same
-        if not same:
-            assert answer.status_code == 422
-            acp("invalid_request", "idempotency_conflict", answer.json())
 
-    def test_6_2_headers_do_not_count(self, alice: Caller) -> None:
-        for request_id in ("1", "2"):
-            answer = alice.post(key="k", headers={"Request-Id": request_id})
-        assert answer["Idempotent-Replayed"] == "true"
-
-    def test_6_3_a_replay_has_the_status_and_the_bytes_of_the_first_answer(self, alice: Caller) -> None:
-        for status in (200, 201, 405):
-            first, replay = (alice.post(f"/?status={status}", key=f"k{status}") for _ in range(2))
-            assert (replay.status_code, replay.content) == (status, first.content)
-            assert replay["Idempotency-Key"] == f"k{status}"
-
-    def test_6_4_a_request_in_flight_is_a_conflict_with_retry_after(self, alice: Caller) -> None:
-        alice.post(key="k")
-        claim_anew()
-        refused = alice.post(key="k")
-        assert refused.status_code == 409
-        assert int(refused["Retry-After"]) >= 1
-        acp("invalid_request", "idempotency_in_flight", refused.json())
-
-    @pytest.mark.parametrize("query", ["?status=500", "?status=503", "?crash=1"])
-    def test_6_5_a_retry_after_a_5xx_runs_again(self, alice: Caller, query: str) -> None:
+@pytest.mark.usefixtures("checkout")
+def test_6_3_to_6_6_an_outcome_is_kept_for_a_day_and_a_5xx_runs_again(alice: Caller) -> None:
+    for status in (200, 201, 405):
+        first, replay = (alice.post(f"/?status={status}", key=f"k{status}") for _ in range(2))
+        assert (replay.status_code, replay.content, replay["Idempotency-Key"]) == (status, first.content, f"k{status}")
+        record = IdempotencyRecord.objects.latest("pk")
+        assert record.expires_at - record.completed_at >= timedelta(hours=24)
+    for query in ("?status=500", "?status=503", "?crash=1"):
         for _ in range(2):
-            answer = alice.post(f"/{query}", key="k")
+            answer = alice.post(f"/{query}", key=query)
             assert answer.status_code >= 500
             assert "Idempotent-Replayed" not in answer
-        assert IdempotencyRecord.objects.get().attempt == 2
-
-    def test_6_6_an_outcome_is_kept_for_a_day_or_longer(self, alice: Caller) -> None:
-        alice.post(key="k")
-        record = IdempotencyRecord.objects.get()
-        assert record.expires_at - record.completed_at >= timedelta(hours=24)
+        assert IdempotencyRecord.objects.latest("pk").attempt == 2
 
 
 def test_an_operation_may_have_a_profile_of_its_own(alice: Caller, serve: Serve, settings: Any) -> None:
     settings.IDEMPOTENCY = {"PROFILE": "stripe"}
-    own = {name: idempotent(f"tests.{name}", profile=name)(plain_answer) for name in PROFILES}
-    serve(idempotent("tests.default")(plain_answer), **{f"{name}/": view for name, view in own.items()})
-    stripe("invalid_request_error", "idempotency_key_missing", alice.post().json())
-    stripe("invalid_request_error", "idempotency_key_missing", alice.post("/stripe/").json())
-    acp("invalid_request", "idempotency_key_required", alice.post("/acp/").json())
-    ietf(400, "idempotency_key_missing", alice.post("/ietf/").json())
+    own = {f"{name}/": idempotent(f"tests.{name}", profile=name)(plain_answer) for name in PROFILES}
+    serve(idempotent("tests.default")(plain_answer), **own)
+    for url, member in {"": "error", "stripe/": "error", "acp/": "message", "ietf/": "title"}.items():
+        assert member in alice.post(f"/{url}").json()
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -190,8 +163,7 @@ def test_an_error_of_the_project_keeps_its_status_and_code(settings: Any, rf: An
     settings.IDEMPOTENCY = {"PROFILE": "acp"}
     response = response_for(TooManyKeysError("Slow down."), rf.post("/"))
     assert response.status_code == 429
-    body = {"type": "invalid_request", "code": "shop_too_many_keys", "message": "Slow down."}
-    assert json.loads(response.content) == body
+    assert json.loads(response.content) == {**acp("shop_too_many_keys"), "message": "Slow down."}
 
 
 def test_a_setting_of_ones_own_comes_before_the_profile(alice: Caller, serve: Serve, settings: Any) -> None:

@@ -95,23 +95,15 @@ def test_the_decorator_above_what_asks_for_the_caller_is_refused() -> None:
             idempotent("tests.asking")(view)
     with refused("is above login_required"):
         idempotent("tests.asking")(login_required(plain_answer))
-    post = method_decorator(login_required)(Methods.post)
+    below = type("Below", (APIView,), {"post": method_decorator(login_required)(Methods.post)})
     with refused("is above login_required"):
-        protecting("mixin", type("Below", (APIView,), {"post": post}), {"post": "tests.below"})
+        protecting("mixin", below, {"post": "tests.below"})
 
 
-@pytest.mark.parametrize("name", ["setup", "initial", "check_permissions"])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_hook_whose_answer_is_thrown_away_is_refused(name: str, way: str) -> None:
-    def hook(self: Any, request: Any) -> None:
-        """Stand where the framework expects a hook."""
-
-    with refused("its answer is ignored"):
-        protecting(way, type("Shop", (APIView,), {name: hook}), {name: Operation("tests.hook")})
-
-
-@pytest.mark.parametrize(("base", "name"), [(View, "setup"), (APIView, "setup"), (APIView, "initial")])
-def test_a_hook_that_another_decorator_hides_stops_the_request(
+@pytest.mark.parametrize(
+    ("base", "name"), [(View, "setup"), (APIView, "setup"), (APIView, "initial"), (APIView, "check_permissions")]
+)
+def test_a_hook_whose_answer_is_thrown_away_is_refused_and_stops_the_request_if_it_is_hidden(
     alice: Caller, serve: Serve, base: Any, name: str
 ) -> None:
     def hook(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
@@ -122,6 +114,9 @@ def test_a_hook_that_another_decorator_hides_stops_the_request(
 
     ran: list[Any] = []
     hook.__name__, hook.__qualname__ = name, f"Shop.{name}"
+    for way in WAYS:
+        with refused("its answer is ignored"):
+            protecting(way, type("Shop", (base,), {name: hook}), {name: Operation("tests.refused")})
     decorated: Any = method_decorator(never_cache)(idempotent("tests.hook")(hook))
     view: Any = type("Shop", (base,), {name: decorated, "post": post})
     serve(view.as_view())
@@ -133,10 +128,8 @@ def test_a_hook_that_another_decorator_hides_stops_the_request(
 
 
 def test_a_handler_that_is_replaced_after_its_class_was_made_is_refused() -> None:
-    class Mixed(Declaring, Methods, APIView):
-        pass
-
-    Mixed.as_view()
-    Mixed.post = Methods.post  # type: ignore[method-assign]
+    mixed: Any = type("Mixed", (Declaring, Methods, APIView), {})
+    mixed.as_view()
+    mixed.post = Methods.post
     with refused("Mixed.post was replaced after the class was made, so 'tests.declaring' does not protect it"):
-        Mixed.as_view()
+        mixed.as_view()

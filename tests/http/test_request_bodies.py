@@ -52,7 +52,6 @@ def upload(size: int, boundary: str = "one", last: bytes = b"a") -> dict[str, An
 
 
 def with_twin(alice: Caller, **sent: Any) -> tuple[Any, Any]:
-    """The answers of a protected view and of its unprotected twin to one request."""
     return alice.post(key="k", **sent), alice.post("/twin/", **sent)
 
 

@@ -180,7 +180,6 @@ UNRECORDABLE: dict[str, Callable[[], Any]] = {
 
 
 def referring(reference: str, response: Any = None) -> Any:
-    """A response that is recorded as a reference."""
     require_claim().reference = reference
     return HttpResponse(status=201) if response is None else response
 

@@ -124,8 +124,6 @@ def test_a_response_is_finalized_once(alice: Caller, serve: Serve, finalized: li
 
 @pytest.mark.failure_71
 def test_a_response_in_place_of_the_handlers_is_finalized_too(alice: Caller, serve: Serve, finalized: Any) -> None:
-    """A method that calls the protected one and answers with something else."""
-
     class Calling(Noting):
         idempotent_operations: ClassVar = {}
 
@@ -309,7 +307,6 @@ def test_a_replay_has_its_data_if_known(alice: Caller, serve: Serve, answer: Any
 
 
 def serve_with(serve: Serve, *classes: Any) -> None:
-    """Serve an operation whose view has these renderers."""
     serve(drf_view(idempotent("tests.page")(drf_answer), renderers=classes))
 
 

@@ -59,7 +59,6 @@ class NamedSeat(Seat):
 
 
 def converter(make: Any) -> str:
-    """Register a converter that makes an object of a number."""
     name = f"routes_{make.__name__}"
     register_converter(type(name, (), {"regex": "[0-9]+", "to_python": lambda self, value: make(value)}), name)
     return name
@@ -77,7 +76,6 @@ SEAT, SEATS, NAMED, USER = map(converter, (Seat, seats, NamedSeat, user))
 
 
 def serve_at(settings: Any, pattern: Any) -> None:
-    """Serve an operation that takes what the pattern finds."""
     make = re_path if pattern.startswith("^") else path
     view = idempotent("tests.converted")(lambda request, *args, **route: plain_answer(request))
     settings.ROOT_URLCONF = (make(pattern, token_required(view)),)

@@ -87,8 +87,7 @@ def test_a_record_that_is_not_clear_is_refused() -> None:
 
 
 def test_a_client_sends_a_new_key_with_each_mutating_request(
-    idempotent_client: IdempotentClient,
-    idempotent_api_client: IdempotentAPIClient,
+    idempotent_client: IdempotentClient, idempotent_api_client: IdempotentAPIClient
 ) -> None:
     for client in (idempotent_client, idempotent_api_client):
 

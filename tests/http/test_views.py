@@ -125,8 +125,6 @@ def test_a_call_without_a_request_says_so(arguments: tuple[int, ...]) -> None:
 
 
 def outer(operation: str, inner: Any, **policy: Any) -> Any:
-    """A protected view that has an effect of its own and then calls another one."""
-
     @idempotent(operation, **policy)
     def view(request: HttpRequest) -> HttpResponse:
         work(request)
@@ -140,10 +138,7 @@ def outer(operation: str, inner: Any, **policy: Any) -> Any:
 @pytest.mark.failure_36
 @pytest.mark.parametrize(
     ("policy", "inner_operation", "recorded"),
-    [
-        ({}, "tests.outer", {"tests.outer"}),
-        (OUTSIDE, "tests.inner", {"tests.inner", "tests.outer"}),
-    ],
+    [({}, "tests.outer", {"tests.outer"}), (OUTSIDE, "tests.inner", {"tests.inner", "tests.outer"})],
     ids=["inside its transaction", "outside of one"],
 )
 def test_a_view_inside_another_joins_its_transaction_or_is_an_operation_of_its_own(

@@ -56,8 +56,6 @@ def drf_answer(request: Request) -> Response:
 
 
 class PlainView(View):
-    """A view without protection."""
-
     def post(self, request: HttpRequest) -> HttpResponse:
         return plain_answer(request)
 
@@ -89,8 +87,6 @@ class AsyncMethodView(View):
 
 
 class Methods:
-    """Methods without protection, for an ``APIView``."""
-
     def post(self, request: Request) -> Response:
         return drf_answer(request)
 
@@ -104,8 +100,6 @@ class LabelSerializer(serializers.ModelSerializer[Transfer]):
 
 
 class Actions:
-    """Actions without protection, for a ViewSet."""
-
     queryset = Transfer.objects.none()
 
     def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:

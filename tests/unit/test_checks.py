@@ -31,7 +31,6 @@ NOT_A_FUNCTION = 7
 
 
 def messages() -> dict[str, Any]:
-    """The package's own."""
     return {
         message.id: message for message in run_checks(databases=["default"]) if "idempotency." in (message.id or "")
     }

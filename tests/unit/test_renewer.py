@@ -39,16 +39,13 @@ def renewing(monkeypatch: pytest.MonkeyPatch) -> Arrange:
 
 
 def end(renewer: Renewer) -> None:
-    """Wait until the thread has done what it was given."""
     thread = renewer._thread
     if thread is not None:
         thread.join(timeout=30)
         assert not thread.is_alive()
 
 
-def test_a_renewal_nobody_waits_for_any_more_is_not_made(
-    owned: Ownership, renewing: Arrange, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_renewal_nobody_waits_for_any_more_is_not_made(owned: Ownership, renewing: Arrange, monkeypatch: Any) -> None:
     goes_on, made = threading.Event(), []
 
     def slow(renewed: Ownership) -> bool:

@@ -25,13 +25,11 @@ def log_in(client: Client, *permissions: str, superuser: bool = False) -> Client
 
 
 def text(response: HttpResponse) -> str:
-    """What a person sees of a page."""
     assert response.status_code == 200
     return told(response.content.decode())
 
 
 def told(shown: object) -> str:
-    """What a person sees of a part of a page."""
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", str(shown))).split())
 
 
@@ -44,7 +42,6 @@ def hidden_fields(page: HttpResponse) -> dict[str, list[str]]:
 
 
 def said(response: Any) -> list[str]:
-    """The messages on top of a page."""
     return [str(message) for message in response.context["messages"]]
 
 
@@ -54,7 +51,6 @@ LIST = reverse("admin:idempotency_idempotencyrecord_changelist")
 
 
 def ask(client: Client, action: str, *pks: int, url: str = LIST) -> Any:
-    """The page that asks before rows of a list are decided."""
     return client.post(url, {"action": action, "_selected_action": pks})
 
 
@@ -66,7 +62,6 @@ def decide(client: Client, page: HttpResponse, url: str = LIST, **values: Any) -
 
 
 def listed(client: Client, url: str = LIST, **query: str) -> list[Any]:
-    """The rows of a list."""
     page = client.get(url, query)
     assert page.status_code == 200, page
     return list(page.context["cl"].result_list)

@@ -34,7 +34,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 def rows(page: Any) -> dict[str, list[str]]:
-    """The rows of the page's tables, by their headings."""
     found = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', page.content.decode(), re.DOTALL)
     return {
         told(head): [told(cell) for cell in re.findall(r"<td>(.*?)</td>", cells, re.DOTALL)] for head, cells in found

@@ -50,7 +50,6 @@ def record(status: Status = Status.PARKED, operation: str = charges.name, **fiel
 
 
 def offered(page: Any) -> list[str]:
-    """The actions whose buttons are on the page."""
     return re.findall(r'<button type="submit" class="button" name="action" value="(\w+)">', page.content.decode())
 
 
@@ -70,13 +69,7 @@ ABANDONED = {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2}
         ({**COMPLETED, "response_body": BODY_GONE}, "done", "completed, 201", "The response is no longer kept.", []),
         ({**RECOVERABLE, "attempt": 3}, "waiting", "recoverable", "Attempt 3 is known to have had no effect.", []),
         ({**RECOVERABLE, "expires": -HOUR}, "waiting", "recoverable", "the same key now makes a new request", []),
-        (
-            LIVE,
-            "plain",
-            "in progress, lease running",
-            ", attempt 2 is presumed to be running.",
-            ["release"],
-        ),
+        (LIVE, "plain", "in progress, lease running", ", attempt 2 is presumed to be running.", ["release"]),
         (ABANDONED, "waiting", "in progress, lease over", "The lease of attempt 2 ended at ", ["release"]),
         ({"attempt": 4}, "stuck", "parked", "Attempt 4 ended without a recorded outcome", EVERY_ACTION),
         ({}, "stuck", "parked", "If it took effect, record its outcome.", EVERY_ACTION),

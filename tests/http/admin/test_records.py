@@ -37,7 +37,6 @@ def reader(client: Client) -> Client:
 
 
 def found(client: Client, **query: str) -> list[str]:
-    """The keys of the records that are listed."""
     return [record.idempotency_key for record in listed(client, **query)]
 
 
@@ -169,9 +168,7 @@ def test_records_past_retention_are_listed_in_the_order_of_the_index_that_finds_
     assert found(viewer) == ["earlier", "later"]
 
 
-def test_it_filters_by_account_and_by_the_operations_that_are_declared(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_filters_by_account_and_by_the_operations_that_are_declared(viewer: Client, monkeypatch: Any) -> None:
     monkeypatch.setattr(statement_timeout, "LIMIT", 60)
     make_records(1, operation=charges.name, idempotency_key="a")
     make_records(1, operation=refunds.name, idempotency_key="b", account_id="bob")
@@ -182,7 +179,6 @@ def test_it_filters_by_account_and_by_the_operations_that_are_declared(
 
 
 def filtered_operations(page: Any) -> list[str]:
-    """The operations that the filter offers."""
     (spec,) = [one for one in page.context["cl"].filter_specs if one.title == "operation"]
     return [name for name, _ in spec.lookup_choices]
 

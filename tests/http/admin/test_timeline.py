@@ -49,7 +49,6 @@ def lines(client: Client, pk: int) -> list[str]:
 
 
 def live(*, fails: bool) -> IdempotencyRecord:
-    """An attempt, with a step and a message."""
     try:
         with claim(order, account_id="1", key="k") as run:
             current_claim().step("charge", lambda: 1)  # type: ignore[union-attr]

@@ -62,13 +62,7 @@ def test_the_texts_of_each_page_are_translated(client: Client, monkeypatch: pyte
         "question": ["YOU KNOW THAT THIS OPERATION", "CONTENT TYPE", "HOW YOU KNOW.", "NO, TAKE ME BACK", "KEY"],
         "refused": ["THIS IS NOT JSON"],
         "messages": ["ACCOUNT alice", "2 TRIES", "REQUEUE", "DEAD", "A MESSAGE'S ID"],
-        "dashboard": [
-            "STUCK",
-            "ABANDONED: THE NEXT SWEEP",
-            "TAKE-OVERS",
-            "LAST HOUR, SINCE",
-            "NONE IN THE LAST DAY",
-        ],
+        "dashboard": ["STUCK", "ABANDONED: THE NEXT SWEEP", "TAKE-OVERS", "LAST HOUR, SINCE", "NONE IN THE LAST DAY"],
         "message": ["IT WAS TRIED 2 TIMES", "MESSAGES OF THE SAME ORDERING KEY", "LAST ERROR"],
     }
     for name, phrases in expected.items():

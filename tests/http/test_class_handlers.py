@@ -1,10 +1,10 @@
-"""Handlers above a protected one: what it is under, if it only has its name and attributes, if it calls it."""
+"""Handlers of classes: wherever the mixin stands among the bases, and whatever stands above a protected handler."""
 
 from __future__ import annotations
 
 import functools
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.db import connection, transaction
@@ -18,14 +18,99 @@ from rest_framework.views import APIView
 
 from idempotency import idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
-from idempotency.http.protection import held_by
+from idempotency.models import IdempotencyRecord
 from tests.http.callers import Caller, effects, problem_code
-from tests.http.declaring import runs_once
+from tests.http.declaring import Creating, Declaring, EveryMethod, runs_once
 from tests.http.serving import Serve
-from tests.http.views import Methods, PlainView, drf_answer, plain_answer
+from tests.http.views import Methods, PlainView, async_answer, drf_answer, plain_answer
 
 # Whether a method is protected is decided before the database is asked.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_62, pytest.mark.once]
+
+
+class CallsByItself:
+    """As a project's base class that logs, or catches what its handlers raise, and calls them by itself."""
+
+    def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        self.perform_authentication(request)  # type: ignore[attr-defined]
+
+    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.headers: dict[str, str] = {}
+        self.args, self.kwargs = args, kwargs
+        self.request = request = self.initialize_request(request, *args, **kwargs)  # type: ignore[attr-defined]
+        self.initial(request, *args, **kwargs)
+        response = getattr(self, request.method.lower())(request, *args, **kwargs)
+        return self.finalize_response(request, response, *args, **kwargs)  # type: ignore[attr-defined]
+
+
+BASES = {
+    "first": (Declaring, Methods, APIView),
+    "last": (Methods, APIView, Declaring),
+    "behind a dispatch() of the project": (CallsByItself, Declaring, Methods, APIView),
+    "decorated": (Creating, APIView),
+    "of a plain view": (Declaring, EveryMethod, View),
+}
+
+
+@pytest.mark.parametrize("bases", BASES.values(), ids=BASES)
+def test_a_mixin_protects_wherever_it_stands(alice: Caller, serve: Serve, bases: Any, atomic: bool) -> None:
+    view: Any = type("Mixed", bases, {})
+    serve(view.as_view())
+    assert runs_once(alice, "POST")
+    # What isn't protected has its transaction still.
+    assert alice.request("PUT", "/?crash=1").status_code == 500
+    assert effects() == (1 if atomic else 2)
+
+
+class AsyncView(View):
+    async def post(self, request: HttpRequest) -> HttpResponse:
+        return await async_answer(request)
+
+
+@pytest.mark.parametrize("way", ["inherited", "decorated below its protection"])
+def test_an_async_handler_is_protected(alice: Caller, serve: Serve, transport: str, way: str) -> None:
+    alice.transport = transport
+    decorated: Any = method_decorator(never_cache)(AsyncView.post)
+    decorated.__qualname__ = "Decorated.post"
+    view: Any = type("Mixed", (Declaring, AsyncView), {})
+    if way != "inherited":
+        view = type("Decorated", (View,), {"post": idempotent("tests.decorated")(decorated)})
+    serve(view.as_view())
+    assert view.view_is_async
+    assert runs_once(alice, "POST")
+
+
+def test_a_handler_of_a_mixin_in_between_is_called_in_its_turn(alice: Caller, serve: Serve) -> None:
+    class Noting(Methods):
+        def post(self, request: Request) -> Response:
+            noted.append(type(self).__name__)
+            return super().post(request)
+
+    noted: list[str] = []
+    both: Any = type("Both", (type("Protected", (Declaring, Methods, APIView), {}), Noting), {})
+    serve(both.as_view())
+    assert runs_once(alice, "POST")
+    assert noted == ["Both"]
+
+
+def test_a_subclass_may_give_a_handler_of_the_mixin_to_another_operation(alice: Caller, serve: Serve) -> None:
+    class First(Declaring, Methods, APIView):
+        pass
+
+    class Second(First):
+        idempotent_operations: ClassVar = {"post": "tests.second"}
+
+    class Third(Second):
+        def post(self, request: Request) -> Response:
+            return super().post(request)
+
+    serve(First.as_view(), **{"second/": Second.as_view(), "third/": Third.as_view()})
+    assert all(runs_once(alice, "POST", url) for url in ("/", "/second/", "/third/"))
+    names = IdempotencyRecord.objects.order_by("pk").values_list("operation", flat=True)
+    assert list(names) == ["tests.declaring", "tests.second", "tests.second"]
+
+
+# Handlers above a protected one: what only has its name and attributes, and what calls it
 
 
 class Paying(View):
@@ -44,6 +129,9 @@ class PayingAPI(APIView):
     get = Methods.get
 
 
+each_base = pytest.mark.parametrize("base", [Paying, PayingAPI])
+
+
 def copied(base: Any) -> Any:
     answer = drf_answer if issubclass(base, APIView) else plain_answer
 
@@ -55,14 +143,13 @@ def copied(base: Any) -> Any:
 
 
 @pytest.mark.failure_77
-@pytest.mark.parametrize("base", [Paying, PayingAPI])
-@pytest.mark.parametrize("way", ["copied", "copied and decorated"])
+@each_base
+@pytest.mark.parametrize("decorate", [lambda post: post, method_decorator(never_cache)], ids=["copied", "decorated"])
 def test_a_handler_that_only_copies_the_attributes_of_a_protected_one_is_the_unprotected_view(
-    alice: Caller, serve: Serve, atomic: bool, base: Any, way: str
+    alice: Caller, serve: Serve, atomic: bool, base: Any, decorate: Any
 ) -> None:
     """It keeps the transaction of ATOMIC_REQUESTS."""
-    post = copied(base)
-    view: Any = type("Overriding", (base,), {"post": post if way == "copied" else method_decorator(never_cache)(post)})
+    view: Any = type("Overriding", (base,), {"post": decorate(copied(base))})
     serve(view.as_view())
     for _ in range(2):
         answer = alice.post(key="k")
@@ -74,9 +161,10 @@ def test_a_handler_that_only_copies_the_attributes_of_a_protected_one_is_the_unp
 
 
 @pytest.mark.failure_77
-@pytest.mark.parametrize("base", [Paying, PayingAPI])
+@each_base
+@pytest.mark.usefixtures("atomic")
 def test_a_handler_that_the_mixin_names_is_protected_whatever_it_has_copied(
-    alice: Caller, serve: Serve, atomic: bool, base: Any
+    alice: Caller, serve: Serve, base: Any
 ) -> None:
     namespace = {"post": copied(base), "idempotent_operations": {"post": "tests.again"}}
     view: Any = type("Overriding", (IdempotentMixin, base), namespace)
@@ -84,21 +172,14 @@ def test_a_handler_that_the_mixin_names_is_protected_whatever_it_has_copied(
     assert runs_once(alice, "POST")
 
 
-def in_body(decorate: Any) -> Any:
+def in_body(base: Any) -> Any:
     """Decorate as in the body of the class, where the class can't see what is protected."""
 
     def post(self: Any, request: Any) -> Any:
         return (plain_answer if isinstance(request, HttpRequest) else drf_answer)(request)
 
     post.__qualname__ = "Body.post"
-    return lambda base: decorate(idempotent("tests.body")(post))
-
-
-def calling_super(base: Any) -> Any:
-    def post(self: Any, request: Any) -> Any:
-        return base.post(self, request)
-
-    return post
+    return method_decorator(never_cache)(idempotent("tests.body")(post))
 
 
 def custom(handler: Any) -> Any:
@@ -116,8 +197,6 @@ def custom(handler: Any) -> Any:
 
 
 class Calling:
-    """A decorator that is an object."""
-
     def __init__(self, handler: Any) -> None:
         functools.update_wrapper(self, handler)
         self.handler = handler
@@ -130,20 +209,19 @@ class Calling:
 
 
 ABOVE = {
-    "override": calling_super,
+    "override": lambda base: lambda self, request: base.post(self, request),
     "inherited": lambda base: method_decorator(never_cache)(base.post),
     "custom": lambda base: custom(base.post),
     "object": lambda base: Calling(base.post),
     "partial": lambda base: functools.partialmethod(base.post),
-    "other": in_body(method_decorator(never_cache)),
+    "other": in_body,
 }
 
 
-@pytest.mark.parametrize("base", [Paying, PayingAPI])
+@each_base
 @pytest.mark.parametrize("above", ABOVE.values(), ids=ABOVE)
-def test_a_handler_that_calls_a_protected_one_is_protected(
-    alice: Caller, serve: Serve, atomic: bool, base: Any, above: Any
-) -> None:
+@pytest.mark.usefixtures("atomic")
+def test_a_handler_that_calls_a_protected_one_is_protected(alice: Caller, serve: Serve, base: Any, above: Any) -> None:
     serve(type("Overriding", (base,), {"post": above(base)}).as_view())
     assert runs_once(alice, "POST")
     assert alice.post("/?crash=1", key="crash").status_code == 500
@@ -181,24 +259,7 @@ def test_what_is_written_above_a_protected_handler_is_committed_before_its_claim
             return answer
 
     serve(Writing.as_view())
-    assert alice.post(key="k").status_code == 201
-    assert effects() == 2
-    assert alice.post(key="k")["Idempotency-Replayed"] == "true"
-    assert effects() == 3
-    assert alice.post("/?after=1", key="after").status_code == 500
-    assert effects() == 5
-    refused = alice.post("/?inside=1", key="inside")
-    assert problem_code(refused) == "idempotency_outer_transaction"
-
-
-def test_a_bound_method_holds_its_function() -> None:
-    assert list(held_by(PlainView().setup)) == [PlainView.setup]
-
-
-def test_a_name_without_a_value_yet_holds_nothing() -> None:
-    def inner() -> Any:
-        return later
-
-    assert list(held_by(inner)) == []
-    later = 1
-    assert list(held_by(inner)) == [1]
+    assert (alice.post(key="k").status_code, effects()) == (201, 2)
+    assert (alice.post(key="k")["Idempotency-Replayed"], effects()) == ("true", 3)
+    assert (alice.post("/?after=1", key="after").status_code, effects()) == (500, 5)
+    assert problem_code(alice.post("/?inside=1", key="inside")) == "idempotency_outer_transaction"
