@@ -7,6 +7,7 @@ import inspect
 import json
 import pkgutil
 import re
+import runpy
 import shlex
 from collections.abc import Callable
 from dataclasses import fields
@@ -21,7 +22,7 @@ from django.dispatch import Signal
 from django.urls import Resolver404, resolve
 
 import idempotency
-from idempotency import exceptions, log, signals
+from idempotency import exceptions, lifecycle, log, signals
 from idempotency.contrib import metrics
 from idempotency.contrib.opentelemetry import tracing
 from idempotency.http.problems import PROFILES, problem
@@ -34,7 +35,7 @@ from idempotency.options.values import DEFAULT_MAX_ATTEMPTS
 from idempotency.outbox.management import commands as outbox_commands
 from idempotency.protocol.recovery import LONGEST_BACKOFF
 from testproject.provider.faults import FAULTS
-from tests.docs.pages import PAGES, ROOT, blocks, code, each_page, section, table, text_of
+from tests.docs.pages import DOCS, PAGES, ROOT, blocks, code, each_page, section, table, text_of
 
 pytestmark = pytest.mark.once
 
@@ -290,3 +291,21 @@ def test_a_search_finds_each_setting_code_and_command_by_its_name() -> None:
     reference = "\n".join(text_of(name) for name in PAGES if name.startswith("reference/") or "troubleshoot" in name)
     named = {*filter(None, settings), *codes, *COMMANDS}
     assert {name for name in named if f"`{name}`" not in reference and f"`{name.upper()}`" not in reference} == set()
+
+
+# The diagrams of the explanation are those that their sources describe
+
+
+PICTURES = DOCS / "pictures"
+
+
+def test_the_states_are_drawn_as_they_are_declared() -> None:
+    drawn = re.findall(r"<title>(\w+)&#45;&gt;(\w+)</title>", (PICTURES / "states.svg").read_text())
+    declared = re.findall(r"^(\w+) +-> (\w+)", lifecycle.__doc__ or "", re.MULTILINE)
+    assert len(declared) == 8
+    assert sorted(drawn) == sorted([*declared, ("completed", "absent"), ("recoverable", "absent")])
+
+
+def test_the_sequences_are_drawn_from_their_steps() -> None:
+    pictures = runpy.run_path(str(PICTURES / "draw.py"))["from_text"]()
+    assert {name: (PICTURES / name).read_text() for name in pictures} == pictures

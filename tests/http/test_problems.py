@@ -60,16 +60,6 @@ def test_an_account_resolver_that_returns_no_text_is_a_mistake(alice: Caller, se
     assert (effects(), records()) == (0, [])
 
 
-@pytest.mark.failure_42
-@pytest.mark.parametrize(
-    "body", [b'{"amount": NaN}', b'{"amount": Infinity}', b'{"amount": 1e400}', b"[" * 500 + b"]" * 500]
-)
-def test_a_payload_without_a_canonical_form_is_refused(alice: Caller, serve: Serve, body: bytes) -> None:
-    serve(idempotent("tests.plain")(plain_answer))
-    refused = assert_refused(alice, "idempotency_payload_invalid", data=body, key="k")
-    assert refused["Idempotency-Key"] == "k"
-
-
 @contextmanager
 def store_refusing(statement: str, error: Exception) -> Iterator[None]:
     """A database that answers every statement on the record's table that starts so with an error."""
@@ -134,15 +124,11 @@ def test_a_mistake_of_the_server_is_told_to_its_developers(
     refused = alice.post(key="a-long-key-of-a-client")
     assert problem_code(refused) == "idempotency_response_unrecordable"
     detail = json.loads(refused.content)["detail"]
-    remedy = "Raise max_body"
-    assert remedy in caplog.text
+    assert "Raise max_body" in caplog.text
     assert "key a-long-k… (22 characters)" in caplog.text
     assert "a-long-key-of-a-client" not in caplog.text
-    if debug:
-        assert remedy in detail
-    else:
-        assert remedy not in detail
-        assert "tests." not in detail  # the operation's name
+    assert ("Raise max_body" in detail, "tests." in detail) == (debug, debug)  # the remedy, and the operation's name
+    if not debug:
         reference = detail.rpartition(" ")[2].removesuffix(".")
         assert len(reference) == 12
         assert f"reference {reference}" in caplog.text
@@ -196,13 +182,6 @@ def test_a_drf_view_of_a_json_flavour_still_says_problem_json(alice: Caller, ser
     assert_refused(alice, "idempotency_key_missing", headers={"Accept": "application/json; indent=2"})
 
 
-def test_what_drf_refuses_before_the_claim_echoes_the_key_too(alice: Caller, serve: Serve) -> None:
-    Framework("drf", serve).serve()
-    refused = alice.post(data=b"{oops", key="k")
-    assert (refused.status_code, refused["Idempotency-Key"]) == (400, "k")
-    assert (effects(), records()) == (0, [])
-
-
 # The errors of ``claim()``: in a view of its own they are answered, in a protected view they are a crash
 
 MIDDLEWARE = "idempotency.http.middleware.IdempotencyMiddleware"
@@ -248,8 +227,7 @@ def test_the_middleware_leaves_every_other_error_alone(alice: Caller, serve: Ser
         raise ValueError
 
     refused = alice.post()
-    assert refused.status_code == 500
-    assert "problem" not in refused["Content-Type"]
+    assert (refused.status_code, "problem" in refused["Content-Type"]) == (500, False)
 
 
 def test_a_function_makes_the_response_of_an_error(settings: Any, rf: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -290,22 +268,17 @@ def test_the_error_of_an_inner_claim_is_no_answer_to_the_outer_key(
     assert "problem" not in assert_nothing_kept(alice, 500)["Content-Type"]
 
 
-def answering_every_refusal(error: Exception, context: Any) -> Response:
-    return Response({"refused": type(error).__name__}, status=400)
-
-
 @pytest.mark.failure_65
 def test_what_a_project_answers_to_the_error_of_an_inner_claim_is_an_outcome(
     alice: Caller, serve: Serve, settings: Any
 ) -> None:
-    settings.REST_FRAMEWORK = {
-        **settings.REST_FRAMEWORK,
-        "EXCEPTION_HANDLER": f"{__name__}.{answering_every_refusal.__name__}",
-    }
+    def answer_every_refusal(error: Exception, context: Any) -> Response:
+        return Response({"refused": type(error).__name__}, status=400)
 
     def reuse() -> None:
         raise exceptions.KeyReusedError
 
+    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": answer_every_refusal}
     serve_answer(serve, reuse, framework="drf")
     first, _ = replayed(alice, wrote=0)
     assert (first.status_code, first.json()) == (400, {"refused": "KeyReusedError"})

@@ -1,7 +1,8 @@
-"""How a run's transaction ends: broken by the handler, undone by it, or committed with a callback that fails."""
+"""How a run's transaction ends, and what becomes of one that is already there: ATOMIC_REQUESTS, and ``atomic()``."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.http import HttpRequest, HttpResponse
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.cache import never_cache
 from rest_framework import exceptions
 from rest_framework.decorators import api_view
 from rest_framework.request import Request
@@ -16,11 +20,11 @@ from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
 from idempotency import idempotent
-from tests.http.callers import Caller, assert_nothing_kept, effects, problem_code, records, replayed
-from tests.http.serving import Serve
-from tests.http.views import plain_answer, work
+from tests.http.callers import Caller, assert_nothing_kept, assert_refused, effects, problem_code, records, replayed
+from tests.http.serving import OUTSIDE, Serve
+from tests.http.views import KINDS, VIEWSETS, AsyncMethodView, PlainView, async_answer, plain_answer, work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.http.views")]
 
 
 def serve_ending(serve: Serve, end: Callable[[], object]) -> None:
@@ -105,3 +109,108 @@ def test_on_commit_runs_after_the_outcome_is_there_and_not_for_what_is_undone(al
     assert seen == []
     alice.post(key="k2")
     assert seen == [[("recoverable", 1), ("completed", 1)]]
+
+
+# Transactions that are already there: ATOMIC_REQUESTS, and ``atomic()`` around a view and within it
+
+
+ASYNC = ("async_function", "async_method")
+
+
+@pytest.mark.scenario_20
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_passes_through_has_the_transaction_of_atomic_requests_unless_it_is_async(
+    alice: Caller, kind: str, request: pytest.FixtureRequest
+) -> None:
+    url = f"/kinds/{kind}/"
+    for atomic in (False, True)[: 1 if kind in ASYNC else 2]:
+        if atomic:
+            request.getfixturevalue("atomic_requests")
+        before = effects()
+        answer = json.loads(alice.get(url, key="k").content)
+        assert (answer["operation"], answer["in_transaction"]) == (None, atomic)
+        assert alice.get(f"{url}?crash=1", key="k").status_code == 500
+        assert effects() - before == (1 if atomic else 2)
+    assert records() == []
+
+
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.parametrize(
+    "url", ["/", "/bare/", *(f"/unprotected/{view.__name__}/" for view in VIEWSETS)], ids=lambda url: url.strip("/")
+)
+def test_what_is_not_protected_keeps_its_transaction(alice: Caller, serve: Serve, url: str, settings: Any) -> None:
+    """Without an optional key, beside protected views, and as another action of a protected ViewSet."""
+    if not url.startswith("/unprotected/"):
+        serve(idempotent("tests.optional", required=False)(plain_answer), **{"bare/": plain_answer})
+    key = None if url == "/" else "k"
+    answer = json.loads(alice.post(url, key=key).content)
+    assert (answer["operation"], answer["in_transaction"]) == (None, True)
+    assert alice.post(f"{url}?crash=1", key=key).status_code == 500
+    assert effects() == 1
+    assert records() == []
+
+
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.parametrize("kind", [*ASYNC, "without a key"])
+def test_what_passes_through_an_async_view_is_refused_as_django_refuses_it(
+    alice: Caller, serve: Serve, kind: str, transport: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    alice.transport = transport
+    optional: Any = idempotent("tests.optional", required=False)(async_answer)
+    serve(optional if kind == "without a key" else KINDS[kind][0])
+    refused = alice.request("POST" if kind == "without a key" else "GET")
+    assert refused.status_code == 500
+    assert "You cannot use ATOMIC_REQUESTS with async views." in caplog.text
+    assert effects() == 0
+
+
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.parametrize("kind", ASYNC)
+def test_an_async_view_that_the_project_has_exempted_passes_through(alice: Caller, serve: Serve, kind: str) -> None:
+    view: Any = AsyncMethodView.as_view() if kind == "async_method" else idempotent("tests.async")(async_answer)
+    serve(transaction.non_atomic_requests(view))
+    got = alice.get()
+    assert got.status_code == 201
+    assert not json.loads(got.content)["in_transaction"]
+    assert json.loads(alice.post(key="k").content)["in_transaction"]
+
+
+@pytest.mark.usefixtures("atomic_requests")
+def test_a_class_that_is_protected_as_a_whole_and_what_runs_outside_have_no_transaction(
+    alice: Caller, serve: Serve
+) -> None:
+    class Whole(PlainView):
+        @classmethod
+        def as_view(cls, **initkwargs: Any) -> Any:
+            return idempotent("tests.whole")(super().as_view(**initkwargs))
+
+        @idempotent("tests.put")
+        def put(self, request: HttpRequest) -> HttpResponse:
+            raise NotImplementedError
+
+    serve(Whole.as_view(), **{"outside/": idempotent("tests.outside_atomic", **OUTSIDE)(plain_answer)})
+    replayed(alice)
+    first, _ = replayed(alice, "/outside/")
+    assert not json.loads(first.content)["in_transaction"]
+
+
+@pytest.mark.failure_23
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.parametrize("way", ["hidden", "inside"])
+def test_an_open_transaction_around_the_view_is_an_error_that_names_the_remedy(
+    alice: Caller, serve: Serve, way: str, caplog: Any
+) -> None:
+    class Hidden(View):
+        """Another decorator hides from the class what is protected."""
+
+        @method_decorator(never_cache)
+        @idempotent("atomic.hidden")
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return plain_answer(request)
+
+    serve(Hidden.as_view() if way == "hidden" else transaction.atomic(idempotent("atomic.inside")(plain_answer)))
+    assert_refused(alice, "idempotency_outer_transaction", key="k")
+    for said in ("put @idempotent directly on the function or method", "non_atomic_requests", f"atomic.{way}"):
+        assert said in caplog.text
+    serve(transaction.non_atomic_requests(Hidden.as_view()))  # the remedy
+    replayed(alice)

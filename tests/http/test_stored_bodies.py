@@ -1,11 +1,14 @@
-"""Under ENCRYPTION_KEYS the database holds no recorded body that somebody could read."""
+"""What is stored of a body: nothing to read for others under ENCRYPTION_KEYS, and nothing that ``redact`` removes."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
 import pytest
+from cryptography.fernet import Fernet
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
@@ -13,16 +16,14 @@ from django.test import Client
 
 from idempotency import REEXECUTE, claim
 from idempotency.conf import settings as in_force
-from idempotency.exceptions import OutcomeUnreadableError
+from idempotency.exceptions import OutcomeUnreadableError, UnrecordableResponseError
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.outcome import ENVELOPE
-from tests.http.callers import Caller, assert_refused, replayed
-from tests.http.serving import Framework, Serve, serve_answer
+from tests.http.callers import Caller, assert_nothing_kept, assert_refused, effects, problem_code, replayed
+from tests.http.serving import OUTSIDE, Framework, Serve, serve_answer
+from tests.operations import forgetting_operations
 from tests.records import purge_body_of
 
-pytest.importorskip("cryptography", reason="cryptography is not installed")
-
-from cryptography.fernet import Fernet
 
 pytestmark = pytest.mark.django_db
 
@@ -49,13 +50,18 @@ def stored() -> str:
 
 
 @pytest.mark.failure_52
-def test_a_body_is_encrypted_and_its_replay_is_the_same(settings: Any, framework: Framework, alice: Caller) -> None:
+def test_a_body_is_encrypted_and_its_replay_is_the_same(settings: Any, serve: Serve, alice: Caller) -> None:
     use_keys(settings, OLD)
-    framework.serve(lambda request: SECRET)
-    first, _ = replayed(alice, wrote=0)
-    assert b"4111-1111" in first.content
-    assert stored().startswith(ENVELOPE)
-    assert "4111-1111" not in stored()
+    answers = {"plain": {}, "drf": {}, "bytes": {}}
+    for name in answers:
+        binary = HttpResponse(b"4111-1111\xff", content_type="image/png")
+        Framework("drf" if name == "drf" else "plain", serve).serve(
+            lambda request: binary if name == "bytes" else SECRET
+        )
+        first, _ = replayed(alice, key=name, wrote=0)
+        assert b"4111-1111" in first.content
+        assert stored().startswith(ENVELOPE)
+        assert "4111-1111" not in stored()
 
 
 @pytest.mark.failure_52
@@ -74,13 +80,6 @@ def test_keys_are_rotated(settings: Any, framework: Framework, alice: Caller) ->
     assert_refused(alice, "idempotency_body_gone", key="old")  # nobody needs a key to know that
     use_keys(settings)
     assert_refused(alice, "idempotency_outcome_unreadable", key="new")
-
-
-def test_a_body_that_is_not_json_is_encrypted(settings: Any, serve: Serve, alice: Caller) -> None:
-    use_keys(settings, NEW)
-    serve_answer(serve, lambda: HttpResponse(b"4111\xff", content_type="image/png"))
-    assert replayed(alice)[0].content == b"4111\xff"
-    assert "4111" not in stored()
 
 
 def test_results_of_blocks_and_steps_are_encrypted(settings: Any) -> None:
@@ -139,3 +138,65 @@ def test_without_the_library_the_error_names_what_to_install(settings: Any) -> N
         pytest.raises(ImproperlyConfigured, match=r"pip install 'django-idempotency\[encryption\]'"),
     ):
         in_force()
+
+
+# What ``redact`` removes is sent to the first client, and neither recorded nor sent again
+
+
+WITH_TOKEN = {"id": 7, "token": "hunter2"}
+REDACTED = {"id": 7, "token": None}
+
+
+def without_token(status: int, headers: Mapping[str, str], body: bytes) -> bytes:
+    assert (status, headers["content-type"]) == (201, "application/json")
+    return json.dumps({**json.loads(body), "token": None}).encode()
+
+
+def test_the_first_client_gets_the_whole_body_and_a_retry_the_redacted_one(framework: Framework, alice: Caller) -> None:
+    framework.serve(lambda request: (WITH_TOKEN, 201), redact=without_token)
+    first, retry = alice.post(key="k"), alice.post(key="k")
+    assert first.json() == WITH_TOKEN
+    assert (retry.json(), retry["Idempotency-Replayed"]) == (REDACTED, "true")
+    assert (retry.status_code, retry["Content-Type"]) == (first.status_code, first["Content-Type"])
+    assert "hunter2" not in stored()
+
+
+def fail(*outcome: Any) -> bytes:
+    raise ValueError(outcome)
+
+
+@pytest.mark.parametrize("redact", [fail, lambda body: body, lambda *outcome: "a text"])
+def test_a_body_that_was_not_redacted_is_not_recorded(serve: Serve, alice: Caller, redact: Any, caplog: Any) -> None:
+    serve_answer(serve, lambda: HttpResponse(b"hunter2"), redact=redact)
+    assert problem_code(assert_nothing_kept(alice, 500)) == "idempotency_response_unrecordable"
+    assert "redact= of operation 'tests.answer'" in caplog.text
+    assert "hunter2" not in caplog.text  # the error of fail() quotes the body
+
+
+def test_an_effect_whose_outcome_was_not_redacted_is_parked(serve: Serve, alice: Caller) -> None:
+    serve_answer(serve, lambda: HttpResponse(b"hunter2"), redact=fail, **OUTSIDE)
+    codes = [problem_code(alice.post(key="k")) for _ in range(2)]
+    assert codes == ["idempotency_response_unrecordable", "idempotency_outcome_unknown"]
+    assert effects() == 1
+
+
+def test_an_empty_body_needs_no_redaction(serve: Serve, alice: Caller) -> None:
+    serve_answer(serve, lambda: HttpResponse(status=204), redact=fail)
+    assert [alice.post(key="k").status_code for _ in range(2)] == [204, 204]
+
+
+def run(redact: Any) -> Any:
+    with forgetting_operations(), claim("redacted.block", account_id="1", key="k", redact=redact) as run:
+        if not run.replayed:
+            run.result = WITH_TOKEN
+    return run.result
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_result_of_a_block_is_redacted_and_stays_json() -> None:
+    with pytest.raises(TypeError, match="must turn a result into JSON"):
+        run(lambda *outcome: b"no JSON: hunter2")
+    with pytest.raises(UnrecordableResponseError, match=r"raised ValueError in line \d+ of .*test_stored_bodies\.py"):
+        run(fail)
+    assert IdempotencyRecord.objects.get().status == "recoverable"
+    assert [run(lambda *outcome: json.dumps(REDACTED).encode()) for _ in range(2)] == [WITH_TOKEN, REDACTED]
