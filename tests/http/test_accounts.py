@@ -16,14 +16,12 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.functional import SimpleLazyObject
 from django.views.decorators.csrf import csrf_exempt
-from rest_framework.authentication import BaseAuthentication
 from rest_framework.authtoken.models import Token
 from rest_framework.decorators import api_view, permission_classes, throttle_classes
-from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.throttling import SimpleRateThrottle, UserRateThrottle
+from rest_framework.throttling import UserRateThrottle
 from rest_framework.views import APIView
 
 from idempotency import Operation, idempotent

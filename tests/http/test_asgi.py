@@ -22,7 +22,7 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
 from tests.http.callers import Caller, effects, multipart
-from tests.http.serving import OUTSIDE, Framework, Serve, policies
+from tests.http.serving import Framework, Serve, policies
 from tests.http.views import plain_answer, work
 
 pytestmark = pytest.mark.django_db(transaction=True)

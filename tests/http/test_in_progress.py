@@ -11,7 +11,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.http import JsonResponse
 
-from idempotency import ACCEPTED, Attach, Operation, Wait, idempotent
+from idempotency import ACCEPTED, Attach, Operation, idempotent
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer

@@ -26,7 +26,6 @@ from idempotency.identity.scope import Scope
 VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 
 visible_keys = st.text(alphabet=VISIBLE, min_size=1, max_size=MAX_LENGTH)
-bare_keys = st.text(alphabet=VISIBLE.translate({ord(c): None for c in ',;"'}), min_size=1, max_size=MAX_LENGTH)
 
 
 def quoted(key: str) -> str:
@@ -50,11 +49,6 @@ def test_what_is_not_visible_ascii_is_no_key_at_either_entry(value: object) -> N
 @given(visible_keys)
 def test_every_visible_key_is_taken_quoted_or_by_the_function_entry(key: str) -> None:
     assert parse_header(quoted(key)) == validate_key(key) == key
-
-
-@given(bare_keys)
-def test_bare_and_quoted_forms_are_one_key(key: str) -> None:
-    assert parse_header(key) == parse_header(quoted(key)) == key
 
 
 @given(st.text())
@@ -85,15 +79,12 @@ def test_a_subclass_of_str_becomes_plain_text() -> None:
 
 
 @given(visible_keys)
+@example("8e03978e-40d5-43dd-bc93-6894a57f9324")
 def test_a_shortened_key_shows_at_most_half_of_it(key: str) -> None:
     shown, _, length = shorten(key).rpartition("… ")
     assert key.startswith(shown)
-    assert len(shown) <= min(8, len(key) / 2)
+    assert len(shown) == min(8, len(key) // 2)
     assert length == f"({len(key)} characters)"
-
-
-def test_a_shortened_key_can_be_found_by_what_it_shows() -> None:
-    assert shorten("8e03978e-40d5-43dd-bc93-6894a57f9324") == "8e03978e… (36 characters)"
 
 
 # Derived keys: the same for one operation for ever, and for no two
@@ -102,10 +93,13 @@ SCOPE = Scope("7", "charges.create", "client-key")
 TEXT = st.text(max_size=8)
 
 
-def test_a_derived_key_never_changes_between_releases() -> None:
+def test_a_derived_key_never_changes_and_is_a_version_8_uuid_that_hides_the_clients_key() -> None:
     """A provider has seen it: another one would be another payment."""
-    assert SCOPE.derive_key("provider.charge") == UUID("2fb6d6f9-1cde-8c30-b4b9-0ca0f3da0acd")
+    derived = SCOPE.derive_key("provider.charge")
+    assert derived == UUID("2fb6d6f9-1cde-8c30-b4b9-0ca0f3da0acd")
+    assert (derived.version, derived.variant) == (8, "specified in RFC 4122")
     assert SCOPE.derive_text("provider.charge") == "2fb6d6f91cde5c30f4b90ca0f3da0acd"
+    assert SCOPE.idempotency_key.encode().hex() not in SCOPE.derive_text("provider.charge", 64)
 
 
 def test_every_derived_key_fits_every_databases_type_for_uuids() -> None:
@@ -113,13 +107,6 @@ def test_every_derived_key_fits_every_databases_type_for_uuids() -> None:
     derived = [SCOPE.derive_key(f"call {number}") for number in range(2000)]
     assert {key.bytes[8] for key in derived} == set(range(0x81, 0xC0))
     assert len(set(derived)) == len(derived)
-
-
-def test_a_derived_key_is_a_version_8_uuid_that_hides_the_clients_key() -> None:
-    derived = SCOPE.derive_key("provider.charge")
-    assert (derived.version, derived.variant) == (8, "specified in RFC 4122")
-    assert "client-key" not in str(derived)
-    assert SCOPE.idempotency_key.encode().hex() not in SCOPE.derive_text("provider.charge", 64)
 
 
 def test_the_text_form_fits_a_providers_limit_and_is_long_enough_to_be_unique() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -26,11 +27,8 @@ EVERY_CELL = list(itertools.product(Status, [False, True], [False, True], [False
 def test_a_duplicate_with_the_same_or_another_payload_gets_what_the_design_says(
     status: Status, lease_over: bool, recovery: Recovery, same: Decision, other: Decision
 ) -> None:
-    for same_payload, expected in ((True, same), (False, other)):
-        decision = decide(
-            status, lease_over=lease_over, retention_over=False, same_payload=same_payload, recovery=recovery
-        )
-        assert decision is expected
+    cell: dict[str, Any] = {"lease_over": lease_over, "retention_over": False, "recovery": recovery}
+    assert [decide(status, same_payload=each, **cell) for each in (True, False)] == [same, other]
 
 
 @pytest.mark.parametrize(("status", "lease_over", "retention_over", "same_payload", "recovery"), EVERY_CELL)

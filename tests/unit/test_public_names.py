@@ -10,21 +10,18 @@ import pytest
 import idempotency
 
 
+def in_a_new_process(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
 def test_the_public_names_are_listed_before_their_first_use() -> None:
-    listed = subprocess.run(
-        [sys.executable, "-c", "import idempotency; print(*dir(idempotency))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
+    listed = in_a_new_process("import idempotency; print(*dir(idempotency))").stdout.split()
     assert {*idempotency.__all__, "__version__"} <= {*listed}
 
 
 def test_a_missing_entry_in_installed_apps_is_named() -> None:
     code = "from django.conf import settings as s; s.configure(); import django; django.setup(); import idempotency"
-    ended = subprocess.run(
-        [sys.executable, "-c", f"{code}; idempotency.idempotent"], capture_output=True, text=True, check=False
-    )
+    ended = in_a_new_process(f"{code}; idempotency.idempotent")
     assert ended.returncode == 1
     assert "ImproperlyConfigured: 'idempotency' is used, but it is not in INSTALLED_APPS. Add it" in ended.stderr
 

@@ -26,9 +26,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idempotency.exceptions import PayloadInvalidError
-from idempotency.identity.fingerprint import Payload
 from idempotency.identity.parsing import MAX_DEPTH, parse_json
-from tests.unit.fingerprint.commands import Charge, Colour, near, nested, of, scalars, typed
+from tests.unit.fingerprint.commands import Charge, Colour, near, nested, of, typed
 
 
 class Size(str, Enum):  # noqa: UP042 - commands may have such a value
@@ -54,6 +53,7 @@ MIDNIGHT = dt.datetime(2024, 1, 1)
 # Its members are different requests, each of them.
 DISTINCT: list[object] = [
     *[None, False, True, 0, 1, -1, 0.5, 1e300, 10**300 + 1, 2**53, 2**53 + 1, 10**400],
+    *[10**100_000, 10**100_000 + 1, -(10**100_000)],
     *["", "1", "1.0", "n", "True", b"", b"1", b"1&"],
     *["\ud800", "\udc00", "\ud83d\udd11", "🔑", "\ufffd"],  # half a pair, the other half, both, what they stand for
     *[[], [None], [[]], ["ab"], ["a", "b"], ["b", "a"], [["a", 1]], set(), {1}],
@@ -64,6 +64,8 @@ DISTINCT: list[object] = [
     *[MIDNIGHT.date(), MIDNIGHT, MIDNIGHT.replace(fold=1), MIDNIGHT.replace(tzinfo=dt.UTC)],
     *[MIDNIGHT.replace(microsecond=1, tzinfo=dt.UTC), dt.timedelta(days=1)],
     *[dt.time(12), dt.time(12, fold=1), dt.time(12, tzinfo=dt.UTC)],
+    dt.datetime.max.replace(tzinfo=dt.timezone(dt.timedelta(hours=-12))),
+    dt.datetime.min.replace(tzinfo=dt.timezone(dt.timedelta(hours=12))),
     *[Colour.RED, Size.RED, "red", Level.ONE],
     *[Charge(1), Charge(1, "eur"), Refund(1), {"amount": 1, "currency": "usd"}],
     *[MultiValueDict({"a": values}) for values in (["1"], ["1", "2"], ["2", "1"], [])],
@@ -102,19 +104,13 @@ def test_different_values_differ() -> None:
     seen: dict[str, object] = {}
     for command in DISTINCT:
         same = seen.setdefault(of(command), command)
-        assert same is command, f"{command!r} has the fingerprint of {same!r}"
+        assert same is command, f"{type(command)} has the fingerprint of {type(same)}"
 
 
 @pytest.mark.parametrize(("one", "other"), SAME.values(), ids=SAME)
 def test_spellings_of_one_value_are_the_same(one: object, other: object) -> None:
     assert of(one) == of(other)
     assert of([{"x": one}]) == of([{"x": other}])
-
-
-@given(nested(scalars))
-def test_a_fingerprint_is_stable(command: object) -> None:
-    assert of(command) == of(command)
-    assert Payload(command).matches(of(command))
 
 
 @given(nested(near), nested(near))
@@ -154,13 +150,8 @@ def test_an_upload_is_read_and_left_as_it_was(make: Callable[[bytes], UploadedFi
     upload.seek(7)
     assert of(upload) == before
     assert upload.tell() == 7
-    assert of(make(content[:-1] + b"x")) != before
+    assert of(make(content[:-1] + b"x")) != before == of(memory_upload(content))  # wherever it is kept
     upload.close()
-
-
-def test_where_an_upload_is_kept_does_not_count() -> None:
-    with temporary_upload(b"content") as spilled:
-        assert of(spilled) == of(memory_upload(b"content"))
 
 
 def test_an_upload_that_cannot_be_read_twice_is_named_with_the_remedy() -> None:
@@ -232,11 +223,6 @@ def test_a_number_that_is_not_finite_is_refused(number: object) -> None:
         of({"amount": [number]})
 
 
-def test_an_integer_of_any_size_has_a_fingerprint() -> None:
-    assert of(10**100_000) != of(10**100_000 + 1)
-    assert of(-(10**100_000)) != of(10**100_000)
-
-
 @pytest.mark.parametrize(
     "value", [object(), print, int, Charge, (i for i in "a"), 1j, io.BytesIO()], ids=lambda value: type(value).__name__
 )
@@ -251,9 +237,3 @@ def test_a_type_without_a_canonical_form_is_named_with_the_remedy(value: object)
 def test_names_are_plain_text(command: Mapping[object, object]) -> None:
     with pytest.raises(TypeError, match="Use plain str for the names in the command"):
         of(command)
-
-
-def test_an_instant_at_the_end_of_time_has_a_fingerprint() -> None:
-    last = dt.datetime.max.replace(tzinfo=dt.timezone(dt.timedelta(hours=-12)))
-    first = dt.datetime.min.replace(tzinfo=dt.timezone(dt.timedelta(hours=12)))
-    assert of(last) != of(first)
