@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
 from django.http import HttpRequest, HttpResponse
-from hypothesis import HealthCheck, given, settings
+from django.urls import path
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from idempotency import idempotent
 from idempotency.models import IdempotencyRecord
+from testproject.authentication import TokenAuthentication
 from tests.http.callers import Caller, effects
 from tests.http.serving import Framework, Serve
 from tests.http.views import work
+
+ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
 
 # What of the input reaches the database is a checked key, a fingerprint, and the text of an outcome, whose every byte
 # ``test_responses`` has on each database.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
-fuzz = settings(
+fuzz = hypothesis_settings(
     max_examples=75,  # of each handler, and others in each run
     deadline=None,  # the database sets the pace
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -99,11 +106,34 @@ def drf_handler(request: Any) -> Any:
     return {**answer, "parsed": str(request.data)}, status
 
 
+def ninja_handler(request: HttpRequest, payload: ninja.Body[Any] = None) -> Any:
+    return {**work(request)[0], "payload": payload}
+
+
+def authenticate(request: Any) -> Any:
+    """Ninja's authentication by our callers' tokens."""
+    request.user, _ = TokenAuthentication().authenticate(request) or (None, None)
+    return request.user
+
+
+def serve_by_ninja(settings: Any) -> None:
+    api = ninja.NinjaAPI(auth=authenticate, urls_namespace="fuzz")
+    api.post("/", response={201: dict[str, Any]})(idempotent("tests.fuzzed")(ninja_handler))
+    api.post("/twin/", response={201: dict[str, Any]})(ninja_handler)
+    settings.ROOT_URLCONF = (path("", api.urls),)
+
+
 @pytest.mark.failure_40
 @pytest.mark.failure_42
-@pytest.mark.parametrize("handler", [plain_handler, body_handler, drf_handler])
-def test_no_input_gives_a_server_error_that_the_twin_does_not_give(alice: Caller, serve: Serve, handler: Any) -> None:
-    Framework("drf" if handler is drf_handler else "plain", serve).serve_twins(handler)
+@pytest.mark.parametrize("handler", [plain_handler, body_handler, drf_handler, ninja_handler])
+def test_no_input_gives_a_server_error_that_the_twin_does_not_give(
+    alice: Caller, serve: Serve, settings: Any, handler: Any
+) -> None:
+    if handler is ninja_handler:
+        serve_by_ninja(settings)
+    else:
+        Framework("drf" if handler is drf_handler else "plain", serve).serve_twins(handler)
+    answered = Counter[int]()
 
     @fuzz
     @given(key=keys, body=bodies, content_type=content_types, query=queries)
@@ -122,6 +152,7 @@ def test_no_input_gives_a_server_error_that_the_twin_does_not_give(alice: Caller
         before = effects()
         answers = [alice.post("/", HTTP_IDEMPOTENCY_KEY=key, **sent) for _ in range(2)]
         for answer in answers:
+            answered[answer.status_code] += 1
             if answer.status_code >= 500:
                 assert twin.status_code >= 500, (twin, answer)
             if answer.status_code == 201:
@@ -133,3 +164,4 @@ def test_no_input_gives_a_server_error_that_the_twin_does_not_give(alice: Caller
                 assert effects() - before == 0
 
     compare()
+    assert {201, 400} <= answered.keys()  # requests came through to the handler, and to the key's check

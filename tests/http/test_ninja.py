@@ -57,19 +57,26 @@ def transfer(request: Any, amount: int) -> Transfer:
     return Transfer.objects.create(account=request.auth, recipient="carol", amount=amount)
 
 
+class Routes:
+    """The URLs of an API, which are read with the first request, when its routes are declared."""
+
+    def __init__(self, api: Any) -> None:
+        self.api = api
+
+    @property
+    def urlpatterns(self) -> Any:
+        return [path("", self.api.urls)]
+
+
 @pytest.fixture
 def api(settings: Any) -> Any:
     api = ninja.NinjaAPI(auth=ApiToken(), urls_namespace="tests")
-    settings.ROOT_URLCONF = ()  # read again once the routes are declared
+    settings.ROOT_URLCONF = Routes(api)
     return api
 
 
-def serve(api: Any, settings: Any) -> None:
-    settings.ROOT_URLCONF = (path("", api.urls),)
-
-
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_a_route_takes_effect_once(api: Any, settings: Any, alice: Caller, transport: str, is_async: bool) -> None:
+def test_a_route_takes_effect_once(api: Any, alice: Caller, transport: str, is_async: bool) -> None:
     if is_async:
 
         @api.post("/", response={201: TransferOut})
@@ -86,7 +93,6 @@ def test_a_route_takes_effect_once(api: Any, settings: Any, alice: Caller, trans
             assert connection.in_atomic_block
             return transfer(request, payload.amount)
 
-    serve(api, settings)
     alice.transport = transport
     first, _ = replayed(alice, data=PAYLOAD)
     assert (first.status_code, json.loads(first.content)["amount"]) == (201, 5)
@@ -96,14 +102,13 @@ def test_a_route_takes_effect_once(api: Any, settings: Any, alice: Caller, trans
 
 
 def test_what_ninja_refuses_comes_before_a_replay_and_is_not_recorded(
-    api: Any, settings: Any, alice: Caller, anonymous: Caller, bob: Caller
+    api: Any, alice: Caller, anonymous: Caller, bob: Caller
 ) -> None:
     @api.post("/")
     @protect()
     def create(request: HttpRequest, payload: TransferIn) -> Any:
         return {"id": transfer(request, payload.amount).pk}
 
-    serve(api, settings)
     refused = alice.post(data={"amount": "much"}, key="k")
     assert (refused.status_code, "detail" in json.loads(refused.content)) == (422, True)
     assert not IdempotencyRecord.objects.exists()
@@ -113,12 +118,11 @@ def test_what_ninja_refuses_comes_before_a_replay_and_is_not_recorded(
     assert effects() == 2
 
 
-def test_an_account_that_only_ninja_knows_must_be_declared(api: Any, settings: Any, alice: Caller) -> None:
+def test_an_account_that_only_ninja_knows_must_be_declared(api: Any, alice: Caller) -> None:
     @api.post("/")
     @idempotent("tests.undeclared")
     def create(request: HttpRequest) -> Any: ...
 
-    serve(api, settings)
     assert problem_code(alice.post(key="k")) == "idempotency_account_required"
 
 
@@ -126,7 +130,7 @@ def test_an_account_that_only_ninja_knows_must_be_declared(api: Any, settings: A
     ("error", "status"), [(HttpError(402, "declined"), 402), (PermissionDenied(), 403), (HttpError(503, "busy"), 503)]
 )
 def test_an_error_is_rolled_back_and_recorded_if_it_is_an_outcome(
-    api: Any, settings: Any, alice: Caller, error: Exception, status: int
+    api: Any, alice: Caller, error: Exception, status: int
 ) -> None:
     @api.post("/")
     @protect()
@@ -134,14 +138,13 @@ def test_an_error_is_rolled_back_and_recorded_if_it_is_an_outcome(
         transfer(request, 1)
         raise error
 
-    serve(api, settings)
     answers = [alice.post(key="k") for _ in range(2)]
     assert [answer.status_code for answer in answers] == [status, status]
     assert ["Idempotency-Replayed" in answer for answer in answers] == [False, status < 500]
     assert effects() == 0
 
 
-def test_errors_are_answered_by_the_projects_own_handlers(api: Any, settings: Any, alice: Caller) -> None:
+def test_errors_are_answered_by_the_projects_own_handlers(api: Any, alice: Caller) -> None:
     class DeclinedError(Exception): ...
 
     class BrokenHandlerError(Exception): ...
@@ -157,26 +160,24 @@ def test_errors_are_answered_by_the_projects_own_handlers(api: Any, settings: An
     def create(request: HttpRequest) -> Any:
         raise DeclinedError if "crash" not in request.GET else ZeroDivisionError
 
-    serve(api, settings)
     assert [(alice.post(key="k").status_code) for _ in range(2)] == [402, 402]
     for trouble in ("crash", "broken"):
         assert alice.post(f"/?{trouble}=1", key=trouble).status_code == 500
     assert set(IdempotencyRecord.objects.values_list("status", flat=True)) == {"completed", "recoverable"}
 
 
-def test_headers_that_the_handler_sets_and_an_empty_answer_are_kept(api: Any, settings: Any, alice: Caller) -> None:
+def test_headers_that_the_handler_sets_and_an_empty_answer_are_kept(api: Any, alice: Caller) -> None:
     @api.post("/", response={204: None})
     @protect()
     def create(request: HttpRequest, response: HttpResponse) -> None:
         response["Location"] = f"/transfers/{transfer(request, 1).pk}/"
 
-    serve(api, settings)
     first, replay = replayed(alice)
     assert (first.status_code, first.content) == (204, b"")
     assert first["Location"] == replay["Location"]
 
 
-def test_a_route_is_protected_whatever_its_one_method(api: Any, settings: Any, alice: Caller) -> None:
+def test_a_route_is_protected_whatever_its_one_method(api: Any, alice: Caller) -> None:
     @api.put("/put")
     @protect("tests.ninja_put")
     def put(request: HttpRequest) -> Any:
@@ -187,7 +188,6 @@ def test_a_route_is_protected_whatever_its_one_method(api: Any, settings: Any, a
     def both(request: HttpRequest) -> Any:
         return request.method
 
-    serve(api, settings)
     replayed(alice, "/put", method="PUT")
     assert "Idempotency-Key" not in alice.get("/both", key="k")
     assert alice.post("/both", key="k")["Idempotency-Key"] == "k"
@@ -210,7 +210,6 @@ def test_a_form_that_ninjas_middleware_has_parsed_is_compared_by_its_parts(
     def sent(content: bytes, boundary: str) -> dict[str, Any]:
         return {"method": method.upper(), **multipart({"amount": "5", "file": BytesIO(content)}, boundary)}
 
-    serve(api, settings)
     alice.transport = transport
     first = alice.request(url="/file", key="k", **sent(b"one", "one"))
     assert json.loads(first.content)["size"] == 3
@@ -219,7 +218,7 @@ def test_a_form_that_ninjas_middleware_has_parsed_is_compared_by_its_parts(
     assert effects() == 1
 
 
-def test_a_router_may_be_nested_and_its_test_client_works(api: Any, settings: Any, alice: Caller) -> None:
+def test_a_router_may_be_nested_and_its_test_client_works(api: Any, alice: Caller) -> None:
     router, outer = ninja.Router(), ninja.Router()
 
     @decorate_view(lambda run: run)
@@ -231,7 +230,6 @@ def test_a_router_may_be_nested_and_its_test_client_works(api: Any, settings: An
 
     outer.add_router("/inner", router)
     api.add_router("/outer", outer)
-    serve(api, settings)
     replayed(alice, "/outer/inner/transfers/1", PAYLOAD)
     assert problem_code(alice.post("/outer/inner/transfers/2", PAYLOAD, key="k")) == "idempotency_key_reused"
     assert alice.token is not None
@@ -242,7 +240,7 @@ def test_a_router_may_be_nested_and_its_test_client_works(api: Any, settings: An
     assert answers[1]["Idempotency-Replayed"] == "true"
 
 
-def test_one_function_on_two_paths_is_two_places(api: Any, settings: Any, alice: Caller) -> None:
+def test_one_function_on_two_paths_is_two_places(api: Any, alice: Caller) -> None:
     """Ninja names both patterns after the function."""
     router = ninja.Router()
 
@@ -254,7 +252,6 @@ def test_one_function_on_two_paths_is_two_places(api: Any, settings: Any, alice:
         return transfer(request, 1).pk
 
     api.add_router("/first", router)
-    serve(api, settings)
     places = ["/a", "/b", "/first/c"]
     assert len({resolve(place).view_name for place in places}) == 1
     for place in places:
@@ -266,14 +263,13 @@ def test_one_function_on_two_paths_is_two_places(api: Any, settings: Any, alice:
     assert effects() == len(places)
 
 
-def test_two_paths_with_a_name_of_the_projects_own_are_one_place(api: Any, settings: Any, alice: Caller) -> None:
+def test_two_paths_with_a_name_of_the_projects_own_are_one_place(api: Any, alice: Caller) -> None:
     @api.post("/old", url_name="transfers")
     @api.post("/new", url_name="transfers")
     @protect()
     def create(request: HttpRequest) -> Any:
         return transfer(request, 1).pk
 
-    serve(api, settings)
     first, _ = replayed(alice, "/old")
     assert alice.post("/new", key="k").content == first.content
 
