@@ -26,8 +26,8 @@ class ReleaseForm(ReasonForm):
         required=False,
         label=_("Live claims too"),
         help_text=_(
-            "Only for operations that declare REEXECUTE. The owner loses its lease. What it wrote is rolled back, or "
-            "carries the same derived keys as the retry."
+            "Only for operations that declare REEXECUTE. The owner loses its lease. Its writes are rolled back, or "
+            "carry the same derived keys as the retry."
         ),
     )
 
@@ -73,7 +73,6 @@ class OutcomeForm(ReasonForm):
 
 
 def _unknown_operation(record: IdempotencyRecord) -> Any:
-    """Nothing is known then about what the operation may record."""
     return None if registry.get(record.operation) else _("No operation of this name is declared in this process.")
 
 

@@ -50,7 +50,7 @@ class Action:
     name: str
     #: The name of the action, its button and its page.
     title: Any
-    #: What the action does. The page shows it above the form.
+    #: Its effect. The page shows it above the form.
     consequence: Any
     #: A permission as Django's admin names it: ``resolve`` stands for the method ``has_resolve_permission``.
     permission: str
@@ -61,7 +61,7 @@ class Action:
     statuses: frozenset[str]
     #: Says why a row in one of these statuses can't be decided, or returns None.
     problem_of: Callable[[Any], Any] = lambda row: None
-    #: Whether the action takes one row at a time, because what the person enters can't be true of two rows.
+    #: Whether the action takes one row at a time, because the person enters a fact about one row.
     single: bool = False
 
     def obstacle(self, row: Any) -> Any:
@@ -104,7 +104,7 @@ class DecisionAdmin(ReadOnlyAdmin):
 
     @abstractmethod
     def explain(self, row: Any) -> list[Any]:
-        """What the row's state means and what to do next: a list of paragraphs."""
+        """The meaning of the row's state and the next step: a list of paragraphs."""
 
     @abstractmethod
     def state(self, row: Any) -> Any:
@@ -112,11 +112,11 @@ class DecisionAdmin(ReadOnlyAdmin):
 
     @abstractmethod
     def details(self, row: Any) -> list[str]:
-        """What belongs to the state, if there is something to say: attempts, a lease."""
+        """The attempts, the lease and other details of the state."""
 
     @abstractmethod
     def subject(self, row: Any) -> Any:
-        """What the row is about, and for which account."""
+        """The operation or topic, and the account."""
 
     @admin.display(description=_("age"))
     def age(self, row: Any) -> str:
@@ -145,7 +145,7 @@ class DecisionAdmin(ReadOnlyAdmin):
         return [action for action in self.decisions if action.name in permitted and action.obstacle(row) is None]
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """What the row's page shows beside all that every page shows."""
+        """More context of the row's page."""
         return {}
 
     def response_action(

@@ -51,7 +51,7 @@ class BoundedPaginator(AnyPaginator):
 
 
 class IndexedList(ChangeList):
-    """A list that takes from its URL only what the database can answer from an index."""
+    """A list that takes from its URL only queries that the database can answer from an index."""
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
         values = [value for values in self.get_filters_params().values() for value in values]

@@ -1,4 +1,4 @@
-"""Explains on the page of a record what its state means and what to do next."""
+"""Explains on the page of a record the meaning of its state and the next step."""
 
 from __future__ import annotations
 

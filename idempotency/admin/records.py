@@ -7,7 +7,7 @@ Recorded responses may hold secrets, so only people with the permission ``idempo
 they can't be filtered on. Everything else needs ``idempotency.view_idempotencyrecord``, as usual.
 
 The table may be huge. So no page here counts the whole table, sorts it by a column that has no index, or searches it
-for the names of operations. What no index helps to find is looked for within a time limit.
+for the names of operations. Searches without an index have a time limit.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from .display import (
 )
 from .explanations import explain_record
 
-#: What other apps add to the context of a record's page. Called with the record, the request and its admin.
+#: Functions of other apps that add to the context of a record's page, from the record, the request and its admin.
 page_additions: list[Callable[[IdempotencyRecord, HttpRequest, DecisionAdmin], dict[str, Any]]] = []
 
 _RESPONSE_FIELDS = ("response_headers", "response_body", "response_reference", "error")

@@ -222,7 +222,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
 
 def fetch_key_status(client: httpx.Client, url: str, key: str) -> KeyStatus:
-    """Ask a server what has become of a key. Nothing runs there.
+    """Ask a server for the state of a key. Nothing runs there.
 
     :param client: any client, with the credentials of the account that used the key.
     :param url: the URL of a ``KeyStatusView``, absolute or below the client's ``base_url``.

@@ -1,4 +1,4 @@
-"""What Prometheus and OpenTelemetry export alike: counters from the signals, and gauges from the statistics."""
+"""The metrics of Prometheus and OpenTelemetry: counters from the signals, and gauges from the statistics."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Values = dict[tuple[str, ...], float]
 class Gauge:
     """A number that is the same from every process, because it is read from the tables.
 
-    :param unit: as OpenTelemetry writes it: ``s``, ``By``, or what is counted in braces.
+    :param unit: as OpenTelemetry writes it: ``s``, ``By``, or the counted thing in braces.
     :param labels: the names of the labels.
     """
 
@@ -78,7 +78,7 @@ def _single(value: float | None) -> Values:
     return {(): value or 0}
 
 
-#: Tells a database that can't be read from one in which nothing is wrong.
+#: Distinguishes a database that can't be read from one in which nothing is wrong.
 AVAILABLE: Final = "idempotency_stats_available"
 
 GAUGES: Final = (
@@ -192,11 +192,11 @@ def read_gauges() -> dict[str, Values]:
 def connect_counters(
     exporter: str, count_event: Callable[[str, str], None], counted: Sequence[Callable[[int], None]]
 ) -> None:
-    """Have an exporter count what happens in this process.
+    """Have an exporter count the events of this process.
 
     :param exporter: its name. Another call for the same exporter replaces its functions.
     :param count_event: called with the operation and the event, once for each event.
-    :param counted: a function for each of ``COUNTS``, called with what to add.
+    :param counted: a function for each of ``COUNTS``, called with the number to add.
     """
     signals.connect_events(exporter, lambda operation, event, attempt: count_event(operation, event))
     for counter, add in zip(COUNTS, counted, strict=True):

@@ -135,7 +135,7 @@ class IdempotentAdapter(HTTPAdapter):
 def fetch_key_status(
     session: requests.Session, url: str, key: str, *, timeout: float | tuple[float, float] = 10.0
 ) -> KeyStatus:
-    """Ask a server what has become of a key. Nothing runs there.
+    """Ask a server for the state of a key. Nothing runs there.
 
     :param session: any session, with the credentials of the account that used the key.
     :param url: the URL of a ``KeyStatusView``.

@@ -27,7 +27,7 @@ from ..protocol.context import current_claim
 
 logger = logging.getLogger("idempotency")
 
-#: Statuses that leave the outcome open. 500 is not among them, because mostly a retry would get it again.
+#: Statuses that leave the outcome open. 500 is not among them, because a retry would usually get it again.
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 
 #: An attempt that begins shortly before the end of the time still gets this many seconds. With less it would only fail.
@@ -65,7 +65,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True)
 class KeyStatus:
-    """What the server says of a key. See ``idempotency.http.key_status``.
+    """The state of a key on the server. See ``idempotency.http.key_status``.
 
     :param status: ``in_progress``, ``completed``, ``recoverable``, ``parked`` or ``unknown``.
     :param response_status: the status of the recorded outcome, if it is ``completed``.
@@ -100,7 +100,7 @@ def read_key_status(document: Any, headers: Mapping[str, str]) -> KeyStatus:
 
 
 class Answer(Protocol):
-    """What the libraries' responses have in common."""
+    """The common part of the libraries' responses."""
 
     status_code: int
 
@@ -114,7 +114,6 @@ A = TypeVar("A", bound=Answer)
 class Tries(ABC, Generic[A]):
     """One logical request: its key, and after each attempt the decision whether its outcome is known.
 
-    :param policy: what is retried, and how often.
     :param method: the HTTP method.
     :param place: the scheme, host and path of the URL.
     :param key: the key that the caller has set, or None.
@@ -271,7 +270,7 @@ def _moment(text: str) -> datetime | None:
 
 
 def bounded(timeout: float | None, left: float) -> float:
-    """The caller's timeout, cut to what is left of the total."""
+    """The caller's timeout, cut to the rest of the total."""
     return left if timeout is None else min(timeout, left)
 
 

@@ -45,7 +45,7 @@ Report = Callable[[int, str], None]
 def describe_exit_codes(meanings: Mapping[int, str], more: str = "") -> str:
     """The end of the help of a command that works in batches.
 
-    :param meanings: what each exit code means, where it differs from the meaning that it mostly has.
+    :param meanings: the meanings of exit codes that differ from the usual ones.
     :param more: a paragraph to add.
     """
     codes = {
@@ -120,7 +120,7 @@ class Stop:
     def end_command(self, left: str) -> None:
         """End the command if a signal has arrived.
 
-        :param left: a sentence on what is left undone.
+        :param left: a sentence about the work that is left.
         """
         if self.signum is not None:
             name = signal.Signals(self.signum).name
@@ -155,7 +155,7 @@ def refusal(using: str, error: DatabaseError) -> str:
 def refusals_as_errors(using: str, consequence: str = "Earlier batches stay done.") -> Iterator[None]:
     """If the database refuses, end the command with a message.
 
-    :param consequence: what that means for the command's work.
+    :param consequence: a sentence about the command's work.
     """
     try:
         yield
@@ -179,16 +179,16 @@ class Work(Generic[_Result]):
 class BatchCommand(ExplainedCommand, ABC, Generic[_Result]):
     """Takes bounded batches until nothing more is due: once, or again and again with ``--watch``.
 
-    A signal stops it between two batches. A subclass defines what a batch does and how the result is described.
+    A signal stops it between two batches. A subclass defines its batches and describes their results.
     """
 
-    #: For the help: what a batch consists of, and its default and largest size.
+    #: For the help: the rows of a batch, and its default and largest size.
     batch_of: ClassVar[str]
     default_batch: ClassVar[int]
     largest_batch: ClassVar[int]
     #: The default pause of ``--watch`` in seconds; None if the command has no ``--watch``.
     default_watch: ClassVar[float | None] = None
-    #: A sentence on what a refusal by the database means for the work.
+    #: A sentence about the work if the database refuses.
     refused: ClassVar[str] = "Earlier batches stay done."
     #: The exit code of a run that had complaints.
     exit_code: ClassVar[int] = EXIT_REFUSED
@@ -211,13 +211,13 @@ class BatchCommand(ExplainedCommand, ABC, Generic[_Result]):
 
     @abstractmethod
     def count(self) -> None:
-        """Do what ``--dry-run`` asks for: count and change nothing."""
+        """Carry out ``--dry-run``: count, and change nothing."""
 
     def take_options(self, options: Mapping[str, Any]) -> None:
         """Check and keep the options that only this command has."""
 
     def complaints(self, result: _Result) -> Mapping[str, str]:
-        """What was wrong in a run.
+        """The faults that a run has met.
 
         :returns: sentences, each under a key. With ``--watch`` they are written only if the keys differ from the run
             before.

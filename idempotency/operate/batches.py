@@ -1,4 +1,4 @@
-"""What all work in bounded batches has in common: the result of a batch, its transaction, and a loop over batches."""
+"""Work in bounded batches: the result of a batch, its transaction, and a loop over batches."""
 
 from __future__ import annotations
 

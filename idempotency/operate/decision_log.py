@@ -1,4 +1,4 @@
-"""Records who decided what: in the log ``idempotency.audit``, and in the admin's own log if the admin is installed."""
+"""Records each decision with its author: in the log ``idempotency.audit``, and in that of the admin if there is one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def require_name(by: Any) -> None:
 def note(subject: str, decision: str, by: Any, reason: str) -> None:
     """Write a line to the log ``idempotency.audit``.
 
-    :param subject: what was decided on. The caller makes sure that it has no control characters and no line breaks.
+    :param subject: the row. The caller makes sure that it has no control characters and no line breaks.
     """
     # People choose the name and the reason freely. repr() escapes them, so they can't break the line or forge a part.
     logger.info("%s: %s by %r, reason: %r", subject, decision, str(by), reason)

@@ -35,12 +35,12 @@ _RECORDS: Final = {
     "abandoned": Q(status=Status.IN_PROGRESS) & ~_LIVE,
     "parked": Q(status=Status.PARKED),
     "finished": Q(status__in=[Status.COMPLETED, Status.RECOVERABLE]),
-    # Written by a newer release, so it is not known here what may be erased.
+    # Written by a newer release: this one does not know which of them may be erased.
     "unknown_records": ~Q(status__in=list(Status)),
 }
-#: What is always erased, in the names of ``AccountRows.count``.
+#: The states whose rows are always erased, in the names of ``AccountRows.count``.
 ERASED: Final = frozenset({"finished", "sent"})
-#: What is erased as well with ``include_unresolved``.
+#: The states whose rows are erased as well with ``include_unresolved``.
 UNRESOLVED: Final = frozenset({"abandoned", "parked", "dead"})
 
 
@@ -77,7 +77,7 @@ find_messages: Callable[[str, str | None], TableRows] | None = None
 
 @dataclass
 class ErasureResult(BatchResult):
-    """What one batch has erased, as counts of rows."""
+    """The rows that one batch has erased, as counts."""
 
     #: The steps of a record are erased with it and are not counted.
     records: int = 0
@@ -142,7 +142,7 @@ def erase_account(
     :param include_unresolved: also erase abandoned claims, parked records and dead messages.
     :param batch_size: how many rows one transaction deletes at most, 1 to 500.
     :param using: a database alias; by default those that records and messages are written to.
-    :returns: what was erased, and what is left, in the form of ``AccountRows.count``.
+    :returns: the counts of erased rows, and those of the remaining ones as ``AccountRows.count`` returns them.
     :raises ValueError: the account is not a str, or is empty; or the batch size is not between 1 and 500.
     :raises TypeError: ``by`` does not say who decides.
     :raises DatabaseError: the database refuses. What earlier batches erased stays erased.

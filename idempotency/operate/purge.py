@@ -101,7 +101,7 @@ def bodies_past_retention(using: str | None = None) -> RecordQuerySet:
 def purge_body_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[PurgeResult]:
     """Purge recorded responses batch after batch until nothing more is due. The caller may stop between any two.
 
-    Takes the other arguments of ``purge_once``, and raises the same errors. What earlier batches deleted stays deleted.
+    Takes the other arguments of ``purge_once``, and raises the same errors. Earlier batches stay done.
     """
     return purge_oldest(
         using or records_database(), batch_size, lambda store, after: store.delete_bodies(batch_size, after)

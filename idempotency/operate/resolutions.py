@@ -1,9 +1,8 @@
 """The decisions that a person may make about a record. The admin's actions call these functions, and a script may too.
 
-Each decision is one compare-and-set on the state that the person looked at: the scope, the row, the attempt and the
-status. If two people decide at once, one wins and the other gets an error that names the record's new state. Each
-decision writes a line to the log ``idempotency.audit``. If a user decided and the admin is installed, it also adds an
-entry to the admin's log, in the same transaction as the decision.
+Each decision is one compare-and-set on the state that the person looked at. If two people decide at once, one wins and
+the other gets an error that names the record's new state. Each decision writes a line to the log ``idempotency.audit``.
+If a user decided and the admin is installed, it also adds an entry to the admin's log, in the same transaction.
 
 A person who says "it did not happen" must also know that it can't happen later. A worker that was frozen may wake, and
 no fence can stop its call to the outside world.
@@ -63,8 +62,8 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
     :param by: who decides, for the audit: a user, or a name (str).
     :param reason: why, for the audit.
     :raises ResolutionRefusedError: the record is not parked, or has changed since it was read.
-    :raises ImproperlyConfigured: no operation of the record's name is declared in this process, so it is not known what
-        it may record.
+    :raises ImproperlyConfigured: no operation of the record's name is declared in this process, so its
+        policy is not known.
     :raises ValueError: the operation does not record a response of this status.
     :raises UnrecordableResponseError: the response is a stream, or larger than the operation's ``max_body``.
     :raises TypeError: the result is not JSON, or ``by`` does not say who decides.
@@ -72,8 +71,8 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
     operation = registry.get(record.operation)
     if operation is None:
         raise ImproperlyConfigured(
-            f"No operation {record.operation!r} is declared in this process, so it is not known what it may record as "
-            f"an outcome. Declare it in an app's operations.py, or import the module of its task."
+            f"No operation {record.operation!r} is declared in this process, so its policy is not "
+            f"known here. Declare it in an app's operations.py, or import the module of its task."
         )
     outcome = _outcome(response_or_result, operation.policy)
     # The retention begins now, because the record may have been parked for longer than its retention.
@@ -176,8 +175,14 @@ def _resolve(
         request_hash=record.request_hash,
         status=record.status,
     )
+
+    def announce() -> None:
+        operation = registry.get(record.operation)
+        decision_log.note(f"{_describe(record)}, {_state(record)} to {status}", verb, by, reason)
+        signals.send(signals.recovered, operation, record.scope, record.attempt, status=str(status))
+
     # This may run inside a transaction of the caller, such as the admin's under ATOMIC_REQUESTS. A claim may not,
-    # because other requests have to see it at once. Nobody waits for a decision.
+    # because other requests have to see it at once.
     with transaction.atomic(using=using):
         # If another transaction has locked the row, it is settling the record now, or it is frozen while doing so. In
         # both cases the decision is refused at once, so that the person doesn't wait for the lock.
@@ -186,13 +191,7 @@ def _resolve(
             raise _refusal(record, using, may_be_alive=free is None)
         # The entry does not name the account, because it stays when the account's records are erased.
         decision_log.enter(record, f"{record.operation}, attempt {record.attempt}", verb, by, reason)
-        transaction.on_commit(lambda: _announce(record, status, verb, by, reason), using=using, robust=True)
-
-
-def _announce(record: IdempotencyRecord, status: Status, verb: str, by: Any, reason: str) -> None:
-    decision_log.note(f"{_describe(record)}, {_state(record)} to {status}", verb, by, reason)
-    scope = record.scope
-    signals.send(signals.recovered, registry.get(record.operation), scope, record.attempt, status=str(status))
+        transaction.on_commit(announce, using=using, robust=True)
 
 
 def _refusal(record: IdempotencyRecord, using: str, *, may_be_alive: bool) -> ResolutionRefusedError:

@@ -21,8 +21,7 @@ from django.db.models.functions import Now
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..store import records_database, store_for
 
-#: Counting stops here. It takes milliseconds to count ten thousand index entries, and a higher count would not tell
-#: the reader anything new.
+#: Counting stops here. It takes milliseconds to count ten thousand index entries.
 MAX_COUNTED = 10_000
 
 #: The name of each number here, and the event of ``signals.EVENTS`` that it counts.
@@ -42,7 +41,7 @@ EVENTS = {
 
 
 class EventCounts(Protocol):
-    """What the statistics ask of an app that counts events in all processes."""
+    """The interface of an app that counts events in all processes."""
 
     def read(self, using: str) -> dict[str, Counter[str]]:
         """For each operation, how often each event happened."""
@@ -195,7 +194,7 @@ def _events(using: str) -> dict[str, Number]:
 
 
 def by_operation(using: str | None = None) -> dict[str, dict[str, int]]:
-    """Read what has happened to the records of each operation, and how many of them are stuck now.
+    """Read the counts of events of each operation, and how many of its records are stuck now.
 
     :param using: a database alias; by default the one that records are written to.
     :returns: ``{"charges.create": {"claims": 3, "replays": 1, ..., "parked": 0, "abandoned": 0}, ...}``. The names are
@@ -267,7 +266,7 @@ def _claims_in_progress(records: RecordQuerySet) -> dict[str, Number]:
 
 
 def _age(now: datetime | None, since: datetime | None) -> float | None:
-    """:returns: seconds, 0 if ``since`` lies ahead, or None if there is nothing to measure."""
+    """:returns: seconds; 0 if ``since`` is in the future; None if a time is missing."""
     return None if now is None or since is None else max(0.0, round((now - since).total_seconds(), 3))
 
 

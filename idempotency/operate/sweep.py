@@ -1,6 +1,6 @@
 """The sweep: settle abandoned claims that no client retries, as their operations declare, in bounded batches.
 
-A sweep may be killed at any point and run again: what it changed is fenced, and what it did not change is found again.
+A sweep may be killed at any point and run again: its changes are fenced, and the other claims are found again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger("idempotency")
 #: a batch of a hundred takes milliseconds.
 DEFAULT_BATCH_SIZE = 100
 MAX_BATCH_SIZE = 10_000
-#: Counting abandoned claims stops here. A higher count would not tell the reader anything new.
+#: Counting abandoned claims stops here.
 MAX_LISTED = 10_000
 
 _SETTLED_AS = {Recovery.REEXECUTE: Status.RECOVERABLE, Recovery.PARK: Status.PARKED}
@@ -72,9 +72,8 @@ def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = No
 
     :param batch_size: 1 to 10,000.
     :param using: a database alias; by default the one that records are written to.
-    :returns: what became of the claims.
     :raises ValueError: the batch size is not between 1 and 10,000.
-    :raises DatabaseError: the database refuses. What was settled before stays settled.
+    :raises DatabaseError: the database refuses. Claims that were settled before stay settled.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
     using = using or records_database()
@@ -86,7 +85,15 @@ def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = No
             _reconcile(using, operations[row.operation], row, result)
     result.exhausted = len(batch) < batch_size
     if result.exhausted:
-        _report_unknown(using, operations, result)
+        longest = abandoned(using).values_list("operation", flat=True)[:MAX_LISTED]
+        result.unknown_operations.update(name for name in longest if name not in operations)
+    for name, count in result.unknown_operations.items():
+        logger.warning(
+            "%d abandoned claim(s) of operation %r are left alone: no such operation is declared in this process. "
+            "Declare it in an app's operations.py, or import the module of its task.",
+            count,
+            name,
+        )
     return result
 
 
@@ -162,15 +169,3 @@ def _reconcile(using: str, operation: Operation, row: IdempotencyRecord, result:
     except IdempotencyError:
         logger.exception("Operation %r: the answer of its reconciler could not be recorded", operation.name)
         result.postponed += 1
-
-
-def _report_unknown(using: str, operations: Mapping[str, Operation], result: RecoveryResult) -> None:
-    longest = abandoned(using).values_list("operation", flat=True)[:MAX_LISTED]
-    result.unknown_operations.update(name for name in longest if name not in operations)
-    for name, count in result.unknown_operations.items():
-        logger.warning(
-            "%d abandoned claim(s) of operation %r are left alone: no such operation is declared in this process. "
-            "Declare it in an app's operations.py, or import the module of its task.",
-            count,
-            name,
-        )

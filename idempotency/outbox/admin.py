@@ -88,7 +88,28 @@ class OutboxMessageAdmin(DecisionAdmin):
         return ("topic", "message_id", "state", *(["error"] if _may_read(request) else []))
 
     def explain(self, row: OutboxMessage) -> list[Any]:
-        return _explain(row)
+        if row.status not in set(MessageStatus):
+            return [_NEWER_RELEASE]
+        if row.status == MessageStatus.SENT:
+            return [gettext("Its broker has confirmed the message.")]
+        if row.status == MessageStatus.DEAD:
+            tried = ngettext(
+                "It was tried %(count)d time and is not tried again automatically. The last error says why, to those "
+                "who may see payloads.",
+                "It was tried %(count)d times and is not tried again automatically. The last error says why, to those "
+                "who may see payloads.",
+                row.attempts,
+            )
+            return [
+                tried % {"count": row.attempts},
+                gettext("Later messages of the same ordering key wait for it. Correct the cause, then requeue it."),
+            ]
+        return [
+            gettext(
+                "It waits for a relay, or for an earlier message of the same ordering key. If it has been due for more "
+                "than a minute, no relay is running or its broker can't be reached."
+            )
+        ]
 
     def page_columns(self, request: HttpRequest) -> tuple[str, ...]:
         content = ("last_error", "all_headers", "content") if _may_read(request) else ()
@@ -166,29 +187,3 @@ class OutboxMessageAdmin(DecisionAdmin):
     @admin.display(description=_("payload"))
     def content(self, message: OutboxMessage) -> str:
         return show_text(message.payload)
-
-
-def _explain(message: OutboxMessage) -> list[Any]:
-    """:param message: annotated with ``database_time``."""
-    if message.status not in set(MessageStatus):
-        return [_NEWER_RELEASE]
-    if message.status == MessageStatus.SENT:
-        return [gettext("Its broker has confirmed the message.")]
-    if message.status == MessageStatus.DEAD:
-        tried = ngettext(
-            "It was tried %(count)d time and is not tried again automatically. The last error says why, to those who "
-            "may see payloads.",
-            "It was tried %(count)d times and is not tried again automatically. The last error says why, to those who "
-            "may see payloads.",
-            message.attempts,
-        )
-        return [
-            tried % {"count": message.attempts},
-            gettext("Later messages of the same ordering key wait for it. Correct the cause, then requeue it."),
-        ]
-    return [
-        gettext(
-            "It waits for a relay, or for an earlier message of the same ordering key. If it has been due for more "
-            "than a minute, no relay is running or its broker can't be reached."
-        )
-    ]

@@ -18,7 +18,7 @@ from ..operate.purge import DEFAULT_BATCH_SIZE, PurgeResult, purge_oldest
 from ..operate.resolutions import ResolutionRefusedError
 from .models import MessageStatus, OutboxMessage, outbox_database
 
-#: Counting stops here, because counting millions takes long. A higher count would not tell the reader anything new.
+#: Counting stops here, because counting millions takes long.
 MAX_COUNTED: Final = 10_000
 
 #: A sent message is kept for ``TTL`` and this time. It tells a later request under the same key that its message needs

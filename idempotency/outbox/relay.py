@@ -107,7 +107,6 @@ def relay_once(
     :param batch_size: 1 to 500.
     :param using: the database of the outbox; by default the one that messages are written to.
     :param skip: senders whose messages are left alone, because their broker can't be reached.
-    :returns: what became of the messages.
     :raises ValueError: the batch size is not between 1 and 500.
     :raises RuntimeError: there is an open transaction.
     :raises DatabaseError: the database refuses. Messages that were sent and could not be marked are sent again.

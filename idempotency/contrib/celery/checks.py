@@ -102,15 +102,13 @@ def longest_redelivery(app: Any, task: Any, policy: TaskPolicy) -> timedelta:
 
 def look_back(app: Any) -> timedelta | None:
     """How far back the beat's schedule searches for lost messages, or None if it does not search for them."""
-    entries = [entry for entry in app.conf.beat_schedule.values() if isinstance(entry, dict)]
-    return max((_look_back_of(entry) for entry in entries if entry.get("task") == RESEND), default=None)
-
-
-def _look_back_of(entry: dict[str, Any]) -> timedelta:
-    args: Sequence[float] = entry.get("args") or ()
-    kwargs = entry.get("kwargs") or {}
-    seconds = args[1] if len(args) > 1 else kwargs.get("look_back", LOOK_BACK.total_seconds())
-    return timedelta(seconds=seconds)
+    found = []
+    for entry in app.conf.beat_schedule.values():
+        if isinstance(entry, dict) and entry.get("task") == RESEND:
+            args: Sequence[float] = entry.get("args") or ()
+            kwargs = entry.get("kwargs") or {}
+            found.append(args[1] if len(args) > 1 else kwargs.get("look_back", LOOK_BACK.total_seconds()))
+    return timedelta(seconds=max(found)) if found else None
 
 
 def time_limit(app: Any, task: Any) -> timedelta | None:

@@ -92,7 +92,7 @@ class Delivery:
         cut_off = attempt - self._attempts - int(self.request.retries)
         return self._is_redelivered and cut_off > 0 and cut_off % (self.policy.max_attempts + 1) == 0
 
-    def log(self, level: int, what: str) -> None:
+    def log(self, level: int, event: str) -> None:
         try:
             trace = self.scope.trace
         except RequestError:
@@ -104,7 +104,7 @@ class Delivery:
             shorten(str(self.request.id)),
             self.task.name,
             trace,
-            what,
+            event,
         )
 
     def wait(self, error: IdempotencyError, *, ended: int = 0) -> NoReturn:

@@ -98,12 +98,12 @@ def _without_record(page: list[Any], policies: Mapping[str, TaskPolicy]) -> list
         idempotency_key__in={scope.idempotency_key for scope in scopes.values()},
     )
     recorded = {Scope(*row) for row in records.values_list("account_id", "operation", "idempotency_key")}
-    return [message for message in page if scopes[message.pk] not in recorded and _has_waited(message)]
-
-
-def _has_waited(message: Any) -> bool:
-    """Whether the time since it was last sent is at least the time from its writing until then. Doubles each pause."""
-    return bool(message.now - message.sent_at >= message.sent_at - message.created_at)
+    # Each pause doubles: the time since the message was last sent is at least the time from its writing until then.
+    return [
+        message
+        for message in page
+        if scopes[message.pk] not in recorded and message.now - message.sent_at >= message.sent_at - message.created_at
+    ]
 
 
 def _scope_of(message: OutboxMessage, policy: TaskPolicy) -> Scope:

@@ -32,8 +32,8 @@ logger = logging.getLogger("idempotency")
 #: memory or disk run low, may not answer for hours.
 CONFIRM_TIMEOUT = 10.0
 
-#: After a lost connection the first retry is immediate, because mostly the connection was closed while idle in the
-#: pool.
+#: After a lost connection the first retry is immediate, because the usual cause is a connection that was closed while
+#: idle in the pool.
 RETRY_POLICY: Mapping[str, Any] = {"max_retries": 2, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}
 
 BOUNDS: Mapping[str, Any] = {"retry": True, "retry_policy": RETRY_POLICY, "confirm_timeout": CONFIRM_TIMEOUT}
@@ -167,7 +167,7 @@ class CelerySender:
             self._quiet_until = time.monotonic() + QUIET
             logger.warning(
                 "No worker could be asked to relay the outbox. None is asked for the next %g s; the scheduled relay "
-                "sends what is due",
+                "sends the messages that are due",
                 QUIET,
                 exc_info=True,
             )

@@ -1,6 +1,6 @@
 """Celery tasks for a beat schedule: recovery, purge and, if there is an outbox, relay and search for lost messages.
 
-Each task may be lost, run twice or killed, because the next run does what this one left undone. So a task is
+Each task may be lost, run twice or killed, because the next run continues where this one ended. So a task is
 acknowledged when it starts, Celery never retries it, and it ends after a bounded number of batches.
 """
 
@@ -27,7 +27,7 @@ from ...operate.sweep import RecoveryResult, recover_batches
 MAX_BATCHES = 100
 
 #: Seconds. Reconcilers run one after the other, and one that hangs must not block the worker for ever. When the limit
-#: ends a run, what was settled stays settled, and a claim that was being reconciled is found again after its lease.
+#: ends a run, settled claims stay settled, and a claim that was being reconciled is found again after its lease.
 #: There is no soft limit, because its exception would be raised inside a reconciler and count as the answer
 #: ``Unknown``.
 TIME_LIMIT = 300

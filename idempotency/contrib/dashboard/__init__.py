@@ -1,4 +1,4 @@
-"""The dashboard: counts of what happens in all processes, a page of the admin with them, and timelines of records.
+"""The dashboard: counts of events in all processes, a page of the admin with them, and timelines of records.
 
 An app: add ``"idempotency.contrib.dashboard"`` to ``INSTALLED_APPS``. Without it nothing is counted, and the statistics
 have no events.

@@ -1,7 +1,7 @@
-"""The dashboard in the admin: alarms, what is stuck, what has happened in the last hours, and how the tables grow.
+"""The dashboard in the admin: alarms, stuck rows, the events of the last hours, and the growth of the tables.
 
-All of it is read with a bounded number of rows, and only for people who may view records. What concerns messages needs
-the permission to view messages. The tables need no JavaScript. The chart is drawn from the same numbers.
+All of it is read with a bounded number of rows, and only for people who may view records. Messages need the
+permission to view them. The tables need no JavaScript. The chart is drawn from the same numbers.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _stuck_records(shown: Any, request: HttpRequest, read: Stats) -> list[Stuck]
 
 
 def _outbox(shown: Any, request: HttpRequest) -> tuple[Stuck, dict[str, Any]]:
-    """The dead messages, and what the outbox holds."""
+    """The dead messages, and the backlog of the outbox."""
     from ...outbox.backlog import backlog
     from ...outbox.models import MessageStatus
 

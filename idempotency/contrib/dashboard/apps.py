@@ -1,4 +1,4 @@
-"""The app that counts what happens, and shows it in the admin."""
+"""The app that counts events and shows the counts in the admin."""
 
 from __future__ import annotations
 

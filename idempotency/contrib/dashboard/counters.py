@@ -1,4 +1,4 @@
-"""Counts what happens to records: first in this process's memory, then in a table that all processes share.
+"""Counts events of records: first in this process's memory, then in a table that all processes share.
 
 After a response was sent, and at most every ``FLUSH_EVERY`` seconds, the process adds its new counts to
 ``IdempotencyCounter``. This is called a flush. A process also flushes after a sweep and when its interpreter ends.
@@ -99,7 +99,7 @@ class Counters:
             self.flush()
 
     def flush(self) -> None:
-        """Add to the table what this process has counted since the last flush. Never raises.
+        """Write the counts since the last flush to the table. Never raises.
 
         Does nothing in three cases: in an open transaction, because the counters' rows would stay locked until that
         transaction ends (in a TestCase one is always open); in the thread of an event loop, because it would block the
@@ -144,7 +144,7 @@ class Counters:
         self._failing = False
 
     def read(self, using: str) -> dict[str, Counter[str]]:
-        """Read what all processes have written, plus what this process has not written yet.
+        """Read the counts of all processes from the table, plus those that this process has not written yet.
 
         :returns: for each operation, how often each event happened.
         :raises DatabaseError: the database refuses.

@@ -58,7 +58,7 @@ class Event:
 
 @dataclass
 class Timeline:
-    """The lines, and what a reader has to know of those that are missing."""
+    """The lines, and notes about those that are missing."""
 
     events: list[Event] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -88,7 +88,7 @@ def _offset(duration: timedelta) -> str:
     return f"{sign}{seconds:.3f} s" if seconds < 60 else f"{sign}{format_duration(length)}"
 
 
-# The record and what belongs to it
+# The record, its steps and its decisions
 
 
 def _of_record(record: IdempotencyRecord, request: HttpRequest) -> Iterator[Event]:
@@ -147,7 +147,7 @@ def _decisions(record: IdempotencyRecord) -> Iterator[Event]:
 def _add_messages(
     record: IdempotencyRecord, timeline: Timeline, records: AnyModelAdmin, messages: AnyModelAdmin
 ) -> None:
-    """Add the message that led to this record, those of its chain that were published here, and what consumed them."""
+    """Add the message that led to this record, the published ones of its chain, and the records of their consumers."""
     events = timeline.events
     arrived = _arrived(record)
     if arrived is not None:

@@ -1,4 +1,4 @@
-"""OpenTelemetry: what happens to a record, on the request's own span; links from messages to their producers; metrics.
+"""OpenTelemetry: events of records on the request's span; links from messages to their producers; metrics.
 
 Add ``"idempotency.contrib.opentelemetry"`` to ``INSTALLED_APPS``. Without that nothing is recorded. Only the API of
 OpenTelemetry is used. The project chooses the SDK and the instrumentation, and without them nothing is recorded either.

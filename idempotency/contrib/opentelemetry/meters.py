@@ -13,7 +13,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from ... import __version__
 from ..metrics import COUNTS, EVENTS, EVENTS_DESCRIPTION, GAUGES, Values, connect_counters, read_gauges
 
-#: Seconds. An SDK asks for each gauge by itself, a moment after the other. Within this time all get what was read once.
+#: Seconds. An SDK asks for each gauge by itself, a moment after the other. All are answered from one reading.
 FRESH: Final = 5.0
 
 

@@ -1,4 +1,4 @@
-"""Traces: what happens to a record, on the span in which it happens, and messages that carry their producer's context.
+"""Traces: events of records on the current span, and messages that carry their producer's context.
 
 No span is made here. Where none is recording, nothing is done. Neither accounts nor keys are recorded, because they are
 private, and a key gives access to its outcome.
@@ -47,7 +47,7 @@ def _note_on_span(operation: str, event: str, attempt: int) -> None:
 def context_of_producer(headers: Mapping[Any, Any]) -> Context | None:
     """The context that the headers of a message carry.
 
-    :param headers: any mapping. They are input from outside, so what is not text is ignored.
+    :param headers: any mapping. They are input from outside: names and values that are not text are ignored.
     :returns: None if they carry no valid context.
     """
     texts = {name.lower(): value for name, value in headers.items() if isinstance(name, str) and isinstance(value, str)}

@@ -1,4 +1,4 @@
-"""``manage.py erase_idempotency``: erase batch after batch, and say what is left and why."""
+"""``manage.py erase_idempotency``: erase batch after batch, and list the rows that are left with the reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ..running import (
 
 _NEWER = "in a state of a newer release. Finish the deploy, then run this again."
 
-#: What is left, in the singular and in the plural, and what to do about it. The names are those of
+#: Rows that are left, in the singular and in the plural, and the next step. The names are those of
 #: ``AccountRows.count``.
 REASONS = {
     "live": ("claim is", "claims are", "alive. Run this again when the lease is over."),

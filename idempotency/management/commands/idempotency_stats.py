@@ -107,16 +107,14 @@ class Condition:
 
 class Command(BaseCommand):
     help = (
-        "Show what the table of idempotency records holds, and what has happened in all processes. The command never "
+        "Show the numbers of idempotency records, and the counts of events in all processes. The command never "
         "reads a huge table: each number says whether it is exact, a lower bound, an estimate, or up to ten seconds "
         "late."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-        parser.add_argument(
-            "--by-operation", action="store_true", help="show instead what has happened to each operation's records"
-        )
+        parser.add_argument("--by-operation", action="store_true", help="show instead the events of each operation")
         parser.add_argument(
             "--fail-if",
             metavar="CONDITION",
