@@ -20,7 +20,7 @@ from tests.factories import UserFactory
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 PAGE = "how-to/use-another-framework.md"
-MUTATION = 'mutation { charge(key: "%s", amount: %d, currency: "usd") { id amount } }'
+MUTATION = 'mutation { charge(amount: %d, currency: "usd") %s { id amount } }'
 
 
 def test_the_ninja_route_takes_effect_once(run_page: RunPage, settings: Any) -> None:
@@ -43,10 +43,11 @@ def test_the_mutation_takes_effect_once(run_page: RunPage) -> None:
     schema = sys.modules["shop.strawberry_schema"].schema
     user: Any = UserFactory()
 
-    def mutate(key: str, amount: int) -> Any:
+    def mutate(key: str | None, amount: int) -> Any:
         request = RequestFactory().post("/")
         request.user = user
-        return schema.execute_sync(MUTATION % (key, amount), context_value=SimpleNamespace(request=request))
+        mutation = MUTATION % (amount, f'@idempotent(key: "{key}")' if key else "")
+        return schema.execute_sync(mutation, context_value=SimpleNamespace(request=request))
 
     def code(result: Any) -> str:
         return str(result.errors[0].extensions["code"])
@@ -55,6 +56,7 @@ def test_the_mutation_takes_effect_once(run_page: RunPage) -> None:
     assert first.errors is None
     assert first.data == retry.data
     assert code(mutate("k", 6)) == "idempotency_key_reused"
+    assert code(mutate(None, 5)) == "idempotency_key_invalid"
     user = AnonymousUser()
     assert code(mutate("k", 5)) == "idempotency_account_required"
     assert Charge.objects.count() == 1
