@@ -37,7 +37,7 @@ from ..operate import stats
 from ..operation import registry
 from ..outcome import UNREADABLE, decrypt_body
 from ..store import records_database, statement_timeout
-from .actions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE
+from .actions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, explain_record
 from .decisions import DecisionAdmin
 from .display import (
     NONE,
@@ -50,7 +50,6 @@ from .display import (
     show_with_detail,
     time_left,
 )
-from .explanations import explain_record
 
 #: Functions of other apps that add to the context of a record's page, from the record, the request and its admin.
 page_additions: list[Callable[[IdempotencyRecord, HttpRequest, DecisionAdmin], dict[str, Any]]] = []
