@@ -7,7 +7,7 @@ wrong guess would leave operations unprotected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
@@ -20,7 +20,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db.models import Model
 
-from .options.settings import SETTINGS
+from .options.settings import SETTINGS, ProjectOptions
 from .options.table import OPTIONS, Options
 
 #: These statuses ask the client to retry later, as every 5xx does. The retry must run again, so they are no outcomes.
@@ -161,18 +161,11 @@ def _mistake_in_entry(name: Any, value: Any) -> Mistake | None:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Settings:
+class Settings(ProjectOptions):
     """The values in force. Sizes are in bytes, and dotted paths are replaced by the objects that they name."""
 
     defaults: Options
-    max_retry_after: timedelta
-    error_response: Callable[[Any, Any], Any] | None
-    problem_docs: str | None
-    every_route: bool
-    except_routes: Collection[str]
-    fingerprint_keys: Sequence[str | bytes] | None
-    encryption_keys: Sequence[str | bytes] | None
-    renewal_databases: Mapping[str, str]
+    """What is in force for an operation that declares no option."""
 
     fingerprint_secrets: Sequence[str | bytes]
     """The secrets in force. New fingerprints use the first, and recorded ones are compared under each of them."""

@@ -18,68 +18,29 @@ from django.core.signals import setting_changed
 
 from .conf import CLOCK_SKEW, SETTING, Mistake, settings
 from .lifecycle import Recovery
+from .options import validators
 from .options.table import OPTIONS, Arguments, Options, RequestArguments
 from .options.values import REEXECUTE, Attach, Reconcile
 
 logger = logging.getLogger("idempotency")
 
-MAX_NAME_LENGTH = 255
-
 
 class Operation:
     """The policy of one operation.
 
-    An argument that is left out takes its value from the settings at the time of the request. The documentation has a
-    table of the settings and their defaults.
+    An option that is left out takes its value from the settings at the time of the request.
 
     :param name: part of every record's identity; 1 to 255 printable characters. If an operation is renamed, its earlier
         records no longer count.
-    :param ttl: how long an outcome is kept and a retry recognised.
-    :param lease: how long a claim is presumed alive after its last renewal.
-    :param body_ttl: how long the response of a completed record is kept; shorter than ``ttl``. Later, a purge deletes
-        the response and keeps the record, so a retry does not run again. It is answered by ``rebuild``, if the record
-        has a reference, or with 409 ``idempotency_body_gone``. None keeps the response as long as the record.
-    :param max_key_age: a request that would begin under an older key is refused. Only a version 7 UUID or a ULID tells
-        its age. At most ``ttl`` less five minutes.
-    :param timed_keys: True refuses a request that would begin under a key that doesn't carry its time. Derived keys
-        are accepted.
-    :param heartbeat: renews the lease in the background while the handler runs, for this long in total, which is at
-        most ``ttl``. Without a heartbeat, a handler that takes longer than its lease must call
-        ``current_claim().renew()``, or another attempt takes over.
-    :param idle_timeout: PostgreSQL ends the handler's transaction when it has been idle for this long, as that of a
-        frozen process is, so that its locks don't outlive its lease. It costs one statement; a default for the role
-        costs none.
-    :param transaction: True runs the handler and records its outcome in one transaction of the record's database.
-    :param recovery: what an abandoned claim means. The default is ``REEXECUTE`` with ``transaction=True``; with
-        ``transaction=False`` there is no default.
-    :param in_progress: ``CONFLICT``, ``ACCEPTED``, ``Wait(seconds)`` or, with ``rebuild``, ``Attach(location)``.
-    :param required: False lets a request without a key run unprotected.
-    :param methods: the HTTP methods that are protected; others pass through.
-    :param command: ``callable(request) -> object``, or a DRF serializer class. It returns what the fingerprint is taken
-        of.
-    :param account: ``callable(request) -> str | None``, or its dotted path; None refuses the request.
-    :param key: ``callable(request) -> str | None``, or its dotted path. It returns the key of a request whose key is
-        not in the header, as that of a form or a webhook; None if the request has none of its own.
-    :param profile: ``"ietf"``, ``"stripe"`` or ``"acp"``: the names and statuses on the wire.
-    :param recordable: ``callable(status: int) -> bool``, or its dotted path. It decides which statuses are outcomes.
-    :param headers: the names of the response headers that are kept with the outcome, besides Content-Type.
-    :param max_body: the largest response body that is recorded, in bytes.
-    :param rebuild: ``callable(reference: str, request) -> response``. It answers a replay from the reference that the
-        handler stored in ``current_claim().reference``, instead of from a recorded body. With ``body_ttl`` the body is
-        recorded, too, if it can be, and replays have it until it is deleted.
-    :param redact: ``callable(status: int, headers: Mapping[str, str], body: bytes) -> bytes``. It returns the body that
-        is recorded. The first client gets the whole body, and a replay has the redacted one. It is not called if a
-        reference is recorded instead of the body.
+    :param arguments: the options; the documentation has a list of them.
     :raises ImproperlyConfigured: an argument has a wrong value, two arguments contradict each other,
         ``transaction=False`` is given without ``recovery``, or the name is already declared with another policy.
     :raises TypeError: there is no argument of this name.
     """
 
     def __init__(self, name: str, **arguments: Unpack[RequestArguments]) -> None:
-        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
-            raise ImproperlyConfigured(
-                f"An operation's name is 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}."
-            )
+        if problem := validators.name(name):
+            raise ImproperlyConfigured(f"An operation's name {problem}, not {name!r}.")
         self.name = name
         #: The arguments by name. None stands for an argument that was left out.
         self.declared = _checked(name, arguments)

@@ -20,7 +20,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver
 
 from ..conf import settings
-from ..operation import MAX_NAME_LENGTH, Operation
+from ..operation import Operation
+from ..options.validators import MAX_NAME_LENGTH
 from .adapter import Adapter, handlers_of, protect_in_place
 from .class_views import inherited
 from .decorators import Protected

@@ -6,32 +6,35 @@ documentation's list.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from . import validators
-from .table import OPTIONS, Option
+from .table import OPTIONS, Option, option, options_of
 
-#: The entries that apply to all operations. None of them is an argument of an operation.
-_OF_THE_PROJECT: Final[Mapping[str, Option]] = {
-    "MAX_RETRY_AFTER": Option(
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ProjectOptions:
+    """The entries that apply to all operations, with their values in force. None is an argument of an operation."""
+
+    max_retry_after: timedelta = option(
         default=timedelta(seconds=30),
         problem_of=validators.positive_duration,
         takes="timedelta",
         meaning="the longest `Retry-After`",
         check_id="idempotency.E013",
         hint="For example timedelta(seconds=30).",
-    ),
-    "ERROR_RESPONSE": Option(
+    )
+    error_response: Callable[[Any, Any], Any] | None = option(
         problem_of=validators.callable_or_path,
         takes="callable(request, error) → response, or its dotted path",
         meaning="another envelope for errors",
         check_id="idempotency.E012",
         hint="A function of the request and the error that returns a response.",
-    ),
-    "EVERY_ROUTE": Option(
+    )
+    every_route: bool = option(
         default=False,
         problem_of=validators.flag,
         takes="bool",
@@ -39,16 +42,16 @@ _OF_THE_PROJECT: Final[Mapping[str, Option]] = {
         "`IdempotencyMiddleware`",
         check_id="idempotency.E042",
         hint="True protects the routes without a decorator.",
-    ),
-    "EXCEPT_ROUTES": Option(
+    )
+    except_routes: Collection[str] = option(
         default=(),
         problem_of=validators.names,
         takes="patterns",
         meaning="the routes that `EVERY_ROUTE` leaves alone, by path, name or view, as in a shell",
         check_id="idempotency.E043",
         hint='For example ("/webhooks/*", "signup").',
-    ),
-    "PROBLEM_DOCS": Option(
+    )
+    problem_docs: str | None = option(
         problem_of=validators.url,
         is_path=False,
         takes="URL",
@@ -56,8 +59,8 @@ _OF_THE_PROJECT: Final[Mapping[str, Option]] = {
         "fragment. None: a URN",
         check_id="idempotency.E041",
         hint='For example "https://docs.example.com/idempotency/problems.html".',
-    ),
-    "FINGERPRINT_KEYS": Option(
+    )
+    fingerprint_keys: Sequence[str | bytes] | None = option(
         problem_of=validators.secrets,
         takes="list of str or bytes",
         meaning="the secrets that fingerprints are keyed with: the first makes new ones, all are tried on old ones. "
@@ -65,8 +68,8 @@ _OF_THE_PROJECT: Final[Mapping[str, Option]] = {
         check_id="idempotency.E019",
         hint="For example [NEW_SECRET, OLD_SECRET]. Keep the old secret for as long as records made with it are kept.",
         is_secret=True,
-    ),
-    "ENCRYPTION_KEYS": Option(
+    )
+    encryption_keys: Sequence[str | bytes] | None = option(
         problem_of=validators.fernet_keys,
         takes="list of str or bytes",
         meaning="the keys that recorded bodies are encrypted with: the first encrypts new ones, all are tried on old "
@@ -75,8 +78,8 @@ _OF_THE_PROJECT: Final[Mapping[str, Option]] = {
         hint="For example [NEW_KEY, OLD_KEY], each made by cryptography.fernet.Fernet.generate_key(). Keep an old key "
         "for as long as records made with it are kept.",
         is_secret=True,
-    ),
-    "RENEWAL_DATABASES": Option(
+    )
+    renewal_databases: Mapping[str, str] = option(
         default={},
         problem_of=validators.aliases,
         takes="dict of aliases",
@@ -84,14 +87,14 @@ _OF_THE_PROJECT: Final[Mapping[str, Option]] = {
         "renewed over it",
         check_id="idempotency.E029",
         hint='For example {"default": "renewals"}, with both aliases in DATABASES.',
-    ),
-}
+    )
+
 
 #: All entries of ``IDEMPOTENCY``, by name: the defaults of options, and those of the project.
 SETTINGS: Final[Mapping[str, Option]] = {
     **{option.setting: option for option in OPTIONS.values() if option.setting is not None},
     **{
-        setting: replace(option, name=setting.lower(), setting=setting, is_argument=False)
-        for setting, option in _OF_THE_PROJECT.items()
+        name.upper(): replace(option, setting=name.upper(), is_argument=False)
+        for name, option in options_of(ProjectOptions).items()
     },
 }

@@ -1,17 +1,17 @@
 """The options of an operation, each declared once.
 
-``Options`` is that declaration: the type of each value in force, and beside it an ``Option`` with everything else. The
+``Options`` is that declaration: the type of each value in force, and an ``Option`` with everything else. The
 constructor of ``Operation``, the settings, the system checks and their hints are derived from it. The types of the
 keyword arguments are in ``Arguments`` and ``RequestArguments``, because a caller may leave one out, or name a function
-by its path. A test compares both, the documentation's list, and the docstring of ``Operation``.
+by its path. A test compares both with the documentation's list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from typing import Annotated, Any, Final, TypedDict, get_type_hints
+from typing import Any, Final, TypedDict
 
 from django.utils.module_loading import import_string
 
@@ -114,251 +114,193 @@ class Option:
             return f"can't be imported ({error})"
 
 
+def option(**declaration: Any) -> Any:
+    """Declare an ``Option`` as a field of a dataclass, which has the value in force."""
+    return field(metadata={"option": Option(**declaration)})
+
+
+def options_of(declared: type) -> Mapping[str, Option]:
+    return {each.name: replace(each.metadata["option"], name=each.name) for each in fields(declared)}
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Options:
     """The options of an operation, with their values in force."""
 
-    ttl: Annotated[
-        timedelta,
-        Option(
-            setting="TTL",
-            # Longer than clients and queues go on retrying. The usual longest case is a dead-letter queue that is
-            # replayed on Monday and holds requests of Friday.
-            default=timedelta(days=3),
-            problem_of=validators.positive_duration,
-            takes="timedelta",
-            meaning="retention: how long an outcome is kept and a retry recognised",
-            check_id="idempotency.E003",
-            hint="For example timedelta(days=3). It must be longer than any client or queue goes on retrying.",
-        ),
-    ]
-    lease: Annotated[
-        timedelta,
-        Option(
-            setting="LEASE",
-            # Longer than a handler may take. The usual worker timeout is 30 s.
-            default=timedelta(seconds=60),
-            problem_of=validators.positive_duration,
-            takes="timedelta",
-            meaning="how long a claim is presumed alive; shorter than the retention",
-            check_id="idempotency.E004",
-            hint="For example timedelta(seconds=60). It must be longer than the slowest handler may take.",
-        ),
-    ]
-    body_ttl: Annotated[
-        timedelta | None,
-        Option(
-            setting="BODY_TTL",
-            problem_of=validators.positive_duration,
-            takes="timedelta",
-            meaning="how long the response of a completed record is kept; shorter than the retention. Later, a purge "
-            "deletes it, and a retry is answered by `rebuild` or with 409. None: as long as the record",
-            check_id="idempotency.E027",
-            hint="For example timedelta(hours=24). It must be shorter than TTL.",
-        ),
-    ]
-    max_key_age: Annotated[
-        timedelta | None,
-        Option(
-            setting="MAX_KEY_AGE",
-            problem_of=validators.positive_duration,
-            takes="timedelta",
-            meaning="a request that would begin under an older key is refused, if the key carries its time; at least "
-            "five minutes shorter than the retention",
-            check_id="idempotency.E023",
-            hint="For example timedelta(days=2). It must be shorter than TTL by five minutes or more.",
-        ),
-    ]
-    timed_keys: Annotated[
-        bool,
-        Option(
-            setting="TIMED_KEYS",
-            default=False,
-            problem_of=validators.flag,
-            takes="bool",
-            meaning="True: a request that would begin under a key without a time, other than a derived key, is refused",
-            check_id="idempotency.E024",
-            hint="True accepts version 7 UUIDs, ULIDs and derived keys only.",
-        ),
-    ]
-    heartbeat: Annotated[
-        timedelta | None,
-        Option(
-            problem_of=validators.positive_duration,
-            takes="timedelta",
-            meaning="renews the lease while the handler runs, for this long in total; not above the retention",
-        ),
-    ]
-    idle_timeout: Annotated[
-        timedelta | None,
-        Option(
-            problem_of=validators.positive_duration,
-            takes="timedelta",
-            meaning="PostgreSQL ends the handler's transaction when it has been idle for this long",
-        ),
-    ]
-    in_progress: Annotated[
-        InProgressAnswer,
-        Option(
-            setting="IN_PROGRESS",
-            default=CONFLICT,
-            problem_of=validators.in_progress,
-            takes="`CONFLICT`, `ACCEPTED`, `Wait(seconds)`; for one operation also `Attach(location)`",
-            meaning="what a duplicate gets while the first request runs: 409, 202, or up to 30 s of waiting and then "
-            "409",
-            check_id="idempotency.E005",
-            hint="Import CONFLICT, ACCEPTED or Wait from idempotency.",
-        ),
-    ]
-    required: Annotated[
-        bool,
-        Option(
-            setting="REQUIRED",
-            default=True,
-            problem_of=validators.flag,
-            takes="bool",
-            meaning="False: a request without a key runs unprotected",
-            check_id="idempotency.E006",
-            hint="False lets a request without a key run unprotected.",
-        ),
-    ]
-    methods: Annotated[
-        Collection[str],
-        Option(
-            setting="METHODS",
-            default=("POST", "PATCH"),
-            problem_of=validators.methods,
-            takes="names in capitals",
-            meaning="which methods are protected; others pass through",
-            check_id="idempotency.E007",
-            hint='For example ("POST", "PATCH").',
-        ),
-    ]
-    account: Annotated[
-        Callable[[Any], str | None],
-        Option(
-            setting="ACCOUNT",
-            default="idempotency.conf.authenticated_user",
-            problem_of=validators.callable_or_path,
-            takes="callable(request) → str or None, or its dotted path",
-            meaning="whose key it is; None refuses the request. The default is the authenticated user's primary key",
-            check_id="idempotency.E008",
-            hint="A function of the request that returns the account's identifier as a str, or None to refuse.",
-        ),
-    ]
-    recordable: Annotated[
-        Callable[[int], bool],
-        Option(
-            setting="RECORDABLE",
-            default="idempotency.conf.is_recordable",
-            problem_of=validators.callable_or_path,
-            takes="callable(status) → bool, or its dotted path",
-            meaning="which statuses are outcomes. The default: all but 408, 425, 429 and 5xx",
-            check_id="idempotency.E009",
-            hint="A function of the status (int) that returns whether it is an outcome (bool).",
-        ),
-    ]
-    headers: Annotated[
-        Collection[str],
-        Option(
-            setting="RECORDED_HEADERS",
-            default=DEFAULT_RECORDED_HEADERS,
-            problem_of=validators.recorded_headers,
-            takes="names",
-            meaning="headers kept with an outcome, besides Content-Type; `X-Shop-*` names all that begin so. "
-            "Cookies and credentials never are",
-            check_id="idempotency.E010",
-            hint='For example ("Location", "ETag", "X-Shop-*"). Cookies and credentials are never recorded.',
-        ),
-    ]
-    max_body: Annotated[
-        int,
-        Option(
-            setting="MAX_BODY",
-            default=1024 * 1024,
-            problem_of=validators.positive_bytes,
-            takes="bytes",
-            meaning="the largest body that is recorded; a larger one is refused and nothing commits",
-            check_id="idempotency.E011",
-            hint="For example 1024 * 1024.",
-        ),
-    ]
-    transaction: Annotated[
-        bool,
-        Option(
-            default=True,
-            problem_of=validators.flag,
-            takes="bool",
-            meaning="handler and record in one transaction of the record's database",
-        ),
-    ]
-    recovery: Annotated[
-        Recovery,
-        Option(
-            default=REEXECUTE,
-            problem_of=validators.recovery,
-            takes="`REEXECUTE`, `Reconcile(fn)` or `PARK`",
-            meaning="what an abandoned claim means; must be given with `transaction=False`",
-        ),
-    ]
-    command: Annotated[
-        Callable[..., Any] | None,
-        Option(
-            problem_of=validators.callable_object,
-            takes="callable(request) → object, or a DRF serializer class",
-            meaning="what the fingerprint is taken of, instead of the parsed body",
-        ),
-    ]
-    rebuild: Annotated[
-        Callable[[str, Any], Any] | None,
-        Option(
-            problem_of=validators.callable_object,
-            takes="callable(reference, request) → response",
-            meaning="answers a replay from a reference instead of a recorded body; with `body_ttl`, once the body is "
-            "deleted",
-        ),
-    ]
-    redact: Annotated[
-        Callable[[int, Mapping[str, str], bytes], bytes] | None,
-        Option(
-            problem_of=validators.callable_object,
-            takes="callable(status, headers, body) → body as bytes",
-            meaning="removes from a body what must not be recorded; a replay has the redacted body",
-        ),
-    ]
-    key: Annotated[
-        Callable[[Any], str | None] | None,
-        Option(
-            setting="KEY",
-            problem_of=validators.callable_or_path,
-            takes="callable(request) → str or None, or its dotted path",
-            meaning="where the key is, if it is not in the header: a form's field, a webhook's event id. None: it is "
-            "in the header only",
-            check_id="idempotency.E022",
-            hint="A function of the request that returns the key as a str, or None if the request has none of its own.",
-        ),
-    ]
-    profile: Annotated[
-        str,
-        Option(
-            setting="PROFILE",
-            default=IETF,
-            problem_of=validators.profile,
-            is_path=False,
-            takes='`"ietf"`, `"stripe"` or `"acp"`',
-            meaning="the names and statuses on the wire: the IETF draft's, those of Stripe's API, or those of the "
-            "Agentic Commerce Protocol",
-            check_id="idempotency.E040",
-            hint="The reference page of the wire has a table of the profiles.",
-        ),
-    ]
+    ttl: timedelta = option(
+        setting="TTL",
+        # Longer than clients and queues go on retrying. The usual longest case is a dead-letter queue that is
+        # replayed on Monday and holds requests of Friday.
+        default=timedelta(days=3),
+        problem_of=validators.positive_duration,
+        takes="timedelta",
+        meaning="retention: how long an outcome is kept and a retry recognised",
+        check_id="idempotency.E003",
+        hint="For example timedelta(days=3). It must be longer than any client or queue goes on retrying.",
+    )
+    lease: timedelta = option(
+        setting="LEASE",
+        # Longer than a handler may take. The usual worker timeout is 30 s.
+        default=timedelta(seconds=60),
+        problem_of=validators.positive_duration,
+        takes="timedelta",
+        meaning="how long a claim is presumed alive; shorter than the retention",
+        check_id="idempotency.E004",
+        hint="For example timedelta(seconds=60). It must be longer than the slowest handler may take.",
+    )
+    body_ttl: timedelta | None = option(
+        setting="BODY_TTL",
+        problem_of=validators.positive_duration,
+        takes="timedelta",
+        meaning="how long the response of a completed record is kept; shorter than the retention. Later, a purge "
+        "deletes it, and a retry is answered by `rebuild` or with 409. None: as long as the record",
+        check_id="idempotency.E027",
+        hint="For example timedelta(hours=24). It must be shorter than TTL.",
+    )
+    max_key_age: timedelta | None = option(
+        setting="MAX_KEY_AGE",
+        problem_of=validators.positive_duration,
+        takes="timedelta",
+        meaning="a request that would begin under an older key is refused, if the key carries its time; at least "
+        "five minutes shorter than the retention",
+        check_id="idempotency.E023",
+        hint="For example timedelta(days=2). It must be shorter than TTL by five minutes or more.",
+    )
+    timed_keys: bool = option(
+        setting="TIMED_KEYS",
+        default=False,
+        problem_of=validators.flag,
+        takes="bool",
+        meaning="True: a request that would begin under a key without a time, other than a derived key, is refused",
+        check_id="idempotency.E024",
+        hint="True accepts version 7 UUIDs, ULIDs and derived keys only.",
+    )
+    heartbeat: timedelta | None = option(
+        problem_of=validators.positive_duration,
+        takes="timedelta",
+        meaning="renews the lease while the handler runs, for this long in total; not above the retention",
+    )
+    idle_timeout: timedelta | None = option(
+        problem_of=validators.positive_duration,
+        takes="timedelta",
+        meaning="PostgreSQL ends the handler's transaction when it has been idle for this long",
+    )
+    in_progress: InProgressAnswer = option(
+        setting="IN_PROGRESS",
+        default=CONFLICT,
+        problem_of=validators.in_progress,
+        takes="`CONFLICT`, `ACCEPTED`, `Wait(seconds)`; for one operation also `Attach(location)`",
+        meaning="what a duplicate gets while the first request runs: 409, 202, or up to 30 s of waiting and then 409",
+        check_id="idempotency.E005",
+        hint="Import CONFLICT, ACCEPTED or Wait from idempotency.",
+    )
+    required: bool = option(
+        setting="REQUIRED",
+        default=True,
+        problem_of=validators.flag,
+        takes="bool",
+        meaning="False: a request without a key runs unprotected",
+        check_id="idempotency.E006",
+        hint="False lets a request without a key run unprotected.",
+    )
+    methods: Collection[str] = option(
+        setting="METHODS",
+        default=("POST", "PATCH"),
+        problem_of=validators.methods,
+        takes="names in capitals",
+        meaning="which methods are protected; others pass through",
+        check_id="idempotency.E007",
+        hint='For example ("POST", "PATCH").',
+    )
+    account: Callable[[Any], str | None] = option(
+        setting="ACCOUNT",
+        default="idempotency.conf.authenticated_user",
+        problem_of=validators.callable_or_path,
+        takes="callable(request) → str or None, or its dotted path",
+        meaning="whose key it is; None refuses the request. The default is the authenticated user's primary key",
+        check_id="idempotency.E008",
+        hint="A function of the request that returns the account's identifier as a str, or None to refuse.",
+    )
+    recordable: Callable[[int], bool] = option(
+        setting="RECORDABLE",
+        default="idempotency.conf.is_recordable",
+        problem_of=validators.callable_or_path,
+        takes="callable(status) → bool, or its dotted path",
+        meaning="which statuses are outcomes. The default: all but 408, 425, 429 and 5xx",
+        check_id="idempotency.E009",
+        hint="A function of the status (int) that returns whether it is an outcome (bool).",
+    )
+    headers: Collection[str] = option(
+        setting="RECORDED_HEADERS",
+        default=DEFAULT_RECORDED_HEADERS,
+        problem_of=validators.recorded_headers,
+        takes="names",
+        meaning="headers kept with an outcome, besides Content-Type; `X-Shop-*` names all that begin so. "
+        "Cookies and credentials never are",
+        check_id="idempotency.E010",
+        hint='For example ("Location", "ETag", "X-Shop-*"). Cookies and credentials are never recorded.',
+    )
+    max_body: int = option(
+        setting="MAX_BODY",
+        default=1024 * 1024,
+        problem_of=validators.positive_bytes,
+        takes="bytes",
+        meaning="the largest body that is recorded; a larger one is refused and nothing commits",
+        check_id="idempotency.E011",
+        hint="For example 1024 * 1024.",
+    )
+    transaction: bool = option(
+        default=True,
+        problem_of=validators.flag,
+        takes="bool",
+        meaning="handler and record in one transaction of the record's database",
+    )
+    recovery: Recovery = option(
+        default=REEXECUTE,
+        problem_of=validators.recovery,
+        takes="`REEXECUTE`, `Reconcile(fn)` or `PARK`",
+        meaning="what an abandoned claim means; must be given with `transaction=False`",
+    )
+    command: Callable[..., Any] | None = option(
+        problem_of=validators.callable_object,
+        takes="callable(request) → object, or a DRF serializer class",
+        meaning="what the fingerprint is taken of, instead of the parsed body",
+    )
+    rebuild: Callable[[str, Any], Any] | None = option(
+        problem_of=validators.callable_object,
+        takes="callable(reference, request) → response",
+        meaning="answers a replay from a reference instead of a recorded body; with `body_ttl`, once the body is "
+        "deleted",
+    )
+    redact: Callable[[int, Mapping[str, str], bytes], bytes] | None = option(
+        problem_of=validators.callable_object,
+        takes="callable(status, headers, body) → body as bytes",
+        meaning="removes from a body what must not be recorded; a replay has the redacted body",
+    )
+    key: Callable[[Any], str | None] | None = option(
+        setting="KEY",
+        problem_of=validators.callable_or_path,
+        takes="callable(request) → str or None, or its dotted path",
+        meaning="where the key is, if it is not in the header: a form's field, a webhook's event id. None: it is "
+        "in the header only",
+        check_id="idempotency.E022",
+        hint="A function of the request that returns the key as a str, or None if the request has none of its own.",
+    )
+    profile: str = option(
+        setting="PROFILE",
+        default=IETF,
+        problem_of=validators.profile,
+        is_path=False,
+        takes='`"ietf"`, `"stripe"` or `"acp"`',
+        meaning="the names and statuses on the wire: the IETF draft's, those of Stripe's API, or those of the "
+        "Agentic Commerce Protocol",
+        check_id="idempotency.E040",
+        hint="The reference page of the wire has a table of the profiles.",
+    )
 
 
 #: The options of an operation, by name.
-OPTIONS: Final[Mapping[str, Option]] = {
-    name: replace(hint.__metadata__[0], name=name)
-    for name, hint in get_type_hints(Options, include_extras=True).items()
-}
+OPTIONS: Final = options_of(Options)
 
 
 class Arguments(TypedDict, total=False):

@@ -18,6 +18,12 @@ from django.db import connections
 from .values import ACP, IETF, NEVER_RECORDED_HEADERS, PARK, REEXECUTE, STRIPE, Attach, InProgress, Reconcile, Wait
 
 FERNET_KEY_BYTES = 32
+MAX_NAME_LENGTH = 255  # as long as the columns of names
+
+
+def name(value: object) -> str | None:
+    valid = isinstance(value, str) and 0 < len(value) <= MAX_NAME_LENGTH and value.isprintable()
+    return None if valid else f"must be 1 to {MAX_NAME_LENGTH} printable characters"
 
 
 def positive_duration(value: object) -> str | None:

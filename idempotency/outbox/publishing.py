@@ -22,6 +22,7 @@ from django.utils.timezone import is_aware, make_naive
 
 from ..exceptions import MessageReusedError, NoTransactionError
 from ..models import IdempotencyRecord, RecordQuerySet
+from ..options import validators
 from ..protocol.claim import Claim
 from ..protocol.context import current_claim
 from ..protocol.ownership import on_behalf_of
@@ -29,8 +30,6 @@ from ..store import is_transaction_open, store_for
 from .models import OutboxMessage, outbox_database
 
 CELERY = "idempotency.contrib.celery.send"
-
-MAX_LENGTH = 255  # of a topic, an ordering key and a sender's path, in characters
 
 NOW = timedelta(0)
 
@@ -184,8 +183,8 @@ def _require_transaction(using: str, topic: str) -> None:
 def _text(what: str, value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a str, not {type(value).__name__}.")
-    if not 0 < len(value) <= MAX_LENGTH or not value.isprintable():
-        raise ValueError(f"{what} must be 1 to {MAX_LENGTH} printable characters, not {value!r}.")
+    if problem := validators.name(value):
+        raise ValueError(f"{what} {problem}, not {value!r}.")
     return value
 
 

@@ -14,6 +14,7 @@ from django.db.models import QuerySet
 
 from ..exceptions import OutcomeUnreadableError
 from ..models import IdempotencyStep
+from ..options import validators
 from ..outcome import UNREADABLE, decode_body, encode_body
 from ..store import Fence, store_for
 from .faults import fault_point
@@ -21,8 +22,6 @@ from .ownership import Ownership, on_behalf_of
 from .transactions import fenced_change, store_errors
 
 T = TypeVar("T")
-
-MAX_NAME_LENGTH = 255
 
 #: The Python types of JSON values.
 JSON_TYPES = (dict, list, tuple, str, int, float, bool, type(None))
@@ -69,8 +68,8 @@ def _refuse_wrong_use(owned: Ownership, log: StepLog, name: str, call: Callable[
             f"Operation {operation!r} runs in one transaction, so a step could not outlive a crash. Declare it "
             f"with transaction=False and its recovery."
         )
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
-        raise ValueError(f"A step's name is 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}.")
+    if problem := validators.name(name):
+        raise ValueError(f"A step's name {problem}, not {name!r}.")
     if name in log.ended:
         raise ValueError(
             f"Operation {operation!r} has run a step named {name!r} in this attempt already, so this one would be "

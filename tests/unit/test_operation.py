@@ -160,11 +160,6 @@ def test_each_default_is_valid() -> None:
         assert settings().error_response is None
 
 
-def test_the_docstring_explains_every_argument() -> None:
-    explained = re.findall(r":param (\w+):", inspect.getdoc(Operation) or "")
-    assert sorted(explained) == sorted(["name", *OPTIONS])
-
-
 @pytest.mark.parametrize(
     ("takes_options", "arguments"),
     [(Operation.__init__, "RequestArguments"), (idempotent, "RequestArguments"), (claim, "Arguments")],
