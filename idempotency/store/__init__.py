@@ -1,10 +1,9 @@
 """Every statement that depends on the kind of database, behind one interface: ``Store``.
 
-``base.py`` defines the interface. ``postgresql`` implements it in SQL, and ``postgresql/citus.py`` changes the rest for
-Citus. ``portable.py`` implements it with Django's ORM, for SQLite and other databases. ``mysql.py`` changes that where
-MariaDB and MySQL differ.
+``portable.py`` defines it, with Django's ORM, for SQLite and other databases. ``postgresql`` has statements of its own,
+and ``postgresql/citus.py`` changes the rest for Citus. ``mysql.py`` changes what differs on MariaDB and MySQL.
 
-To add a database, write a subclass of ``PortableStore``, override what the database does better, and add it to
+To add a database, write a subclass of ``Store``, override what the database does better, and add it to
 ``_STORES``. A request never asks for a database's vendor; checks and the admin do.
 """
 
@@ -19,7 +18,8 @@ from django.db import OperationalError, connections, router, transaction
 
 from ..exceptions import OuterTransactionError
 from ..models import IdempotencyRecord
-from .base import CommitError, Fence, Replication, Row, Store, TableSize, Taken, newer_record, status_of
+from .base import CommitError, Fence, Replication, Row, TableSize, Taken, newer_record, status_of
+from .portable import Store
 
 __all__ = [
     "CommitError",
@@ -46,7 +46,7 @@ _STORES = {
     "sqlite": ("portable", "SQLiteStore"),
     "mysql": ("mysql", "MySQLStore"),
 }
-_PORTABLE = ("portable", "PortableStore")
+_PORTABLE = ("portable", "Store")
 
 
 #: The attribute in which each of Django's connections keeps its store.

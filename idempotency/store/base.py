@@ -1,42 +1,25 @@
-"""``Store``: the interface to a database.
-
-A method for claims that returns a bool is a compare-and-set: True means that one row matched and was changed. Methods
-don't commit, with two exceptions: ``complete(commit=True)``, and a statement after ``commit_at_once``, which may be
-committed when it returns. Each method is called in a transaction that the package has opened, so that its settings (how
-long to wait for a lock, how long to be idle) end with the transaction. Two methods differ: ``insert_message`` has no
-settings and is called in the caller's transaction, and ``measure`` in any transaction or none. In a TestCase the
-transaction is a savepoint of the test's transaction. Nothing is set there, because the settings would stay in force
-after the savepoint.
-"""
+"""What stores give and take, and ``Upkeep``: the part of a store that purges, sweeps and checks use."""
 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from datetime import datetime
+from typing import Any, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import QuerySet
+from django.db.models import BigIntegerField, ExpressionWrapper, F, QuerySet
 
 from ..exceptions import UnavailableError
 from ..identity.scope import Scope
 from ..lifecycle import Status
-from ..outcome import Outcome
-from .transaction_guard import TransactionWatch
-
-if TYPE_CHECKING:
-    from ..outbox.models import OutboxMessage
+from ..models import IdempotencyRecord, IdempotencyStep, RecordQuerySet
+from ..outcome import BODY_GONE, Outcome
 
 logger = logging.getLogger("idempotency")
 
 _Found = TypeVar("_Found")
-
-#: With these SQLSTATE classes a server may answer a COMMIT although it succeeded: connection exception, operator
-#: intervention (the server was told to stop), system error, internal error.
-UNDECIDED_CLASSES = ("08", "57P", "58", "XX")
 
 
 @dataclass(frozen=True)
@@ -130,11 +113,13 @@ class CommitError(Exception):
         self.error = error
 
 
-class Store(ABC):
-    """The statements of one database, over one of Django's connections, which belongs to one thread."""
+class Upkeep:
+    """One of Django's connections, which belongs to one thread, and the upkeep of the records over it.
 
-    #: Whether an open transaction that has written keeps every other connection from writing.
-    has_one_writer = False
+    A purge's SELECT locks the oldest rows that are due and free. Statements by their ids follow. On SQLite nothing is
+    locked. There the SELECT and what follows see one snapshot, and a transaction that writes after another one has
+    written is refused.
+    """
 
     def __init__(self, connection: BaseDatabaseWrapper, *, is_provisional: bool = False) -> None:
         self.connection = connection
@@ -146,89 +131,6 @@ class Store(ABC):
     def is_nested(self) -> bool:
         """Whether the open transaction is a savepoint of the one that TestCase wraps a test in."""
         return bool(self.connection.savepoint_ids)
-
-    # Claims
-
-    @abstractmethod
-    def insert_claim(
-        self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
-    ) -> int | Row | None:
-        """Insert the record of a first attempt.
-
-        :param wait_for_disk: False lets COMMIT return before the record is on disk, if the database can do that.
-        :returns: the record's id. If the scope has a record already, that record, or None if it was not read.
-        :raises IntegrityError: the scope has a record already, and the database reports that by an error.
-        """
-
-    @abstractmethod
-    def read(self, scope: Scope) -> Row | None:
-        """The record of the scope, or None if there is none."""
-
-    @abstractmethod
-    def take_over(self, observed: Fence, *, lease: timedelta, ttl: timedelta) -> bool:
-        """Own the record if it is as it was observed, and recoverable or abandoned."""
-
-    @abstractmethod
-    def start_over(self, observed: Fence, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
-        """Own the record for a new request if it is as it was observed, its retention is over and no lease is
-        running."""
-
-    @abstractmethod
-    def park_abandoned(self, observed: Fence) -> bool:
-        """Park the record if it is as it was observed, and in progress with its lease over."""
-
-    @abstractmethod
-    def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
-        """Let the claim's lease end ``duration`` from now."""
-
-    @abstractmethod
-    def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta, commit: bool = False) -> bool:
-        """Record the outcome. The retention then ends ``ttl`` from now, or later if it was longer already.
-
-        :param commit: commit the open transaction, too, if the database does both in one message. Only for the last
-            statement of a transaction, whose COMMIT the caller then sends. It finds nothing to do if the transaction is
-            committed.
-        :raises CommitError: COMMIT was sent along, and it has failed, or it is not known how it ended.
-        """
-
-    @abstractmethod
-    def release(self, fence: Fence, error: str | None = None) -> bool:
-        """Give the claim up, so that a retry may run at once.
-
-        :param error: why the attempt failed. None keeps what is known of an earlier one.
-        """
-
-    @abstractmethod
-    def park(self, fence: Fence, error: str | None = None) -> bool:
-        """Park the record, so that nothing runs until somebody has found out how the attempt ended.
-
-        :param error: as for ``release``.
-        """
-
-    # Transactions
-
-    @abstractmethod
-    def commit_at_once(self) -> None:
-        """Let the next statement be the whole of the open transaction, of which nothing has been sent yet.
-
-        If the database commits a single statement by itself, this saves two round trips. The statement is then
-        committed when it returns, and not at the end of the transaction's block.
-        """
-
-    @abstractmethod
-    def bound_transaction(
-        self,
-        *,
-        idle: timedelta,
-        statement: timedelta | None = None,
-        wait_for_disk: bool = True,
-    ) -> None:
-        """Set limits after which the database ends the open transaction, if it can do that.
-
-        :param idle: how long the transaction may wait for its client's next statement.
-        :param statement: how long any further statement in it may run; None sets no bound.
-        :param wait_for_disk: False lets its COMMIT not wait, so that a crash of the server may lose it.
-        """
 
     def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
         """Fetch rows and lock them. Rows that another transaction has locked are left out.
@@ -263,13 +165,6 @@ class Store(ABC):
                 return locked
             seen += [pk for pk, *_ in found]
 
-    @abstractmethod
-    def watch_transaction(self) -> TransactionWatch:
-        """Detect whether code in the block ends the open transaction by a COMMIT or ROLLBACK that bypasses Django."""
-
-    # Maintenance
-
-    @abstractmethod
     def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> Taken:
         """Delete the oldest records past their retention, with their steps.
 
@@ -279,28 +174,66 @@ class Store(ABC):
         :param limit: how many rows to take at most.
         :param after: skip rows that became due before this time; None begins with the oldest.
         """
+        due = RecordQuerySet(IdempotencyRecord, using=self.using).past_retention().filter(status__in=statuses)
+        return self._change_oldest(due, "expires_at", limit, after, self._delete_with_steps)
 
-    @abstractmethod
     def delete_bodies(self, limit: int, after: datetime | None) -> Taken:
         """Delete the oldest recorded responses that are kept no longer.
 
         The record stays, with its status, its reference and ``BODY_GONE`` in the place of the body. Headers, the last
         error and the results of steps are deleted, because they may tell what the body tells.
         """
+        due = RecordQuerySet(IdempotencyRecord, using=self.using).with_body_past_retention()
+        return self._change_oldest(due, "body_expires_at", limit, after, self._delete_bodies)
 
-    @abstractmethod
     def delete_rows(self, due: QuerySet[Any], due_at: str, limit: int, after: datetime | None) -> Taken:
         """Delete the oldest rows of ``due``.
 
         :param due_at: the field that says when a row became due.
         """
+        return self._change_oldest(due, due_at, limit, after, lambda rows, accounts: rows.delete()[0])
 
-    @abstractmethod
-    def add_counts(self, counts: Mapping[tuple[str, str], int], hour: int) -> None:
-        """Add to the counters of each (operation, event): to that of the hour, and to that of all hours, which is 0.
+    def _change_oldest(
+        self,
+        due: QuerySet[Any],
+        due_at: str,
+        limit: int,
+        after: datetime | None,
+        change: Callable[[QuerySet[Any], dict[int, str]], int],
+    ) -> Taken:
+        """Change the oldest rows of ``due``.
 
-        Missing counters are created.
+        :param change: changes some of the rows and returns their number. It also gets their ids and accounts.
         """
+        oldest = due if after is None else due.filter(**{f"{due_at}__gte": after})
+        found = self.select_unlocked(oldest.order_by(due_at).values_list("pk", "account_id", due_at), limit)
+        # A statement takes a bounded number of parameters, and names each row twice at most. On SQLite that number is
+        # low, so there is room for the conditions' own.
+        step = max(1, self.connection.ops.bulk_batch_size([due.model._meta.pk] * 3, found))
+        changed = 0
+        for start in range(0, len(found), step):
+            accounts = {pk: account for pk, account, _ in found[start : start + step]}
+            # The conditions are repeated for a database that neither locks the rows nor keeps a snapshot of them.
+            changed += change(due.filter(pk__in=list(accounts)), accounts)
+        return Taken(changed, len(found), max((moment for *_, moment in found), default=None))
+
+    def _delete_with_steps(self, records: QuerySet[Any], accounts: dict[int, str]) -> int:
+        self._delete_steps(accounts)
+        return records.delete()[0]
+
+    def _delete_bodies(self, records: QuerySet[Any], accounts: dict[int, str]) -> int:
+        self._delete_steps(accounts)
+        gone: dict[str, Any] = {"response_headers": [], "error": None, "body_expires_at": None}
+        # A record with a reference is left as one that never had a body.
+        marked = records.filter(response_reference=None).update(response_body=BODY_GONE, **gone)
+        return marked + records.update(response_body=None, **gone)
+
+    def _delete_steps(self, accounts: dict[int, str]) -> None:
+        # The index is over account and record. As an expression, the record keeps the planner from looking up every
+        # pair of one of the accounts and one of the records. SQLite needs a minute for a large batch then.
+        record = ExpressionWrapper(F("record_id") + 0, output_field=BigIntegerField())
+        steps = IdempotencyStep.objects.using(self.using).filter(account_id__in=set(accounts.values()))
+        steps.alias(record=record).filter(record__in=list(accounts)).delete()
 
     def measure(self) -> TableSize:
         """The size of the table of records. It is unknown if the database would have to read the table."""
@@ -321,43 +254,3 @@ class Store(ABC):
     def is_pooled(self) -> bool:
         """Whether there is a pooler between this process and the server. False if the database doesn't say."""
         return False
-
-    # The outbox
-
-    @abstractmethod
-    def insert_message(self, message: OutboxMessage, delay: timedelta) -> bool:
-        """Insert the message and set the values that the database has made.
-
-        :param delay: how long from now the message is kept back.
-        :returns: False if there is a message with its id already. The transaction stays usable.
-        """
-
-    # What an error of the database means
-
-    @abstractmethod
-    def is_duplicate(self, error: BaseException) -> bool:
-        """Whether the insert of a claim was refused because its scope has a record already."""
-
-    @abstractmethod
-    def lost_a_race(self, error: BaseException) -> bool:
-        """Whether the transaction was refused because of another one. Another try may succeed."""
-
-    @abstractmethod
-    def timed_out_waiting(self, error: BaseException) -> bool:
-        """Whether another transaction holds the row's lock."""
-
-    def is_busy(self, error: BaseException) -> bool:
-        """Whether the transaction was undone because of another one, so that it may succeed later."""
-        return self.lost_a_race(error) or self.timed_out_waiting(error)
-
-    @abstractmethod
-    def was_broken_before(self, error: BaseException) -> bool:
-        """Whether the statement was ignored because an earlier one had failed in its transaction."""
-
-    @abstractmethod
-    def commit_was_refused(self, error: BaseException) -> bool:
-        """Whether the database has reported a rollback. After any other error, the COMMIT may have succeeded."""
-
-    @abstractmethod
-    def is_permanent(self, error: BaseException) -> bool:
-        """Whether the same statement fails again until somebody changes the schema, a permission or the code."""

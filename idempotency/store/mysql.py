@@ -11,7 +11,8 @@ from django.db import ProgrammingError
 from django.db.models import QuerySet
 
 from ..models import IdempotencyRecord
-from .portable import PortableStore
+from .base import Row
+from .portable import Store
 from .transaction_guard import TransactionWatch
 
 _Found = TypeVar("_Found")
@@ -36,10 +37,10 @@ _ENDS = re.compile(
 )
 
 
-class MySQLStore(PortableStore):
+class MySQLStore(Store):
     """MariaDB, and MySQL as far as both are alike."""
 
-    def insert_claim(self, *claim: Any, **durations: Any) -> int | None:
+    def insert_claim(self, *claim: Any, **durations: Any) -> int | Row | None:
         with self.bounded_wait():
             return super().insert_claim(*claim, **durations)
 

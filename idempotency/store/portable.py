@@ -1,102 +1,59 @@
-"""The store of SQLite, and of databases without a store of their own: Django's ORM and the database's clock.
+"""``Store``: the statements of one database, over one of Django's connections.
 
-If a scope has a record, the unique constraint refuses the insert. INSERT IGNORE is not used, because on MySQL it
-truncates an over-long key even in strict mode, so that two keys could become one.
+It works on any database, with Django's ORM and the database's clock. SQLite's store differs little, so it is here, too.
+
+A method for claims that returns a bool is a compare-and-set: True means that one row matched and was changed. Methods
+don't commit, with two exceptions: ``complete(commit=True)``, and a statement after ``commit_at_once``, which may be
+committed when it returns. Each method is called in a transaction that the package has opened, so that its settings (how
+long to wait for a lock, how long to be idle) end with the transaction. Two methods differ: ``insert_message`` has no
+settings and is called in the caller's transaction, and ``measure`` in any transaction or none. In a TestCase the
+transaction is a savepoint of the test's transaction. Nothing is set there, because the settings would stay in force
+after the savepoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Mapping
+from datetime import timedelta
 from itertools import product
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.db import IntegrityError, OperationalError, ProgrammingError, transaction
-from django.db.models import BigIntegerField, DateTimeField, ExpressionWrapper, F, Q, QuerySet, Value
+from django.db.models import DateTimeField, ExpressionWrapper, F, Q, QuerySet, Value
 from django.db.models.functions import Greatest, Now
 
 from ..identity.scope import Scope
 from ..lifecycle import Status
-from ..models import IdempotencyRecord, IdempotencyStep, RecordQuerySet
-from ..outcome import BODY_GONE, Outcome
-from .base import Fence, Row, Store, Taken, status_of
+from ..models import IdempotencyRecord
+from ..outcome import Outcome
+from .base import Fence, Row, Upkeep, status_of
 from .transaction_guard import TransactionWatch
 
 if TYPE_CHECKING:
     from ..outbox.models import OutboxMessage
 
 
-class PortablePurge(Store):
-    """The purge: a SELECT locks the oldest rows that are due and free. Statements by their ids follow.
-
-    On SQLite nothing is locked. There the SELECT and what follows see one snapshot, and a transaction that writes after
-    another one has written is refused.
-    """
-
-    def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> Taken:
-        due = RecordQuerySet(IdempotencyRecord, using=self.using).past_retention().filter(status__in=statuses)
-        return self._change_oldest(due, "expires_at", limit, after, self._delete_with_steps)
-
-    def delete_bodies(self, limit: int, after: datetime | None) -> Taken:
-        due = RecordQuerySet(IdempotencyRecord, using=self.using).with_body_past_retention()
-        return self._change_oldest(due, "body_expires_at", limit, after, self._delete_bodies)
-
-    def delete_rows(self, due: QuerySet[Any], due_at: str, limit: int, after: datetime | None) -> Taken:
-        return self._change_oldest(due, due_at, limit, after, lambda rows, accounts: rows.delete()[0])
-
-    def _change_oldest(
-        self,
-        due: QuerySet[Any],
-        due_at: str,
-        limit: int,
-        after: datetime | None,
-        change: Callable[[QuerySet[Any], dict[int, str]], int],
-    ) -> Taken:
-        """Change the oldest rows of ``due``.
-
-        :param change: changes some of the rows and returns their number. It also gets their ids and accounts.
-        """
-        oldest = due if after is None else due.filter(**{f"{due_at}__gte": after})
-        found = self.select_unlocked(oldest.order_by(due_at).values_list("pk", "account_id", due_at), limit)
-        # A statement takes a bounded number of parameters, and names each row twice at most. On SQLite that number is
-        # low, so there is room for the conditions' own.
-        step = max(1, self.connection.ops.bulk_batch_size([due.model._meta.pk] * 3, found))
-        changed = 0
-        for start in range(0, len(found), step):
-            accounts = {pk: account for pk, account, _ in found[start : start + step]}
-            # The conditions are repeated for a database that neither locks the rows nor keeps a snapshot of them.
-            changed += change(due.filter(pk__in=list(accounts)), accounts)
-        return Taken(changed, len(found), max((moment for *_, moment in found), default=None))
-
-    def _delete_with_steps(self, records: QuerySet[Any], accounts: dict[int, str]) -> int:
-        self._delete_steps(accounts)
-        return records.delete()[0]
-
-    def _delete_bodies(self, records: QuerySet[Any], accounts: dict[int, str]) -> int:
-        self._delete_steps(accounts)
-        gone: dict[str, Any] = {"response_headers": [], "error": None, "body_expires_at": None}
-        # A record with a reference is left as one that never had a body.
-        marked = records.filter(response_reference=None).update(response_body=BODY_GONE, **gone)
-        return marked + records.update(response_body=None, **gone)
-
-    def _delete_steps(self, accounts: dict[int, str]) -> None:
-        # The index is over account and record. As an expression, the record keeps the planner from looking up every
-        # pair of one of the accounts and one of the records. SQLite needs a minute for a large batch then.
-        record = ExpressionWrapper(F("record_id") + 0, output_field=BigIntegerField())
-        steps = IdempotencyStep.objects.using(self.using).filter(account_id__in=set(accounts.values()))
-        steps.alias(record=record).filter(record__in=list(accounts)).delete()
-
-
-class PortableStore(PortablePurge):
+class Store(Upkeep):
     """Any database. The changes of a record are the same compare-and-sets as PostgreSQL's."""
+
+    #: Whether an open transaction that has written keeps every other connection from writing.
+    has_one_writer = False
 
     # Claims
 
     def insert_claim(
         self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
-    ) -> int | None:
+    ) -> int | Row | None:
+        """Insert the record of a first attempt.
+
+        :param wait_for_disk: False lets COMMIT return before the record is on disk, if the database can do that.
+        :returns: the record's id. If the scope has a record already, that record, or None if it was not read.
+        :raises IntegrityError: the scope has a record already, and the database reports that by an error.
+        """
+        # Not INSERT IGNORE, because on MySQL that truncates an over-long key even in strict mode, so that two keys
+        # could become one.
         record = IdempotencyRecord.objects.using(self.using).create(
             account_id=scope.account_id,
             operation=scope.operation,
@@ -109,6 +66,7 @@ class PortableStore(PortablePurge):
         return record.pk
 
     def read(self, scope: Scope) -> Row | None:
+        """The record of the scope, or None if there is none."""
         records = IdempotencyRecord.objects.using(self.using).filter(
             account_id=scope.account_id, operation=scope.operation, idempotency_key=scope.idempotency_key
         )
@@ -133,6 +91,7 @@ class PortableStore(PortablePurge):
         )
 
     def take_over(self, observed: Fence, *, lease: timedelta, ttl: timedelta) -> bool:
+        """Own the record if it is as it was observed, and recoverable or abandoned."""
         claimable = Q(status=Status.RECOVERABLE) | Q(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
         return self._change_one(
             self._matching(observed).filter(claimable),
@@ -143,6 +102,8 @@ class PortableStore(PortablePurge):
         )
 
     def start_over(self, observed: Fence, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
+        """Own the record for a new request if it is as it was observed, its retention is over and no lease is
+        running."""
         live = Q(status=Status.IN_PROGRESS, lease_expires_at__gt=Now())
         return self._change_one(
             self._matching(observed).filter(~live, expires_at__lte=Now()),
@@ -162,10 +123,18 @@ class PortableStore(PortablePurge):
         )
 
     def park_abandoned(self, observed: Fence) -> bool:
+        """Park the record if it is as it was observed, and in progress with its lease over."""
         abandoned = self._matching(observed, status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
         return self._change_one(abandoned, status=Status.PARKED, lease_expires_at=None)
 
     def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta, commit: bool = False) -> bool:
+        """Record the outcome. The retention then ends ``ttl`` from now, or later if it was longer already.
+
+        :param commit: commit the open transaction, too, if the database does both in one message. Only for the last
+            statement of a transaction, whose COMMIT the caller then sends. It finds nothing to do if the transaction is
+            committed.
+        :raises CommitError: COMMIT was sent along, and it has failed, or it is not known how it ended.
+        """
         end_of_body = {} if outcome.body_ttl is None else {"body_expires_at": _from_now(outcome.body_ttl)}
         return self._change_one(
             self._matching(fence, status=Status.IN_PROGRESS),
@@ -181,6 +150,7 @@ class PortableStore(PortablePurge):
         )
 
     def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
+        """Let the claim's lease end ``duration`` from now."""
         return self._change_one(
             self._matching(fence, status=Status.IN_PROGRESS),
             lease_expires_at=_from_now(duration),
@@ -188,9 +158,17 @@ class PortableStore(PortablePurge):
         )
 
     def release(self, fence: Fence, error: str | None = None) -> bool:
+        """Give the claim up, so that a retry may run at once.
+
+        :param error: why the attempt failed. None keeps what is known of an earlier one.
+        """
         return self._end(fence, Status.RECOVERABLE, error)
 
     def park(self, fence: Fence, error: str | None = None) -> bool:
+        """Park the record, so that nothing runs until somebody has found out how the attempt ended.
+
+        :param error: as for ``release``.
+        """
         return self._end(fence, Status.PARKED, error)
 
     def _end(self, fence: Fence, status: Status, error: str | None) -> bool:
@@ -202,7 +180,12 @@ class PortableStore(PortablePurge):
     # Transactions
 
     def commit_at_once(self) -> None:
-        """Do nothing: SQLite has no round trips to save, and the others may need them for autocommit."""
+        """Let the next statement be the whole of the open transaction, of which nothing has been sent yet.
+
+        If the database commits a single statement by itself, this saves two round trips. The statement is then
+        committed when it returns, and not at the end of the transaction's block. SQLite has no round trips to save, and
+        others may need them for autocommit.
+        """
 
     def bound_transaction(
         self,
@@ -211,14 +194,25 @@ class PortableStore(PortablePurge):
         statement: timedelta | None = None,
         wait_for_disk: bool = True,
     ) -> None:
-        """Do nothing: neither SQLite nor MySQL has such limits for one transaction."""
+        """Set limits after which the database ends the open transaction, if it can do that.
+
+        :param idle: how long the transaction may wait for its client's next statement.
+        :param statement: how long any further statement in it may run; None sets no bound.
+        :param wait_for_disk: False lets its COMMIT not wait, so that a crash of the server may lose it.
+        """
 
     def watch_transaction(self) -> TransactionWatch:
+        """Detect whether code in the block ends the open transaction by a COMMIT or ROLLBACK that bypasses Django."""
         return TransactionWatch(self.connection, lambda driver: True)  # the driver doesn't tell
 
     # The outbox and the counters
 
     def insert_message(self, message: OutboxMessage, delay: timedelta) -> bool:
+        """Insert the message and set the values that the database has made.
+
+        :param delay: how long from now the message is kept back.
+        :returns: False if there is a message with its id already. The transaction stays usable.
+        """
         if delay:
             message.next_try_at = Now() + delay
         try:
@@ -231,6 +225,10 @@ class PortableStore(PortablePurge):
         return True
 
     def add_counts(self, counts: Mapping[tuple[str, str], int], hour: int) -> None:
+        """Add to the counters of each (operation, event): to that of the hour, and to that of all hours, which is 0.
+
+        Missing counters are created.
+        """
         # The database's settings decide how long to wait for a lock.
         model: Any = apps.get_model("idempotency_dashboard", "IdempotencyCounter")
         counters = model.objects.using(self.using)
@@ -246,21 +244,31 @@ class PortableStore(PortablePurge):
     # What an error of the database means
 
     def lost_a_race(self, error: BaseException) -> bool:
+        """Whether the transaction was refused because of another one. Another try may succeed."""
         return False
 
     def timed_out_waiting(self, error: BaseException) -> bool:
+        """Whether another transaction holds the row's lock."""
         return False
 
+    def is_busy(self, error: BaseException) -> bool:
+        """Whether the transaction was undone because of another one, so that it may succeed later."""
+        return self.lost_a_race(error) or self.timed_out_waiting(error)
+
     def was_broken_before(self, error: BaseException) -> bool:
+        """Whether the statement was ignored because an earlier one had failed in its transaction."""
         return False  # a failed statement only rolls back itself
 
     def commit_was_refused(self, error: BaseException) -> bool:
+        """Whether the database has reported a rollback. After any other error, the COMMIT may have succeeded."""
         return isinstance(error, IntegrityError)  # a deferred constraint; after other errors COMMIT may have succeeded
 
     def is_permanent(self, error: BaseException) -> bool:
+        """Whether the same statement fails again until somebody changes the schema, a permission or the code."""
         return isinstance(error, ProgrammingError)
 
     def is_duplicate(self, error: BaseException) -> bool:
+        """Whether the insert of a claim was refused because its scope has a record already."""
         return isinstance(error, IntegrityError)
 
     def _change_one(self, rows: QuerySet[IdempotencyRecord], **changes: Any) -> bool:
@@ -280,7 +288,7 @@ class PortableStore(PortablePurge):
         )
 
 
-class SQLiteStore(PortableStore):
+class SQLiteStore(Store):
     """SQLite: one writer at a time. Errors are known by their text, because Django's have no code of SQLite's."""
 
     has_one_writer = True

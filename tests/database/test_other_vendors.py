@@ -15,14 +15,13 @@ from django.test.utils import CaptureQueriesContext
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
-from idempotency.store import Fence
+from idempotency.store import Fence, Store
 from idempotency.store.mysql import MySQLStore
 from idempotency.store.own_connection import LIMIT, open_own_connection
-from idempotency.store.portable import PortableStore
 from tests.concurrency.racing import elsewhere
 
 connection = connections["default"]
-mysql, portable = MySQLStore(connection), PortableStore(connection)
+mysql, portable = MySQLStore(connection), Store(connection)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from idempotency.operate.sweep import recover_batches
 from idempotency.outbox.relay import relay_batches
 from idempotency.protocol.ownership import Ownership
 from idempotency.store import Store, store_for
-from idempotency.store.portable import PortableStore
 from idempotency.store.postgresql import PostgreSQLStore
 from tests.concurrency.racing import PATIENCE, elsewhere, race
 from tests.database.claiming import PAYLOAD, acquire
@@ -70,7 +69,7 @@ def _wait_until_blocked(statement: str) -> None:
 
 
 @pytest.mark.failure_30
-@pytest.mark.parametrize("vendor", [PostgreSQLStore, PortableStore], ids=["postgresql", "portable"])
+@pytest.mark.parametrize("vendor", [PostgreSQLStore, Store], ids=["postgresql", "portable"])
 def test_a_record_that_is_locked_is_passed_over(vendor: type[Store], monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim that starts the record over has its row. MySQL and MariaDB run the portable statement, as here."""
     claimed, *_ = make_records(3)

@@ -20,7 +20,7 @@ from django.db.models import QuerySet
 
 from ...lifecycle import Status
 from ..base import TableSize, Taken
-from ..portable import PortablePurge
+from ..portable import Store
 from .settings import Setting, with_settings
 from .store import PostgreSQLStore
 
@@ -125,7 +125,7 @@ class CitusStore(PostgreSQLStore):
     def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> Taken:
         if not self.is_distributed("idempotency_record"):
             return super().delete_records(statuses, limit, after)
-        return PortablePurge.delete_records(self, statuses, limit, after)  # a coordinator can't plan the one statement
+        return Store.delete_records(self, statuses, limit, after)  # a coordinator can't plan the one statement
 
     def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
         if not self.is_distributed(rows.model._meta.db_table):

@@ -16,7 +16,7 @@ from typing import Any
 from ...identity.scope import Scope
 from ...lifecycle import Status
 from ...outcome import Outcome
-from ..base import UNDECIDED_CLASSES, CommitError, Fence, Row, status_of
+from ..base import CommitError, Fence, Row, status_of
 from ..transaction_guard import TransactionWatch
 from .merged import BeginningWatch, has_open_transaction, is_silent
 from .settings import IDLING, NO_DISK, Setting, Settings, with_settings
@@ -105,6 +105,10 @@ SET status = CASE WHEN {{settings}} THEN 'completed' END, completed_at = stateme
 {FENCED}
 """
 
+#: With these SQLSTATE classes a server may answer a COMMIT although it succeeded: connection exception, operator
+#: intervention (the server was told to stop), system error, internal error.
+UNDECIDED_CLASSES = ("08", "57P", "58", "XX")
+
 #: What the server's log says if another attempt owns the record.
 FENCE_MISSED = "idempotency: another attempt owns this record"
 
@@ -162,16 +166,16 @@ class Claims(Settings):
         return None if found is None else _row(scope, found)
 
     def take_over(self, observed: Fence, *, lease: timedelta, ttl: timedelta) -> bool:
-        return self._change_one(TAKE_OVER, (lease, ttl, *_matching(observed)))
+        return self._change(TAKE_OVER, (lease, ttl, *_matching(observed)))
 
     def start_over(self, observed: Fence, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
-        return self._change_one(START_OVER, (request_hash, lease, ttl, *_matching(observed)))
+        return self._change(START_OVER, (request_hash, lease, ttl, *_matching(observed)))
 
     def park_abandoned(self, observed: Fence) -> bool:
-        return self._change_one(PARK_ABANDONED, _matching(observed))
+        return self._change(PARK_ABANDONED, _matching(observed))
 
     def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
-        return self._change_one(SET_LEASE, (duration, ttl, *_matching(fence)))
+        return self._change(SET_LEASE, (duration, ttl, *_matching(fence)))
 
     def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta, commit: bool = False) -> bool:
         if commit:
@@ -180,7 +184,7 @@ class Claims(Settings):
         # it freezes before sending it, and one setting bounds that. The others would also apply to COMMIT, which checks
         # deferred foreign keys and may wait for rows that the handler needs.
         settings = None if self._is_alone else (IDLING,)
-        return self._change_one(COMPLETE, _completing(fence, outcome, ttl), settings)
+        return self._change(COMPLETE, _completing(fence, outcome, ttl), settings)
 
     def _complete_and_commit(self, fence: Fence, outcome: Outcome, ttl: timedelta) -> bool:
         driver = self.connection.connection
@@ -199,10 +203,10 @@ class Claims(Settings):
         return True
 
     def release(self, fence: Fence, error: str | None = None) -> bool:
-        return self._change_one(RELEASE, (error, *_matching(fence)))
+        return self._change(RELEASE, (error, *_matching(fence)))
 
     def park(self, fence: Fence, error: str | None = None) -> bool:
-        return self._change_one(PARK, (error, *_matching(fence)))
+        return self._change(PARK, (error, *_matching(fence)))
 
     def bound_transaction(
         self,
@@ -266,9 +270,7 @@ class Claims(Settings):
     def is_duplicate(self, error: BaseException) -> bool:
         return False  # ON CONFLICT answers without an error
 
-    def _change_one(
-        self, update: str, parameters: tuple[Any, ...], settings: tuple[Setting, ...] | None = None
-    ) -> bool:
+    def _change(self, update: str, parameters: tuple[Any, ...], settings: tuple[Setting, ...] | None = None) -> bool:
         with self.connection.cursor() as cursor:
             self._execute(cursor, update, parameters, *(settings or self._bounds()))
             return bool(cursor.rowcount == 1)

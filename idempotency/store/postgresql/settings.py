@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..base import Store
+from ..portable import Store
 
 
 class Setting(NamedTuple):

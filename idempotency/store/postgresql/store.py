@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...lifecycle import Status
 from ..base import Replication, TableSize, Taken
-from ..portable import PortablePurge
 from .claims import Claims
 from .settings import NO_DISK, WAITING
 
@@ -100,7 +99,7 @@ SELECT current_setting('synchronous_commit'), current_setting('synchronous_stand
 _IDENTITY = "SELECT current_database(), to_regclass('idempotency_record')::oid, pg_postmaster_start_time()"
 
 
-class PostgreSQLStore(Claims, PortablePurge):
+class PostgreSQLStore(Claims):
     """PostgreSQL. Each change is one statement."""
 
     def insert_message(self, message: OutboxMessage, delay: timedelta) -> bool:
