@@ -65,15 +65,10 @@ class Action:
     single: bool = False
 
     def obstacle(self, row: Any) -> Any:
-        """Why this can't be decided about a row; None if it can.
-
-        :param row: annotated with ``database_time``.
-        """
+        """Why this can't be decided about a row, which is annotated with ``database_time``; None if it can."""
         return self.problem_of(row) if row.status in self.statuses else _("Its state leaves nothing to decide here.")
 
     def as_admin_action(self) -> Callable[..., HttpResponse | None]:
-        """The action as Django's admin takes it."""
-
         def respond(shown: DecisionAdmin, request: HttpRequest, selected: QuerySet[Any]) -> HttpResponse | None:
             return DecisionPage(shown, request, self).respond(selected)
 
@@ -133,19 +128,16 @@ class DecisionAdmin(ReadOnlyAdmin):
         return show_text("\n".join(f"{label} {show_time(moment)}" for label, moment in dated if moment is not None))
 
     def cell(self, row: Any, name: str) -> Any:
-        """The value of a column."""
         return getattr(self, name)(row) if hasattr(self, name) else getattr(row, name)
 
     def headings(self, names: Sequence[str]) -> list[str]:
         return [capfirst(str(label_for_field(name, self.opts.model, self))) for name in names]
 
     def offered(self, request: HttpRequest, row: Any) -> list[Action]:
-        """The decisions that this person may make about a row now."""
         permitted = self.get_actions(request)
         return [action for action in self.decisions if action.name in permitted and action.obstacle(row) is None]
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """More context of the row's page."""
         return {}
 
     def response_action(
@@ -200,10 +192,7 @@ class Seen:
 
 
 def parse_number(text: str) -> int:
-    """Read the id of a row, or another number that its columns can hold.
-
-    :raises BadRequest: it is none.
-    """
+    """:raises BadRequest: the text is no number that a column of ids can hold."""
     if text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= BigIntegerField.MAX_BIGINT:
         return int(text)
     raise BadRequest("The form does not name a row by its number.")

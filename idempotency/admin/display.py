@@ -126,15 +126,11 @@ def time_left(row: Any, until: datetime | None) -> timedelta:
 
 
 def show_badge(kind: str, label: Any) -> SafeString:
-    """Show a state as a coloured badge. The label alone is enough to understand it, for readers who can't see colours.
-
-    :param kind: ``done``, ``waiting``, ``stuck`` or empty. It decides the colour.
-    """
+    """A coloured badge: ``done``, ``waiting``, ``stuck`` or "". The label alone is enough to understand it."""
     return format_html('<span class="idempotency-state idempotency-{}">{}</span>', kind or "plain", label)
 
 
 def show_with_detail(shown: Any, *details: Any) -> SafeString:
-    """Show a value, with details below it in small letters."""
     below = ", ".join(str(detail) for detail in details if detail)
     return format_html('{} <span class="idempotency-detail">{}</span>', shown, below) if below else shown
 

@@ -192,9 +192,8 @@ def read_gauges() -> dict[str, Values]:
 def connect_counters(
     exporter: str, count_event: Callable[[str, str], None], counted: Sequence[Callable[[int], None]]
 ) -> None:
-    """Have an exporter count the events of this process.
+    """Have an exporter count the events of this process. Another call for the same exporter replaces its functions.
 
-    :param exporter: its name. Another call for the same exporter replaces its functions.
     :param count_event: called with the operation and the event, once for each event.
     :param counted: a function for each of ``COUNTS``, called with the number to add.
     """

@@ -150,7 +150,7 @@ def fetch_key_status(
 
 
 def hold_body(request: Any) -> Callable[[], object]:
-    """Keep the body of a prepared request in memory, so that it can be sent more than once.
+    """Keep the body of a prepared request in memory.
 
     :returns: a function to call before each attempt.
     """
@@ -172,7 +172,6 @@ def _encoded(part: bytes | str) -> bytes:
 
 
 def _text(value: str | bytes | None) -> str | None:
-    """A header's value as text. requests accepts bytes, too."""
     return value.decode("latin-1") if isinstance(value, bytes) else value
 
 

@@ -84,9 +84,8 @@ class KeyStatus:
 
 
 def read_key_status(document: Any, headers: Mapping[str, str]) -> KeyStatus:
-    """Read the answer of a ``KeyStatusView``.
+    """Read the parsed answer of a ``KeyStatusView``.
 
-    :param document: the parsed body.
     :raises ValueError: it is the answer of something else, such as a login page.
     """
     if not isinstance(document, dict) or not isinstance(document.get("status"), str):
@@ -100,8 +99,6 @@ def read_key_status(document: Any, headers: Mapping[str, str]) -> KeyStatus:
 
 
 class Answer(Protocol):
-    """The common part of the libraries' responses."""
-
     status_code: int
 
     @property
@@ -114,7 +111,6 @@ A = TypeVar("A", bound=Answer)
 class Tries(ABC, Generic[A]):
     """One logical request: its key, and after each attempt the decision whether its outcome is known.
 
-    :param method: the HTTP method.
     :param place: the scheme, host and path of the URL.
     :param key: the key that the caller has set, or None.
     :param name: the name of the call inside its protected operation, or None.
@@ -153,10 +149,7 @@ class Tries(ABC, Generic[A]):
 
     @abstractmethod
     def document(self, answer: A) -> Any:
-        """Parse the response as JSON.
-
-        :raises ValueError: it is not JSON.
-        """
+        """:raises ValueError: it is not JSON."""
 
     def begin(self) -> float:
         """Begin an attempt.
@@ -185,7 +178,6 @@ class Tries(ABC, Generic[A]):
         }
 
     def is_undecided(self, answer: A) -> bool:
-        """Whether the response says that the outcome is not known yet."""
         if answer.status_code != 409:
             return answer.status_code in self.policy.statuses
         try:
@@ -270,7 +262,6 @@ def _moment(text: str) -> datetime | None:
 
 
 def bounded(timeout: float | None, left: float) -> float:
-    """The caller's timeout, cut to the rest of the total."""
     return left if timeout is None else min(timeout, left)
 
 

@@ -43,11 +43,7 @@ Report = Callable[[int, str], None]
 
 
 def describe_exit_codes(meanings: Mapping[int, str], more: str = "") -> str:
-    """The end of the help of a command that works in batches.
-
-    :param meanings: the meanings of exit codes that differ from the usual ones.
-    :param more: a paragraph to add.
-    """
+    """The end of the help of a command that works in batches: the usual exit codes, and ``meanings`` that differ."""
     codes = {
         EXIT_REFUSED: "the database refused; earlier batches stay done",
         EXIT_USAGE: "an argument is wrong, nothing was done",
@@ -107,10 +103,7 @@ class Stop:
         self.restore()
 
     def sleep(self, seconds: float) -> bool:
-        """Sleep, but stop sleeping when a signal arrives.
-
-        :returns: whether to go on, because no signal has arrived.
-        """
+        """:returns: whether to go on, because no signal has arrived."""
         end = time.monotonic() + seconds
         while self.signum is None and (left := end - time.monotonic()) > 0:
             # An Event could not end it: the signal's handler may interrupt Event.wait() while that holds the lock.
@@ -118,17 +111,13 @@ class Stop:
         return self.signum is None
 
     def end_command(self, left: str) -> None:
-        """End the command if a signal has arrived.
-
-        :param left: a sentence about the work that is left.
-        """
+        """End the command if a signal has arrived. ``left`` is a sentence about the work that is left."""
         if self.signum is not None:
             name = signal.Signals(self.signum).name
             raise CommandError(f"Stopped by {name}. {left}", returncode=EXIT_SIGNAL + self.signum)
 
 
 def counted(count: int, name: str) -> str:
-    """The number with its noun, such as "1 record" or "2,000 records"."""
     return f"1 {name}" if count == 1 else f"{count:,} {name}s"
 
 
@@ -153,10 +142,7 @@ def refusal(using: str, error: DatabaseError) -> str:
 
 @contextmanager
 def refusals_as_errors(using: str, consequence: str = "Earlier batches stay done.") -> Iterator[None]:
-    """If the database refuses, end the command with a message.
-
-    :param consequence: a sentence about the command's work.
-    """
+    """If the database refuses, end the command with a message. ``consequence`` is a sentence about its work."""
     try:
         yield
     except DatabaseError as error:

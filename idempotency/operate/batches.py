@@ -38,10 +38,7 @@ class BatchResult:
         raise NotImplementedError
 
     def __add__(self, later: Self) -> Self:
-        """Add a later batch of the same run.
-
-        Counts are added and mappings are merged. Every other value is taken from the later batch.
-        """
+        """Add a later batch: counts are added, mappings are merged, and other values are taken from the later batch."""
         sums: dict[str, Any] = {}
         for count in fields(self):
             ours, theirs = getattr(self, count.name), getattr(later, count.name)
@@ -54,16 +51,12 @@ class BatchResult:
         return type(self)(**sums)
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as plain data, which a task can return."""
         values = {count.name: getattr(self, count.name) for count in fields(self)}
         return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
 
 
 def in_batches(take: Callable[[_Result | None], _Result]) -> Iterator[_Result]:
-    """Take batch after batch until nothing more is due. The caller may stop between any two.
-
-    :param take: takes one batch. Its argument is the result of the batch before, or None for the first batch.
-    """
+    """Take batch after batch until nothing more is due. ``take`` gets the result of the batch before, or None."""
     batch = None
     while batch is None or not batch.exhausted:
         batch = take(batch)

@@ -157,10 +157,7 @@ def erase_account(
 
 
 def record_erasure(total: ErasureResult, left: dict[str, int], *, by: Any, reason: str = "") -> None:
-    """Write the line about an erasure to the log ``idempotency.audit``.
-
-    :raises TypeError: ``by`` does not say who decides.
-    """
+    """Write the line about an erasure to the log. Raises the errors of ``decision_log.require_name``."""
     decision_log.require_name(by)
     decision_log.logger.info(
         "The rows of an account erased by %r: %d records, %d messages; left: %s; reason: %r",

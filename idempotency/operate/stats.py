@@ -64,10 +64,7 @@ event_counts: EventCounts | None = None
 
 
 def write_counts(*, if_due: bool = False) -> None:
-    """Have the events that this process has counted written, if an app counts them. For processes without requests.
-
-    :param if_due: only if that has not been done for a while.
-    """
+    """Have the counts of this process written, if an app counts events. With ``if_due``, only if that is due."""
     if event_counts is not None:
         (event_counts.flush_if_due if if_due else event_counts.flush)()
 

@@ -126,7 +126,6 @@ def purge_sent_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | Non
 
 
 def find_messages(account_id: str, using: str | None) -> erasure.TableRows:
-    """Find an account's messages, for an erasure."""
     messages = OutboxMessage.objects.using(using or outbox_database()).filter(account_id=account_id)
     ends = messages.model.objects.using(messages.db).aggregate(first=Min("pk"), last=Max("pk"))
     ids: list[int] = []

@@ -205,10 +205,7 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _same(before: OutboxMessage, message: OutboxMessage) -> OutboxMessage:
-    """Check that the message that the request published before is the one that it publishes now, and return it.
-
-    :raises MessageReusedError: it is another message.
-    """
+    """:raises MessageReusedError: the message of an earlier attempt is another one."""
     if (before.topic, _canonical(before.payload)) != (message.topic, _canonical(message.payload)):
         raise MessageReusedError(
             f"An earlier attempt published message {before.message_id} in this place with another payload or topic: it "
@@ -223,10 +220,7 @@ def _canonical(payload: str) -> str:
 
 
 def _nudge_on_commit(using: str, path: str, send: Any) -> None:
-    """Tell the sender after the COMMIT, once per transaction, that there is a message to relay.
-
-    If a nudge is lost, the scheduled relay finds the message.
-    """
+    """Tell the sender after the COMMIT, once per transaction, that there is a message. A lost nudge only costs time."""
     nudge: Callable[[], None] | None = getattr(send, "nudge", None)
     if nudge is None:
         return

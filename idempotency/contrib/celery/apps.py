@@ -35,10 +35,7 @@ class CeleryConfig(AppConfig):
 
 
 def write_counts(sender: Any = None, **others: Any) -> None:
-    """Write the counts of events after a task, because a worker has no requests after which they would be written.
-
-    A task that is called eagerly runs inside a request, which writes them.
-    """
+    """Write the counts of events after a task. If the task is called eagerly, its request writes them."""
     from ...operate import stats
 
     if not getattr(getattr(sender, "request", None), "is_eager", False):

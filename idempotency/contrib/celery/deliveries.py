@@ -133,8 +133,7 @@ class Delivery:
         raise Ignore(f"published again, for in {countdown} s: {error}") from error
 
     def end_without_result(self, error: Exception) -> NoReturn:
-        """End the delivery of a message that has been consumed and whose result is deleted. The task's result, which an
-        earlier delivery has stored, is not changed.
+        """End the delivery of a message that has been consumed and whose result is deleted.
 
         :raises Ignore: the worker acknowledges this delivery.
         :raises Exception: the task is called eagerly, so its caller waits for a result, and gets ``error``.
@@ -148,13 +147,12 @@ class Delivery:
     def dead_letter(self, reason: str, error: Exception | None = None, *, attempt: int = 0) -> NoReturn:
         """Put the message into the task's ``dead_letter`` queue. The task's result is not changed.
 
-        Without such a queue the message is rejected: RabbitMQ hands a rejected message to the dead-letter exchange of
-        its queue, if there is one, and other brokers drop it.
+        Without such a queue the message is rejected: RabbitMQ hands it to its queue's dead-letter exchange, if there is
+        one, and other brokers drop it.
 
         :param attempt: the record's attempt number, if this delivery has claimed it.
         :raises Ignore: the message was published; the worker acknowledges this delivery.
-        :raises MessageRefused: there is no such queue, or the broker can't be reached; the worker rejects this
-            delivery.
+        :raises MessageRefused: there is no such queue, or the broker can't be reached.
         """
         if self.request.is_eager and error is not None:
             raise error

@@ -25,8 +25,6 @@ _POSITIONAL = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclass(frozen=True, eq=False)
 class TaskPolicy:
-    """The declaration of one idempotent task."""
-
     operation: Operation
     function: Callable[..., Any]
     #: The name under which messages are claimed instead of the producer's account.
@@ -72,7 +70,6 @@ def import_tasks() -> None:
 
 
 def idempotent_tasks(app: Any) -> Iterator[tuple[Any, TaskPolicy]]:
-    """The idempotent tasks that a Celery app knows, by name."""
     for _, task in sorted(app.tasks.items()):
         policy = policy_of(task)
         if policy is not None:

@@ -74,8 +74,6 @@ def _admin_of_messages(site: admin.AdminSite, request: HttpRequest) -> DecisionA
 
 @admin.register(IdempotencyCounter)
 class DashboardAdmin(ReadOnlyAdmin):
-    """The page of the counters is the dashboard."""
-
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(self.changelist_view)
         # The second is the name by which Django's index of the admin links to it.
@@ -89,10 +87,6 @@ class DashboardAdmin(ReadOnlyAdmin):
         return request.user.has_perm("idempotency.view_idempotencyrecord")
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the page.
-
-        :raises PermissionDenied: the person may not view records.
-        """
         if not self.has_view_permission(request):
             raise PermissionDenied
         context = {
@@ -233,7 +227,6 @@ def _stuck_records(shown: Any, request: HttpRequest, read: Stats) -> list[Stuck]
 
 
 def _outbox(shown: Any, request: HttpRequest) -> tuple[Stuck, dict[str, Any]]:
-    """The dead messages, and the backlog of the outbox."""
     from ...outbox.backlog import backlog
     from ...outbox.models import MessageStatus
 

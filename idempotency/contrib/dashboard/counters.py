@@ -50,7 +50,7 @@ PURGED, PURGE_ENDED = "purged", "purge_ended"
 
 #: (operation, event) → how often. The operation is "" if a person resolved a record of an operation that this process
 #: doesn't know.
-Counts = dict[tuple[str, str], int]
+Counts = Counter[tuple[str, str]]
 
 
 class Counters:
@@ -64,8 +64,8 @@ class Counters:
         # Make new locks, because after a fork the old ones may be held by a thread that the child doesn't have.
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
-        self._pending: Counts = {}
-        self._writing: Counts = {}
+        self._pending: Counts = Counter()
+        self._writing: Counts = Counter()
         self._database: object = None
         self._due = time.monotonic() + FLUSH_EVERY
         self._failing = False
@@ -81,11 +81,10 @@ class Counters:
         self.count("", PURGED, count)
 
     def count(self, operation: str, event: str, count: int = 1) -> None:
-        key = (operation, event)
         if self._database is None:
             self._database = _database(records_database())
         with self._lock:
-            self._pending[key] = self._pending.get(key, 0) + count
+            self._pending[operation, event] += count
 
     def _request_finished(self, sender: object, **arguments: Any) -> None:
         # The sender is None for a request of Django's test client. Don't flush after those: the test may count
@@ -122,7 +121,7 @@ class Counters:
             return
         self._due = time.monotonic() + FLUSH_EVERY
         with self._lock:
-            counts, self._pending = self._pending, {}
+            counts, self._pending = self._pending, Counter()
             self._writing, database, self._database = counts, self._database, None
         unwritten = counts
         try:
@@ -131,16 +130,15 @@ class Counters:
             if database in {None, _database(using)}:
                 with connection_as_found(using):
                     write_counts(using, counts)
-            unwritten = {}
+            unwritten = Counter()
         finally:
             # If the process is killed before the COMMIT, nothing was added and the counts are lost. If it is killed
             # after the COMMIT, they were added once. If an exception interrupts the flush, for example one that the
             # handler of an operating system signal raises, the counts are kept for the next flush.
             with self._lock:
-                self._writing = {}
-                for key, count in unwritten.items():
-                    self._pending[key] = self._pending.get(key, 0) + count
-                    self._database = database
+                self._writing = Counter()
+                self._pending.update(unwritten)
+                self._database = database if unwritten else self._database
         self._failing = False
 
     def read(self, using: str) -> dict[str, Counter[str]]:
@@ -214,7 +212,7 @@ def note_end_of_purge(using: str) -> None:
     """
     if _in_transaction(using):
         return
-    write_counts(using, {("", PURGE_ENDED): 1})
+    write_counts(using, Counter({("", PURGE_ENDED): 1}))
     IdempotencyCounter.objects.using(using).filter(hour__gt=0, hour__lt=this_hour() - HOURS_KEPT).delete()
 
 
