@@ -1,4 +1,4 @@
-"""The app's configuration: what is imported and connected when Django has loaded the apps."""
+"""The app's configuration: the imports and connections that are made when Django has loaded the apps."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _asked(using: str, question: Callable[[Store], _Answer]) -> _Answer | None:
-    """What the server answers; None if it can't be asked, which is no finding of these checks."""
+    """The server's answer; None if it can't be asked, which is no finding of these checks."""
     try:
         with transaction.atomic(using):
             return question(store_for(using))

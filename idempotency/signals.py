@@ -34,7 +34,7 @@ purged: Signal = Signal()
 relayed: Signal = Signal()
 message_dead: Signal = Signal()
 
-#: What can happen to a record, by the name under which it is counted.
+#: The events of a record, by the name under which each is counted.
 EVENTS: Mapping[str, Signal] = {
     "claimed": claimed,
     "taken_over": taken_over,
@@ -68,9 +68,5 @@ def connect_events(uid: str, receive: Callable[[str, str, int], None]) -> None:
 
 def send(signal: Signal, operation: Operation | None, scope: Scope, attempt: int, **more: Any) -> None:
     signal.send_robust(
-        sender=operation,
-        account_id=scope.account_id,
-        idempotency_key=scope.idempotency_key,
-        attempt=attempt,
-        **more,
+        sender=operation, account_id=scope.account_id, idempotency_key=scope.idempotency_key, attempt=attempt, **more
     )

@@ -32,7 +32,7 @@ from django.urls import ResolverMatch
 
 from ..conf import settings
 from ..http.adapter import Adapter, register
-from ..http.class_views import refuse_excluded
+from ..http.decorators import refuse_excluded
 from ..http.protection import RoutedHandler, held_by, layers_of, protection_of, protects_function
 from ..identity import keys
 from ..operation import Operation

@@ -1,4 +1,4 @@
-"""What a protected operation adds to its description in an OpenAPI schema: the header, its answers, their headers.
+"""The description of a protected operation in an OpenAPI schema: the header, the answers, their headers.
 
 The functions here change plain dictionaries of an OpenAPI 3 document and import no schema generator. What is described
 already stays as it is.
@@ -68,7 +68,7 @@ KEY_DESCRIPTION = (
     f"characters, bare or in double quotes. A random UUID is enough."
 )
 
-#: What the status header may say of a key that an operation takes. A refusal may have the status of an outcome.
+#: The values of the status header for a key that an operation takes. A refusal may have the status of an outcome.
 KEY_STATUS_VALUES = ["executed", "replayed", "recorded", "in-progress", "reused", "not-recorded", "unknown"]
 
 RETRY_AFTER: dict[str, Any] = {
@@ -141,17 +141,16 @@ def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[t
         yield "202", {"description": "A request with this key is still being processed", "headers": headers}
 
 
-def _errors(policy: Policy) -> Iterator[type[IdempotencyError]]:
+def _errors(policy: Policy) -> list[type[IdempotencyError]]:
     """The errors that a client of the operation may get."""
     kinds = (*RequestError.__subclasses__(), *DuplicateError.__subclasses__(), exceptions.UnavailableError)
-    for error in [error for error in kinds if error.__module__ == exceptions.__name__]:  # without a project's own
-        if error is KeyMissingError and not policy.required:
-            continue
-        if error is KeyExpiredError and policy.max_key_age is None:
-            continue
-        if error is BodyGoneError and policy.body_ttl is None:
-            continue
-        yield error
+    can_happen: dict[type[IdempotencyError], bool] = {
+        KeyMissingError: policy.required,
+        KeyExpiredError: policy.max_key_age is not None,
+        BodyGoneError: policy.body_ttl is not None,
+    }
+    # Without a project's own.
+    return [error for error in kinds if error.__module__ == exceptions.__name__ and can_happen.get(error, True)]
 
 
 def _headers_of_outcome(profile: Profile) -> dict[str, Any]:
@@ -173,7 +172,7 @@ def _headers_of_outcome(profile: Profile) -> dict[str, Any]:
 
 
 def _complete(described: dict[str, Any], addition: dict[str, Any]) -> None:
-    """Add what is missing. A response that is a reference is described elsewhere and stays as it is."""
+    """Add the missing parts. A response that is a reference is described elsewhere and stays as it is."""
     if "$ref" in described:
         return
     for part in ("content", "headers"):

@@ -20,7 +20,6 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.views import exception_handler
 
 from ..conf import settings
-from ..http.protection import operation_for
 from ..identity import keys
 from ..operation import Operation
 from .openapi import PROBLEMS, add_responses, key_parameter, problem_content
@@ -85,4 +84,5 @@ class AutoSchema(openapi.AutoSchema):
         return problem_content(operation, component.ref)
 
     def _operation(self) -> Operation | None:
-        return operation_for(handlers_of_view(type(self.view), getattr(self.view, "action_map", None)), self.method)
+        handlers = handlers_of_view(type(self.view), getattr(self.view, "action_map", None))
+        return next((routed.operation_for(self.method) for routed in handlers if self.method in routed.methods), None)

@@ -1,7 +1,7 @@
 """Ready values of ``account`` for callers that are not simply the authenticated user.
 
-An account must follow from what the server has verified, never from what a request merely says. A value that names its
-kind (``organisation=7``) can't be equal to another kind's.
+An account must follow from data that the server has verified, never from a mere claim of the request. A value that
+names its kind (``organisation=7``) can't be equal to another kind's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VISITOR = "idempotency_visitor"
 class Fixed:
     """One account for every caller, such as the provider that sends a webhook.
 
-    Whoever gets to the view is taken for this account, so a decorator or permission before it must verify the caller.
+    Every caller that reaches the view is this account, so a decorator or permission above it must verify the caller.
 
     :param account: the account.
     """
@@ -90,8 +90,8 @@ def api_key(request: Any) -> str | None:
     A model instance is named by its primary key. A text, and a primary key that is a text, may be the secret itself, so
     they are named by their digest. A new API key is a new account.
 
-    Anything else is no account. True would be everybody's, and the text of an object may have its address in memory,
-    which is another one at each retry.
+    Anything else is no account. True would be the account of all callers, and the text of an object may have its
+    address in memory, which is another one at each retry.
     """
     credential = getattr(request, "auth", None)
     if isinstance(credential, str) and credential:

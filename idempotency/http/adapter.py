@@ -1,19 +1,7 @@
 """Adapters for web frameworks: ``Adapter``, and the choice of the adapter for a request.
 
-``Adapter`` itself is for plain Django. The adapter of another framework is a subclass that overrides what its framework
-does differently. Register it with ``register``::
-
-    @register
-    class ShinobiAdapter(Adapter):
-        @classmethod
-        def speaks_for(cls, request):
-            return hasattr(request, "shinobi_api")
-
-        def render(self, answer): ...
-
-The module that registers it must be imported before the first request, for example in an app's ``ready()``. This
-package's own ``ready()`` imports ``contrib.rest_framework`` and ``contrib.ninja``, if their frameworks are in
-``INSTALLED_APPS``.
+``Adapter`` itself is for plain Django. The adapter of another framework is a subclass under ``@register``. Its module
+must be imported before the first request, for example in an app's ``ready()``.
 """
 
 from __future__ import annotations
@@ -63,7 +51,7 @@ class Adapter:
 
     @classmethod
     def prepare_view(cls, view: Any) -> None:
-        """Called once for each view and method under ``@idempotent``, whatever its framework."""
+        """Called once for each view and method under ``@idempotent``, of all frameworks."""
 
     @classmethod
     def handlers_of(cls, callback: Any) -> list[RoutedHandler] | None:
@@ -97,7 +85,7 @@ class Adapter:
 
     @classmethod
     def doubts_about(cls, routed: RoutedHandler, callback: Any, parameters: Collection[str]) -> list[str]:
-        """Sentences on what a protected handler checks by itself, so that it is not checked before a replay.
+        """Sentences on the checks of a protected handler that do not run before a replay.
 
         :param callback: the callback of its URL.
         :param parameters: the arguments of its URL.
@@ -109,14 +97,14 @@ class Adapter:
 
         :returns: no methods, if that is not known.
         """
-        return served_methods(name) if name else ()
+        return served_methods(name)
 
     def is_place_named(self, match: ResolverMatch) -> bool:
         """Whether the project has named the URL pattern. Patterns with one name are one place for a key."""
         return bool(match.url_name)
 
     def payload(self, policy: Policy) -> object:
-        """What the fingerprint is taken of: the operation's command object, or the parsed body.
+        """The payload for the fingerprint: the operation's command object, or the parsed body.
 
         This may read the request, but the handler must find the request as if it were unprotected.
         """
@@ -148,7 +136,7 @@ class Adapter:
         return problem_response(error, self.profile)
 
     def permit_replay(self) -> None:
-        """Check what the handler would check by itself, as far as the framework lets us.
+        """Run the checks that the handler would run, as far as the framework lets us.
 
         :raises Exception: the framework's own refusal.
         """
@@ -169,46 +157,30 @@ def served_methods(name: str) -> Collection[str]:
 _AdapterType = TypeVar("_AdapterType", bound="type[Adapter]")
 
 #: The adapters in the order in which they are tried. ``Adapter`` is the last: it speaks for every ``HttpRequest``.
-_adapters: list[type[Adapter]] = [Adapter]
+adapters: list[type[Adapter]] = [Adapter]
 
 
 def register(adapter: _AdapterType) -> _AdapterType:
     """Register the adapter of a framework. The last registered adapter is tried first, and Django's own last."""
-    if adapter not in _adapters:
-        _adapters.insert(0, adapter)
+    if adapter not in adapters:
+        adapters.insert(0, adapter)
     return adapter
 
 
 def unregister(adapter: type[Adapter]) -> None:
     """Forget an adapter. For tests that register one."""
     with suppress(ValueError):
-        _adapters.remove(adapter)
-
-
-# What each framework says of a view or a class: see the methods of ``Adapter``.
-
-
-def prepare_view(view: Any) -> None:
-    for adapter in _adapters:
-        adapter.prepare_view(view)
+        adapters.remove(adapter)
 
 
 def handlers_of(callback: Any) -> list[RoutedHandler]:
-    return next(found for adapter in _adapters if (found := adapter.handlers_of(callback)) is not None)
-
-
-def protect_in_place(callback: Any, protect: Callable[[Any], Any]) -> bool:
-    return any(adapter.protect_in_place(callback, protect) for adapter in _adapters)
+    return next(found for adapter in adapters if (found := adapter.handlers_of(callback)) is not None)
 
 
 def hooks_of(view_class: type) -> set[str]:
-    return {name for adapter in _adapters for name in adapter.hooks_of(view_class)}
-
-
-def doubts_about(routed: RoutedHandler, callback: Any, parameters: Collection[str]) -> list[str]:
-    return [doubt for adapter in _adapters for doubt in adapter.doubts_about(routed, callback, parameters)]
+    return {name for adapter in adapters for name in adapter.hooks_of(view_class)}
 
 
 def adapter_for(request: object) -> Adapter | None:
     """The adapter for ``request``, or None if that is not a request."""
-    return next((adapter(request) for adapter in _adapters if adapter.speaks_for(request)), None)
+    return next((adapter(request) for adapter in adapters if adapter.speaks_for(request)), None)

@@ -1,10 +1,14 @@
-"""``@idempotent``: protects a view or a method of a class-based view."""
+"""``@idempotent``: protects a view or a method of a class-based view, or refuses the declaration.
+
+``guard()`` wraps ``as_view()`` of a class with protected handlers, because Django uses the callable that ``as_view()``
+returns. Wrapping ``dispatch()`` would have no effect if another class in the MRO overrides it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import Context, copy_context
 from types import MethodType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast
@@ -15,11 +19,18 @@ from django.views import View
 
 from ..operation import Operation, operation_for, registry
 from ..options.table import RequestArguments
-from .adapter import Adapter, adapter_for, prepare_view, served_methods
-from .class_views import guard, refuse_excluded, refuse_hook
+from .adapter import Adapter, adapter_for, adapters, handlers_of, hooks_of, served_methods
 from .exchange import Exchange, is_running, is_within_a_run
-from .handler import EveryDatabase, Handler, exempted_by_project
-from .protection import Protection, class_of, methods_of_class, protects_function, protects_handler
+from .handler import EveryDatabase, Handler, exempt, exempted_by_project, opens_its_transactions
+from .protection import (
+    Protection,
+    RoutedHandler,
+    class_of,
+    methods_of_class,
+    protection_of,
+    protects_function,
+    protects_handler,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,7 +64,10 @@ def idempotent(
     declared = operation_for(operation, policy)
 
     def decorate(view: Callable[P, R]) -> Callable[P, R]:
-        return cast("Callable[P, R]", Protected(declared, view, owns_name=isinstance(operation, str)))
+        protected = Protected(declared, view, owns_name=isinstance(operation, str))
+        for adapter in adapters:
+            adapter.prepare_view(protected)
+        return cast("Callable[P, R]", protected)
 
     return decorate
 
@@ -72,9 +86,8 @@ class Protected(Protection):
         # Django Ninja evaluates the annotations of a view in it, because it does not look at __wrapped__.
         self.__globals__ = getattr(view, "__globals__", {})
         super().__init__(operation, view)
-        #: The attribute of its class, if it is a handler. The class doesn't see it, if another decorator is above.
-        self.name = getattr(view, "__name__", "")
-        self._is_seen = False
+        #: The attribute of its class, if it is a handler. If another decorator is above, the class doesn't see it.
+        self.name, self._is_seen = getattr(view, "__name__", ""), False
         #: The class, if the view is that of its as_view().
         self._view_class = class_of(view)
         self._non_atomic_requests = EveryDatabase(self, exempted_by_project(view))
@@ -88,10 +101,6 @@ class Protected(Protection):
         is_in_class_body = outer and not outer.endswith("<locals>") and self._view_class is None
         if self._owes_name and not is_in_class_body:
             self._own_name([_home_of(view)])
-        self._prepare()
-
-    def _prepare(self) -> None:
-        prepare_view(self)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name, self._is_seen = name, True
@@ -132,7 +141,7 @@ class Protected(Protection):
         return adapter
 
     def _responder(self, call: Callable[[], Any], instance: object, adapter: Adapter) -> Callable[[], Any]:
-        """What answers the request: the handler as if it were unprotected, or an exchange.
+        """The function that answers the request: the handler as if it were unprotected, or an exchange.
 
         :param instance: the first argument of the call, which is the view of a method.
         """
@@ -235,3 +244,84 @@ def _refuse_unprotectable(operation: Operation, view: Any) -> None:
         )
     if view_class is not None:
         refuse_excluded(operation, methods_of_class(view_class), f"{view_class.__name__}.as_view()")
+
+
+def refuse_excluded(operation: Operation, served: Collection[str], where: str) -> None:
+    """:raises ImproperlyConfigured: the operation's own ``methods`` leave out every method that is served."""
+    declared: Collection[str] | None = operation.declared["methods"]
+    if served and declared is not None and not set(served) & set(declared):
+        raise ImproperlyConfigured(
+            f"Operation {operation.name!r} protects nothing: {where} serves {', '.join(sorted(served))}, and its "
+            f"methods are {', '.join(declared)}. Leave methods= out, or name the served methods."
+        )
+
+
+def refuse_hook(operation: Operation, view_class: type, name: str) -> None:
+    """:raises ImproperlyConfigured: the method ``name`` of a class is no handler."""
+    declared = f"Operation {operation.name!r} is declared for {view_class.__name__}.{name}"
+    if name == "dispatch":
+        raise ImproperlyConfigured(
+            f"{declared}, where it would run before authentication and permissions, so a replay would not check them. "
+            f"Protect the handler method, such as post()."
+        )
+    if name in hooks_of(view_class):
+        raise ImproperlyConfigured(
+            f"{declared}, which is no handler: its answer is ignored, and the handler would run nevertheless. Protect "
+            f"the handler method, such as post()."
+        )
+
+
+def guard(view_class: type) -> None:
+    """Wrap ``as_view()`` of a class, so that it checks the declarations and exempts the view from ATOMIC_REQUESTS.
+
+    This is done once per class, and subclasses inherit it. It also works for a mixin without an ``as_view()``.
+    """
+    if getattr(getattr(view_class, "as_view", None), "_guards", False):
+        return
+    own = view_class.__dict__.get("as_view")
+
+    def as_view(cls: Any, *args: Any, **initkwargs: Any) -> Any:
+        if "idempotent_operations" in initkwargs:
+            raise ImproperlyConfigured(
+                f"idempotent_operations is an attribute of the class {cls.__name__}, not an argument of as_view()."
+            )
+        inherited: Any = super(view_class, cls)
+        make = inherited.as_view if own is None else own.__get__(None, cls)
+        view = make(*args, **initkwargs)
+        if opens_its_transactions(view):
+            return view
+        _check(cls, handlers_of(view))
+        return exempt(view)
+
+    as_view._guards = True  # type: ignore[attr-defined]
+    setattr(view_class, "as_view", classmethod(as_view))  # noqa: B010 - a class of any kind
+
+
+def inherited(cls: type, name: str, handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Call the handler that is next in the MRO, which may be of another class in a subclass of ``cls``."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(cls, self), name)(*args, **kwargs)
+
+    async def await_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return await call(self, *args, **kwargs)
+
+    return functools.wraps(handler)(await_call if iscoroutinefunction(handler) else call)
+
+
+def _check(view_class: Any, handlers: Collection[RoutedHandler]) -> None:
+    """Check the facts that are known only when the class is routed: its bases and its methods."""
+    for name in ("dispatch", *sorted(hooks_of(view_class))):
+        protection = protection_of(getattr(view_class, name, None))
+        if protection is not None:
+            refuse_hook(protection.operation, view_class, name)
+    for name, declared in getattr(view_class, "idempotent_operations", {}).items():
+        if protection_of(getattr(view_class, name, None)) is None:
+            raise ImproperlyConfigured(
+                f"{view_class.__name__}.{name} was replaced after the class was made, so "
+                f"{getattr(declared, 'name', declared)!r} does not protect it. Override it in a subclass."
+            )
+    for routed in handlers:
+        if routed.operation is not None:
+            where = f"{view_class.__name__}.{routed.name}, as routed," if routed.name else f"{view_class.__name__}()"
+            refuse_excluded(routed.operation, routed.methods, where)

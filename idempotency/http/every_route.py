@@ -1,4 +1,4 @@
-"""``EVERY_ROUTE``: protects each unsafe route of the project for the requests that bring a key, without a decorator.
+"""The routes of the project, and ``EVERY_ROUTE``, which protects the unsafe ones for the requests that bring a key.
 
 The handlers get the same protection as under ``@idempotent``, in the same place: closest to the function, below login
 and permissions. Nothing of the project is changed for that. A class-based view is routed through a subclass whose
@@ -9,25 +9,33 @@ that can't be done stays as it is, and the audit says so.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from types import CellType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
+from django.conf import settings as django_settings
+from django.contrib.admindocs.utils import (
+    remove_non_capturing_groups,
+    replace_metacharacters,
+    replace_named_groups,
+    replace_unnamed_groups,
+)
 from django.core.exceptions import ImproperlyConfigured
-from django.urls import URLPattern, URLResolver
+from django.urls import URLPattern, URLResolver, get_resolver
+from django.urls.resolvers import LocalePrefixPattern, RegexPattern
 
 from ..conf import settings
 from ..operation import Operation
 from ..options.validators import MAX_NAME_LENGTH
-from .adapter import Adapter, handlers_of, protect_in_place
-from .class_views import inherited
-from .decorators import Protected
+from .adapter import Adapter, adapters, handlers_of
+from .decorators import Protected, inherited
 from .handler import EveryDatabase, exempted_by_project
 from .protection import RoutedHandler, class_of, held_by, is_within_atomic, layers_of
-from .urlconf import Place, dotted, places_of, project_resolver
 
 UNSAFE = ("POST", "PUT", "PATCH", "DELETE")
 
@@ -37,23 +45,34 @@ _lock = threading.Lock()
 reasons_left_out: WeakKeyDictionary[URLPattern, str] = WeakKeyDictionary()
 
 
+@dataclass(frozen=True)
+class Place:
+    """A URL pattern within the patterns that include it."""
+
+    #: The path, with names in angle brackets in the place of its variable parts.
+    route: str
+    #: Its name with its namespaces; empty if it has none.
+    name: str
+    callback: Any
+    parameters: frozenset[str]
+    in_admin: bool
+    pattern: URLPattern
+
+
 class ByRoute(Protected):
     """A handler that ``EVERY_ROUTE`` protects, while it is set: a test may set it for itself only."""
 
     def _protects(self, instance: object, adapter: Adapter) -> bool:
         return settings().every_route and super()._protects(instance, adapter)
 
-    def _prepare(self) -> None:
-        """Nothing is left to do, because its framework has made a route of it already."""
-
 
 def places() -> Iterator[Place]:
     """The URL patterns of the project, with the protection that ``EVERY_ROUTE`` gives them."""
-    resolver = project_resolver()
-    if resolver is not None:
+    if getattr(django_settings, "ROOT_URLCONF", None):  # a project may have no URLs
+        resolver = get_resolver()
         with suppress(ImproperlyConfigured):  # the checks report a wrong setting, and could not run if this raised
             protect_every_route(resolver)
-        yield from places_of(resolver)
+        yield from _places(resolver.url_patterns)
 
 
 def protect_every_route(resolver: URLResolver) -> None:
@@ -62,7 +81,7 @@ def protect_every_route(resolver: URLResolver) -> None:
         return
     with _lock:  # no request is served before all routes are protected
         if resolver not in _done:
-            for place in places_of(resolver):
+            for place in _places(resolver.url_patterns):
                 names = (place.route, place.name, dotted(class_of(place.callback) or [*layers_of(place.callback)][-1]))
                 is_excepted = any(fnmatchcase(name, pattern) for name in names for pattern in settings().except_routes)
                 if not place.in_admin and not is_excepted:
@@ -81,7 +100,7 @@ def _protect(place: Place) -> None:
     name = f"route:{place.name or place.route}"[:MAX_NAME_LENGTH]
     operation = Operation(name, required=False, methods=UNSAFE)
     try:
-        if protect_in_place(place.callback, lambda view: ByRoute(operation, view)):
+        if any(adapter.protect_in_place(place.callback, partial(ByRoute, operation)) for adapter in adapters):
             return
         place.pattern.callback = _protected(place.callback, handlers, operation)
     except (ImproperlyConfigured, LookupError) as error:
@@ -110,7 +129,7 @@ def _protected(callback: Any, handlers: list[RoutedHandler], operation: Operatio
 
 
 def _view_of_subclass(view: Any, view_class: Any, handlers: list[RoutedHandler], operation: Operation) -> Any:
-    """What ``as_view()`` makes of a subclass whose handlers are protected."""
+    """The view of a subclass whose handlers are protected."""
     names = {name: getattr(view_class, name) for name in ("__module__", "__qualname__", "__doc__")}
     subclass: Any = type(view_class.__name__, (view_class,), names)
     for routed in handlers:
@@ -152,3 +171,42 @@ def _holds(cell: CellType, value: object) -> bool:
         return cell.cell_contents is value
     except ValueError:
         return False  # not assigned yet
+
+
+def dotted(view: Any) -> str:
+    """The dotted path of a function or a class, or of an object's class."""
+    named: Any = view if hasattr(view, "__qualname__") else type(view)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _places(
+    patterns: Iterable[URLPattern | URLResolver],
+    route: str = "/",
+    namespaces: Sequence[str] = (),
+    parameters: frozenset[str] = frozenset(),
+    in_admin: bool = False,
+) -> Iterator[Place]:
+    for pattern in patterns:
+        here = route + _text_of(pattern.pattern)
+        names = parameters | set(pattern.pattern.converters)
+        if isinstance(pattern.pattern, RegexPattern):
+            names |= set(pattern.pattern.regex.groupindex)
+        if isinstance(pattern, URLResolver):
+            inner = [*namespaces, pattern.namespace] if pattern.namespace else namespaces
+            # A project's own URLs may have the admin's name, but not its views.
+            is_admin = pattern.app_name == "admin" and any(
+                hasattr(getattr(route, "callback", None), "admin_site") for route in pattern.url_patterns
+            )
+            yield from _places(pattern.url_patterns, here, inner, names, in_admin or is_admin)
+        else:
+            name = ":".join([*namespaces, pattern.name]) if pattern.name else ""
+            yield Place(here, name, pattern.callback, names, in_admin, pattern)
+
+
+def _text_of(pattern: Any) -> str:
+    if isinstance(pattern, LocalePrefixPattern):
+        return "<language>/"
+    if not isinstance(pattern, RegexPattern):
+        return str(pattern)
+    simplified = replace_unnamed_groups(replace_named_groups(remove_non_capturing_groups(str(pattern))))
+    return replace_metacharacters(simplified).replace("\\", "")

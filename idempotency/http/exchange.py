@@ -212,7 +212,7 @@ def _key_of(policy: Policy, adapter: Adapter) -> str | None:
         return own
     sent = keys.parse_header(adapter.http.META[keys.META_NAME])
     if own is not None and own != sent:
-        raise KeyInvalidError("The request has one key in the header and another one in the place of its own.")
+        raise KeyInvalidError("The request has one key in the header and another one in its operation's place.")
     return sent
 
 
@@ -239,11 +239,10 @@ class HandlerRun:
     claim: Claim
     adapter: Adapter
     handler: Handler
+    #: The response for its client, after the run.
     response: Any = None
-    """The response for its client, after the run."""
-
+    #: Whether the run is over. A copy of the context may outlive it.
     has_ended: bool = False
-    """Whether the run is over. A copy of the context may outlive it."""
 
     def is_here(self) -> bool:
         """Whether the calling code runs in the run's thread, on the connection that has its transaction, if it has one.

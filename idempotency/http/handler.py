@@ -112,14 +112,12 @@ def _is_protected(view: Any, request: HttpRequest) -> bool:
 class Handler:
     """The unprotected handler of one request, and the transactions that Django would open around it."""
 
+    #: Runs the view or the method, to its end if it is async.
     call: Callable[[], Any]
-    """Runs the view or the method, to its end if it is async."""
-
+    #: Django's own request.
     request: HttpRequest
-    """Django's own request."""
-
+    #: The view that ``call`` runs.
     view: object
-    """The view that ``call`` runs."""
 
     @cached_property
     def databases(self) -> list[str]:
@@ -189,8 +187,6 @@ class Handler:
 
 @dataclass
 class _ViewTransactions:
-    """The open transactions around the view of one request."""
-
     transactions: ExitStack
     blocks: dict[str, Atomic]
 

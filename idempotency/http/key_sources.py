@@ -1,10 +1,5 @@
 """Where a request's key may be, if it is not in the header: ready values of an operation's ``key``.
 
-For example::
-
-    @idempotent("orders.place", key=FromForm())
-    @idempotent("webhooks.shop", key=FromJSON("id"), account=Fixed("shop"))
-
 They are equal if they read the same place, so a reloaded module declares the same operation again.
 """
 
@@ -53,7 +48,7 @@ class FromForm:
         return f"the form's field {self.field!r}"
 
     def __call__(self, request: Any) -> str | None:
-        """Read the field, and leave the form as if nobody had read it.
+        """Read the field. The form stays readable.
 
         :raises KeyInvalidError: the form has the field twice.
         """

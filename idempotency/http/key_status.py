@@ -1,4 +1,4 @@
-"""``KeyStatusView``: tells the owner of a key what has become of it, without running anything."""
+"""``KeyStatusView``: answers the owner of a key with the key's status, without running anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..exceptions import IdempotencyError, KeyMissingError
 from ..identity import keys
 from ..identity.scope import scope_of
 from ..operation import Operation, Policy, registry
-from ..protocol.key_status import KeyStatus, key_status
+from ..protocol.key_status import key_status
 from .adapter import Adapter
 from .problems import PROFILES, report
 
@@ -27,7 +27,7 @@ class KeyStatusView(View):
         path("charges/key/", login_required(KeyStatusView.as_view(operation="charges.create")))
 
     The account is that of the operation's own resolver, so protect the view by the same authentication and permissions
-    as the operation's view. A key of another account is as unknown as one that nobody has used. The key is not part of
+    as the operation's view. A key of another account is as unknown as one that was never used. The key is not part of
     the URL, because URLs are logged. For a DRF view, use the class of this name in ``contrib.rest_framework``.
     """
 
@@ -71,7 +71,7 @@ def tell_status(policy: Policy, adapter: Adapter, make: Callable[[Mapping[str, A
     meta, adapter.profile = adapter.http.META, PROFILES[policy.profile]
     if adapter.profile.is_scoped_by_path:
         raise ImproperlyConfigured(
-            f"KeyStatusView can't tell the status of a key of operation {policy.operation.name!r}: in the profile "
+            f"KeyStatusView can't know the status of a key of operation {policy.operation.name!r}: in the profile "
             f"{policy.profile!r} one key on two paths is two requests."
         )
     try:
@@ -84,22 +84,20 @@ def tell_status(policy: Policy, adapter: Adapter, make: Callable[[Mapping[str, A
         custom = settings().error_response
         response = adapter.answer_to_error(error) if custom is None else custom(adapter.request, error)
     else:
-        response = make(_members(status))
+        response = make(
+            {
+                "status": status.status,
+                "response_status": status.response_status,
+                "created_at": _text(status.created_at),
+                "completed_at": _text(status.completed_at),
+                "expires_at": _text(status.expires_at),
+            }
+        )
         response[keys.HEADER] = meta[keys.META_NAME]
         if status.retry_after is not None:
             response["Retry-After"] = str(status.retry_after)
     response["Cache-Control"] = "no-store"  # the next answer may be another one, and belongs to one account
     return response
-
-
-def _members(status: KeyStatus) -> dict[str, Any]:
-    return {
-        "status": status.status,
-        "response_status": status.response_status,
-        "created_at": _text(status.created_at),
-        "completed_at": _text(status.completed_at),
-        "expires_at": _text(status.expires_at),
-    }
 
 
 def _text(moment: datetime | None) -> str | None:

@@ -1,4 +1,4 @@
-"""``IdempotencyMiddleware``: what the package has to say of a response that a view or Django made."""
+"""``IdempotencyMiddleware``: the status of the key in every response, and answers to errors of ``claim()``."""
 
 from __future__ import annotations
 

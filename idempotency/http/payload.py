@@ -1,11 +1,10 @@
-"""What of a Django request the fingerprint is taken of: its body, its place, and the arguments of its route.
+"""The parts of a Django request that the fingerprint is taken of: its body, its place, the arguments of its route.
 
-The body is read and the request is left as if nobody had read it.
+The request stays readable for its handler.
 
 Two URL patterns of one view are two places, unless they have the same name. The pattern's name with its namespaces
 identifies the place. The path is not used, because a trailing slash, a prefix, a language or a proxy may change it. If
-the project has given a pattern no name, its text is used, without its last slash. If a retry reaches another place than
-the first request, its key counts as reused: the retry never runs and never gets the outcome of the other place.
+the project has given a pattern no name, its text is used, without its last slash.
 """
 
 from __future__ import annotations
@@ -115,18 +114,18 @@ def parts(http: HttpRequest) -> MultiValueDict[str, object]:
     They are parsed here with Django's limits. Django parses the form again for the handler, which may still choose its
     upload handlers.
     """
-    known: MultiValueDict[str, object] | None = getattr(http, _PARTS, None)
-    if known is not None:
-        return known
+    kept: MultiValueDict[str, object] | None = getattr(http, _PARTS, None)
+    if kept is not None:
+        return kept
     if hasattr(http, "_files"):  # parsed already, for example by the CSRF check or by a middleware
         fields, files = http.POST, http.FILES
     else:
         fields, files = _read_parts(http)
-    found: MultiValueDict[str, object] = MultiValueDict({name: [*values] for name, values in fields.lists()})
+    merged: MultiValueDict[str, object] = MultiValueDict({name: [*values] for name, values in fields.lists()})
     for name, uploads in files.lists():
-        found.setlist(name, found.getlist(name) + uploads)
-    setattr(http, _PARTS, found)
-    return found
+        merged.setlist(name, merged.getlist(name) + uploads)
+    setattr(http, _PARTS, merged)
+    return merged
 
 
 def form_values(http: HttpRequest, name: str) -> list[Any]:
@@ -233,7 +232,7 @@ def _comparable(value: object) -> object:
     text = str(value)
     if _ADDRESS.search(text):
         raise TypeError(
-            f"A route argument of type {type(value).__qualname__} has no text of its own, only an address in memory, "
+            f"A route argument of type {type(value).__qualname__} has only its address in memory as a text, "
             f"so a retry would look like another request. Give the type a __str__ that is different for each value."
         )
     return text

@@ -41,45 +41,35 @@ class Answer:
 class Profile:
     """The names and statuses of one convention."""
 
+    #: The text that it follows.
     source: str
-    """The text that it follows."""
-
+    #: The header that marks a replay. Its value is ``true``.
     replayed: str
-    """The header that marks a replay. Its value is ``true``."""
-
+    #: The content type of a problem.
     content_type: str
-    """The content type of a problem."""
-
+    #: Makes the members of a problem's body from the error, its answer, and the text for the client.
     body: Callable[[IdempotencyError, Answer, str], dict[str, Any]]
-    """Makes the members of a problem's body from the error, its answer, and the text for the client."""
-
+    #: The answers to this package's errors, by their codes.
     answers: Mapping[str, Answer]
-    """The answers to this package's errors, by their codes."""
-
+    #: The category of an error that ``answers`` does not have.
     other: str = ""
-    """The category of an error that ``answers`` does not have."""
-
+    #: Whether one key on two paths is two requests. Otherwise all paths of an operation have one scope.
     is_scoped_by_path: bool = False
-    """Whether one key on two paths is two requests. Otherwise an operation has one scope, whatever its paths."""
-
+    #: For how long an outcome must be kept.
     least_retention: timedelta = timedelta(0)
-    """For how long an outcome must be kept."""
-
+    #: Whether a request without a key must be refused.
     needs_key: bool = False
-    """Whether a request without a key must be refused."""
-
+    #: Whether a duplicate of a running request must get its 409.
     needs_conflict: bool = False
-    """Whether a duplicate of a running request must get its 409."""
-
+    #: Whether a 5xx must never be recorded.
     forgets_server_errors: bool = False
-    """Whether a 5xx must never be recorded."""
 
     def answer_to(self, error: IdempotencyError | type[IdempotencyError]) -> Answer:
         """The answer to an error. A project's own error keeps its status and code."""
         return self.answers.get(error.code) or Answer(error.status_code, error.code, self.other)
 
 
-#: What has become of a key, by the code of the error; "not-recorded" or "unknown" for an error that is not listed.
+#: The status of a key, by the code of the error; "not-recorded" or "unknown" for an error that is not listed.
 KEY_STATUSES: Mapping[str, str] = {
     "idempotency_in_progress": "in-progress",
     "idempotency_key_reused": "reused",
@@ -180,17 +170,15 @@ REPLAYED_HEADERS = frozenset(profile.replayed for profile in PROFILES.values())
 
 
 def problem(error: IdempotencyError, profile: Profile) -> dict[str, Any]:
-    """The members of a problem's body."""
     return profile.body(error, profile.answer_to(error), text_of(error))
 
 
 def text_of(error: IdempotencyError) -> str:
-    """What a client may know of an error. Under ``DEBUG`` it is the message for developers, as in the log."""
+    """The part of an error that a client may know. Under ``DEBUG`` it is the message for developers, as in the log."""
     return str(error) if django_settings.DEBUG else error.detail
 
 
 def problem_response(error: IdempotencyError, profile: Profile) -> HttpResponse:
-    """The problem as a Django response."""
     status = profile.answer_to(error).status
     response = HttpResponse(json.dumps(problem(error, profile)), status=status, content_type=profile.content_type)
     if error.retry_after is not None:

@@ -2,7 +2,7 @@
 
 A decorator copies the attributes of what it decorates, and so does ``functools.wraps()`` on a function that never calls
 it. So an attribute proves nothing. A handler is protected if it is a ``Protection`` itself, or a decorator that holds
-one, in a variable of the function around it or in an attribute of its own, and so can call it.
+one, in a variable of the function around it or in an attribute, and so can call it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ class RoutedHandler:
     """A function or a method of a class to which a URL leads."""
 
     handler: Any
+    #: The methods that lead to it; empty if they are not known.
     methods: frozenset[str] = frozenset()
-    """The methods that lead to it; empty if they are not known."""
-
+    #: The attribute of its class; empty for a function.
     name: str = ""
-    """The attribute of its class; empty for a function."""
 
     @property
     def operation(self) -> Operation | None:
@@ -53,16 +52,11 @@ class RoutedHandler:
         return operation if operation is not None and protects(operation, method, self.methods) else None
 
 
-def operation_for(handlers: Iterable[RoutedHandler], method: str) -> Operation | None:
-    """The operation that protects a request with this method, to one of the handlers of its URL."""
-    return next((routed.operation_for(method) for routed in handlers if method in routed.methods), None)
-
-
 def protects_handler(operation: Operation, method: str, served: Collection[str]) -> bool:
     """Whether a request to a method of a class is protected.
 
-    It is, whatever its method, with two exceptions: the operation names its methods itself, or the handler serves safe
-    and unsafe methods, as an ``@action(methods=["get", "post"])`` does.
+    All methods are, with two exceptions: the operation names its methods itself, or the handler serves safe and unsafe
+    methods, as an ``@action(methods=["get", "post"])`` does.
 
     :param served: the methods that lead to the handler; empty if that is not known.
     """
@@ -86,12 +80,12 @@ def protects_function(operation: Operation, method: str, served: Collection[str]
 
 
 def protection_of(handler: object) -> Protection | None:
-    """What protects a handler, even if there are decorators above it."""
+    """The protection of a handler, even if there are decorators above it."""
     return next((layer for layer in layers_of(handler) if isinstance(layer, Protection)), None)
 
 
 def layers_of(handler: object) -> Iterator[Any]:
-    """A handler, what it decorates, and so on inwards, as far as each holds the next one."""
+    """A handler, the function that it decorates, and so on inwards, as far as each holds the next one."""
     layer: Any = handler
     while layer is not None:
         yield layer
@@ -142,7 +136,7 @@ def is_within_atomic(outermost: Iterable[Any]) -> bool:
 
 
 def held_by(layer: Any) -> Iterator[Any]:
-    """What a function, a method, a partial or an object can call, besides what is global."""
+    """The values that a function, a method, a partial or an object can call, besides global ones."""
     if isinstance(layer, functools.partial):
         yield layer.func
     elif isinstance(layer, MethodType):
@@ -159,7 +153,7 @@ def held_by(layer: Any) -> Iterator[Any]:
 
 
 def _holds(layer: Any, inner: object) -> bool:
-    """Whether a decorator holds what it decorates, or holds a function that does."""
+    """Whether a decorator holds the function that it decorates, or holds a function that does."""
     if type(layer) is not layer.__class__:
         return True  # a proxy, as wrapt makes it
     waiting: list[Any] = [layer]

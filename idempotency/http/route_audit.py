@@ -18,27 +18,19 @@ from django.views.generic import RedirectView
 
 from ..conf import settings
 from ..operation import Operation
-from .adapter import doubts_about, handlers_of
+from .adapter import adapters, handlers_of
 from .checks import model_written_elsewhere
-from .every_route import ByRoute, places, reasons_left_out
+from .every_route import ByRoute, Place, dotted, places, reasons_left_out
 from .handler import is_within_atomic_requests
-from .protection import (
-    SAFE_METHODS,
-    RoutedHandler,
-    class_of,
-    is_within_atomic,
-    layers_of,
-    protection_of,
-)
-from .urlconf import Place, dotted
+from .protection import SAFE_METHODS, RoutedHandler, class_of, is_within_atomic, layers_of, protection_of
 
 
 class Verdict(StrEnum):
-    """What the audit says about a method of a route."""
+    """The audit's judgement of a method of a route."""
 
     PROTECTED = "protected"
     BROKEN = "broken"  # an operation is declared, but the protection does not hold
-    DOUBTFUL = "doubtful"  # it holds, unless what is named in the reasons has an effect or checks a permission
+    DOUBTFUL = "doubtful"  # it may not hold, for the reasons that are named
     UNPROTECTED = "unprotected"
     UNDECLARED = "undeclared"  # an unprotected view that doesn't say which methods it serves
     IDEMPOTENT = "idempotent"  # PUT or DELETE, which HTTP defines as idempotent, without protection
@@ -179,7 +171,8 @@ def _judged(route: AuditedRoute, place: Place, routed: RoutedHandler, view_class
             "refused. Put @idempotent above the other decorators of the method, or mark the outermost view with "
             "transaction.non_atomic_requests."
         )
-    doubts = doubts_about(routed, place.callback, place.parameters)
+    asked = (adapter.doubts_about(routed, place.callback, place.parameters) for adapter in adapters)
+    doubts = [doubt for doubts in asked for doubt in doubts]
     if (model := model_written_elsewhere(view_class, operation)) is not None:
         elsewhere = f"{model._meta.label} is written to another database than the records, outside of the transaction."
         doubts = [elsewhere, *doubts]

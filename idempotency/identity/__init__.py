@@ -1,1 +1,1 @@
-"""What makes two requests the same: the key, the scope, and the fingerprint of the payload. Nothing here does I/O."""
+"""The identity of a request: its key, its scope, and the fingerprint of its payload. Nothing here does I/O."""

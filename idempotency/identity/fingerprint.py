@@ -35,8 +35,7 @@ from django.utils.functional import cached_property
 
 from ..conf import settings
 from ..exceptions import PayloadInvalidError
-from .numbers import NOT_FINITE, decimal_text, whole
-from .parsing import CSRF_FIELD, MAX_DEPTH, TOO_DEEP, CanonicalJSON, sorted_pairs
+from .parsing import CSRF_FIELD, MAX_DEPTH, NOT_FINITE, TOO_DEEP, CanonicalJSON, decimal_text, sorted_pairs, whole
 
 CURRENT_VERSION: Final = "v2"
 
@@ -62,13 +61,13 @@ class _TextOfV1(_Text):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Payload:
-    """What a request asks for, without the account and the key. Headers don't belong to it: a retry may change them.
+    """The content of a request, without the account and the key. Headers don't belong to it: a retry may change them.
 
     The ``repr`` shows none of it, because crash reports show the ``repr`` of local variables.
 
     :param command: the parsed body, or the command object that the operation makes from the request.
     :param method: the HTTP method.
-    :param route: the arguments of the route, ``(args, kwargs)``, as the view is called with them.
+    :param route: the place of the request and the arguments of its route by name or position.
     :param query: the raw query string.
     """
 
@@ -123,7 +122,7 @@ def is_known(request_hash: str) -> bool:
 
 
 def _keyed(version: str, digest: bytes, secret: str | bytes) -> str:
-    # If the digest were not keyed, somebody who reads the table could find a short secret in the payload, such as a PIN
+    # If the digest were not keyed, a reader of the table could find a short secret in the payload, such as a PIN
     # or a card number, by trying all of them.
     return f"{version}:{hmac.digest(_key_of(secret), digest, 'sha256').hex()}"
 

@@ -1,7 +1,7 @@
 """The client's key: how it is made, read from the header and validated, and the time that it may carry.
 
-This module imports nothing of Django, because clients use it, too. Whatever value it is given, it returns a key or
-raises ``KeyInvalidError``, and never another error.
+This module imports nothing of Django, because clients use it, too. For each value it returns a key or raises
+``KeyInvalidError``, and never another error.
 
 The header is ``Idempotency-Key`` of draft-ietf-httpapi-idempotency-key-header, whose value is a structured-field
 string (RFC 9651, section 3.3.3). Most clients send the key without quotes. Both forms are accepted, and ``"abc"`` and
@@ -108,7 +108,7 @@ def format_header(key: str) -> str:
 def shorten(key: str) -> str:
     """Shorten a key so that it may be logged: enough to find the record, too little to use the key.
 
-    Somebody who has a key can learn that its operation ran. So a log shows at most eight characters of a key, and never
+    A reader who has a key can learn that its operation ran. So a log shows at most eight characters of a key, and never
     more than half of it.
     """
     shown = key[: min(_SHOWN, len(key) // 2)]

@@ -44,7 +44,7 @@ class Scope:
         derived keys differ.
 
         No secret is used, because a rotated secret would change the keys of running operations, and a provider would
-        take their calls for new ones. So somebody who guesses a client's key can compute the keys derived from it.
+        take their calls for new ones. So a reader who guesses a client's key can compute the keys derived from it.
 
         :param name: names the call.
         :returns: a version 8 UUID (RFC 9562, section 5.8) made with SHA-256.
@@ -107,11 +107,8 @@ def key_on_path(key: str, path: str) -> str:
 
 
 def scope_of(operation: str, account_id: str | None, key: str) -> Scope:
-    """Make a scope, after checking the account.
+    """Make a scope, after checking the account. The key is validated already.
 
-    :param operation: the operation's name.
-    :param account_id: what the account resolver returned.
-    :param key: a validated key.
     :raises AccountRequiredError: there is no account, or its identifier is empty, too long or not printable.
     :raises TypeError: the account is neither a str nor None.
     """

@@ -31,15 +31,14 @@ def new_key(trial: Trial) -> None:
     if answer.is_replay or (answer.succeeded and trial.effects() == before):
         raise Broken(
             f"the same request under a new key was answered {answer} and had no effect.",
-            "Look for a cache of responses around the view, and for a deduplication by payload. The key alone says "
-            "what is a retry.",
+            "Look for a cache of responses around the view, and for a deduplication by payload. Only the key makes a "
+            "request a retry.",
         )
     if not answer.succeeded:
         raise refused(answer)
 
 
 def retry(trial: Trial) -> None:
-    """The same request once more."""
     sent = trial.first()
     answer = trial.again(sent)
     trial.expect_once(sent.effects_before, "the retry took effect again", PROTECT)
@@ -65,9 +64,7 @@ def concurrent(trial: Trial) -> None:
     done = [answer for answer in answers if answer.succeeded and answer.status != 202]
     last = trial.send(request, key)
     trial.expect_once(
-        before,
-        f"{trial.threads} simultaneous requests under one key and a retry took effect other than once",
-        PROTECT,
+        before, f"{trial.threads} simultaneous requests under one key and a retry took effect other than once", PROTECT
     )
     for answer in (*answers, last):
         if not answer.succeeded and answer.status not in COME_BACK:
@@ -214,17 +211,7 @@ def revoked(trial: Trial) -> None:
 #: changes what the client may do.
 CHECKS: Final[Mapping[str, Callable[[Trial], None]]] = {
     check.__name__: check
-    for check in (
-        new_key,
-        retry,
-        concurrent,
-        other_payload,
-        other_account,
-        crash,
-        lost_response,
-        expiry,
-        revoked,
-    )
+    for check in (new_key, retry, concurrent, other_payload, other_account, crash, lost_response, expiry, revoked)
 }
 
 

@@ -54,7 +54,7 @@ class NotRun(Exception):  # noqa: N818 - a finding, not an error
 
 @dataclass
 class Report:
-    """What ``assert_idempotent`` found out about one request. ``str()`` of it is for people."""
+    """The findings of ``assert_idempotent`` about one request. ``str()`` of it is for people."""
 
     request: str
     """The method and the path."""
@@ -110,11 +110,9 @@ class Request:
         return f"{self.method} {self.path}"
 
     def with_data(self, data: Any) -> Request:
-        """The same request with another payload."""
         return Request(self.method, self.path, data, **self.options)
 
     def send(self, client: Client, key: str) -> Answer:
-        """Send it under a key."""
         send = getattr(client, self.method.lower())
         given = {"headers": {}, **self.options, "data": self.data}
         options = {name: value(key) if callable(value) else value for name, value in given.items()}
@@ -143,7 +141,7 @@ def _with_files(data: Any) -> Any:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a check compares of a response."""
+    """The parts of a response that a check compares."""
 
     status: int
     content_type: str

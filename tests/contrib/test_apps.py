@@ -167,7 +167,7 @@ def test_what_is_used_without_its_app_says_which_one() -> None:
 
 ADAPTERS = """
 from idempotency.http import adapter
-print([known.__name__ for known in adapter._adapters])
+print([known.__name__ for known in adapter.adapters])
 """
 
 

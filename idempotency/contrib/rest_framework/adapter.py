@@ -45,8 +45,6 @@ HOOKS = frozenset(
 
 @register
 class RestFrameworkAdapter(Adapter):
-    """The adapter for DRF's ``Request`` and its view."""
-
     def __init__(self, request: Any) -> None:
         super().__init__(request, http=request._request)
         self.view: Any = request.parser_context["view"]
@@ -187,7 +185,18 @@ class RestFrameworkAdapter(Adapter):
                 raise
         response = super().answer_to_exception(error)  # errors that Django answers with 400 and DRF doesn't know
         if response is None:
-            self.view.handle_exception = _Crashed(error, self.view.handle_exception)
+            handle = self.view.handle_exception
+
+            def handle_another(raised: Exception) -> Any:
+                """Keep ``dispatch()`` from showing the error to the project's exception handler a second time.
+
+                An override of the handler may catch the error and raise another one.
+                """
+                if raised is error:
+                    raise raised
+                return handle(raised)
+
+            self.view.handle_exception = handle_another
         return response
 
     def answer_to_error(self, error: IdempotencyError) -> Any:
@@ -317,22 +326,6 @@ def _copied(data: Any) -> Any:
     return data
 
 
-class _Crashed:
-    """Replaces a view's ``handle_exception`` for one error, which the project's exception handler has just seen.
-
-    ``dispatch()`` must not show it a second time. An override of the handler may catch the error and raise another one.
-    """
-
-    def __init__(self, error: Exception, handle: Callable[..., Any]) -> None:
-        self.error = error
-        self.handle = handle
-
-    def __call__(self, error: Exception) -> Any:
-        if error is self.error:
-            raise error
-        return self.handle(error)
-
-
 class IdempotencyAPIException(APIException):
     """An ``IdempotencyError`` as an ``APIException``. ``__cause__`` is the original error.
 
@@ -351,7 +344,7 @@ class IdempotencyAPIException(APIException):
 
 
 class KeyStatusView(APIView):
-    """Tells the owner of an Idempotency-Key what has become of it, without running anything."""
+    """Answers the owner of an Idempotency-Key with the status of the key, without running anything."""
 
     operation: str | Operation | None = None
 

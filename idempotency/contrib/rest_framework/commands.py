@@ -1,4 +1,4 @@
-"""What the fingerprint of a request to a DRF view is taken of: its payload, or the fields of a serializer."""
+"""The payload of a request to a DRF view for its fingerprint: as it was sent, or the fields of a serializer."""
 
 from __future__ import annotations
 

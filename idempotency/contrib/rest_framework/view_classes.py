@@ -12,8 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.views import View
 from rest_framework.views import APIView
 
-from ...http.class_views import guard, inherited
-from ...http.decorators import Protected
+from ...http.decorators import Protected, guard, inherited
 from ...http.protection import RoutedHandler, handlers_of_class, held_by, methods_of_class, protection_of
 from ...operation import Operation, operation_for, registry
 
