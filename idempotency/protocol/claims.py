@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -109,12 +108,7 @@ def acquire(request: ClaimRequest, *, expect_record: bool = False) -> Ownership 
     :param expect_record: whether the scope is likely to have a record, so that it is read before a claim is tried.
     :returns: an ``Ownership`` if this caller must run the operation; if it is ``abandoned``, the caller must first ask
         the reconciler what became of the earlier attempt. The ``Outcome`` if the operation has run already.
-    :raises InProgressError: another attempt is presumed alive.
-    :raises KeyReusedError: the key belongs to another payload.
-    :raises OutcomeUnknownError: an attempt was cut off, and nobody knows how it ended.
-    :raises UnavailableError: the database can't be reached or written. Nothing ran.
-    :raises OuterTransactionError: the caller has an open transaction, in which a claim could not be committed.
-    :raises PayloadInvalidError: the payload has no canonical form.
+    :raises IdempotencyError: nothing ran. Its class says why.
     """
     for _ in range(MAX_ROUNDS):
         try:
@@ -157,7 +151,7 @@ def _one_round(request: ClaimRequest, expect_record: bool) -> Ownership | Outcom
         same_payload=request.payload.matches(row.fence.request_hash),
         recovery=request.policy.recovery,
     )
-    return _ANSWERS[decision](request, row)
+    return _follow(decision, request, row)
 
 
 def _insert(request: ClaimRequest) -> Ownership | Row | None:
@@ -201,24 +195,41 @@ def _owned(policy: Policy, fence: Fence, store: Store, signal: Signal) -> Owners
     return owned
 
 
-# The following functions carry out the decisions. They return None if the record has changed meanwhile, so that another
-# round is needed.
+def _follow(decision: Decision, request: ClaimRequest, row: Row) -> Ownership | Outcome | None:
+    """Carry out a decision.
 
-
-def _replay(request: ClaimRequest, row: Row) -> Outcome | None:
-    fault_point["replay.read"]()
-    signals.send(signals.replayed, request.policy.operation, request.scope, row.fence.attempt)
-    return row.outcome
-
-
-def _take_over(request: ClaimRequest, row: Row) -> Ownership | None:
-    was_released = row.status is Status.RECOVERABLE
-    signal = signals.claimed if was_released else signals.taken_over
-    return take_over(request.policy, row.fence, request.store, signal)
-
-
-def _reconcile(request: ClaimRequest, row: Row) -> Ownership | None:
-    return take_over_abandoned(request.policy, row.fence, request.store)
+    :returns: as for ``_one_round``.
+    """
+    policy, store, attempt = request.policy, request.store, row.fence.attempt
+    match decision:
+        case Decision.REPLAY:
+            fault_point["replay.read"]()
+            signals.send(signals.replayed, policy.operation, request.scope, attempt)
+            return row.outcome
+        case Decision.WAIT:
+            raise InProgressError(retry_after=retry_after(row.lease_left, policy))
+        case Decision.REFUSE_REUSED:
+            version = row.fence.request_hash.partition(":")[0]
+            if not fingerprint.is_known(row.fence.request_hash):
+                # It is not known whether the payload is the same. "Use a new key" would make the client pay twice.
+                raise newer_record(f"a fingerprint of version {version!r}")
+            signals.send(signals.key_reused, policy.operation, request.scope, attempt)
+            raise KeyReusedError
+        case Decision.TAKE_OVER:
+            was_released = row.status is Status.RECOVERABLE
+            return take_over(policy, row.fence, store, signals.claimed if was_released else signals.taken_over)
+        case Decision.RECONCILE:
+            return take_over_abandoned(policy, row.fence, store)
+        case Decision.START_OVER:
+            return _start_over(request, row)
+        case Decision.PARK:
+            with own_transaction(store, policy.operation, one_statement=True):
+                won = store.park_abandoned(row.fence)
+            if won:
+                signals.send(signals.parked, policy.operation, request.scope, attempt)
+            # By now it is parked, by this caller or another one, or its owner has settled it. The next round reads it.
+            return None
+    raise OutcomeUnknownError  # Decision.REPORT_PARKED
 
 
 def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
@@ -233,43 +244,6 @@ def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
             transaction.set_rollback(True, using=store.using)
     next_attempt = replace(row.fence, attempt=row.fence.attempt + 1, request_hash=request_hash)
     return _owned(policy, next_attempt, store, signals.claimed) if won else None
-
-
-def _park(request: ClaimRequest, row: Row) -> None:
-    with own_transaction(request.store, request.policy.operation, one_statement=True):
-        won = request.store.park_abandoned(row.fence)
-    if won:
-        signals.send(signals.parked, request.policy.operation, request.scope, row.fence.attempt)
-    # Now the record is parked, by this caller or another one, or its owner has settled it. The next round reads which.
-
-
-def _refuse_in_progress(request: ClaimRequest, row: Row) -> None:
-    raise InProgressError(retry_after=retry_after(row.lease_left, request.policy))
-
-
-def _refuse_reused(request: ClaimRequest, row: Row) -> None:
-    request_hash = row.fence.request_hash
-    if not fingerprint.is_known(request_hash):
-        # Nobody can tell whether the payload is the same. "Use a new key" would make the client pay twice.
-        raise newer_record(f"a fingerprint of version {request_hash.partition(':')[0]!r}")
-    signals.send(signals.key_reused, request.policy.operation, request.scope, row.fence.attempt)
-    raise KeyReusedError
-
-
-def _refuse_parked(request: ClaimRequest, row: Row) -> None:
-    raise OutcomeUnknownError
-
-
-_ANSWERS: dict[Decision, Callable[[ClaimRequest, Row], Ownership | Outcome | None]] = {
-    Decision.REPLAY: _replay,
-    Decision.WAIT: _refuse_in_progress,
-    Decision.REFUSE_REUSED: _refuse_reused,
-    Decision.TAKE_OVER: _take_over,
-    Decision.START_OVER: _start_over,
-    Decision.RECONCILE: _reconcile,
-    Decision.PARK: _park,
-    Decision.REPORT_PARKED: _refuse_parked,
-}
 
 
 def take_over(policy: Policy, observed: Fence, store: Store, signal: Signal) -> Ownership | None:
@@ -289,10 +263,7 @@ def take_over(policy: Policy, observed: Fence, store: Store, signal: Signal) -> 
 
 
 def take_over_abandoned(policy: Policy, observed: Fence, store: Store) -> Ownership | None:
-    """Own an abandoned record whose reconciler must be asked before anything runs.
-
-    :returns: as for ``take_over``.
-    """
+    """Own an abandoned record whose reconciler must be asked before anything runs. None as for ``take_over``."""
     owned = take_over(policy, observed, store, signals.taken_over)
     if owned is not None:
         owned.abandoned = True
@@ -350,27 +321,22 @@ def release(owned: Ownership, error: str | None = None) -> bool:
 
 
 def park(owned: Ownership, error: str | None = None) -> bool:
-    """Stop automatic handling, because the attempt ended and nobody knows whether it took effect.
+    """Stop automatic handling, because the attempt ended and it is not known whether it took effect.
 
-    :param error: as for ``release``.
-    :returns: False if another attempt owns the record.
+    Parameter and result are those of ``release``.
     """
     return fenced_change(owned, lambda: store_for(owned.using).park(owned.fence, error))
 
 
 def postpone(owned: Ownership, duration: timedelta) -> bool:
-    """Let the lease end after ``duration``, so that the next retry or sweep after that asks the reconciler again.
-
-    :returns: False if another attempt owns the record.
-    """
+    """Let the lease end after ``duration``, so that the next retry or sweep after that asks the reconciler again."""
     return fenced_change(owned, lambda: store_for(owned.using).set_lease(owned.fence, duration, ttl=owned.policy.ttl))
 
 
 def read_winner(request: ClaimRequest) -> Outcome:
-    """The outcome of the attempt that won. The caller of an attempt that lost its lease gets it.
+    """The outcome of the attempt that won, for the client of an attempt that lost its lease.
 
     :raises InProgressError: the winner has no outcome yet.
-    :raises UnavailableError: the record can't be read.
     """
     with store_errors(request.store.using):
         row = request.store.read(request.scope)

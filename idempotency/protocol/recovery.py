@@ -1,7 +1,7 @@
 """Recovery: asks a reconciler what became of a claim whose process has disappeared.
 
-A retry that finds such a claim settles it at once (``execution.acquire_or_wait``). A sweep settles the claims that
-nobody retries. Both use ``reconcile``. It may be killed at any point and run again: what it changed is fenced, and what
+A retry that finds such a claim settles it at once (``execution.acquire_or_wait``). A sweep settles the claims without
+a retry. Both use ``reconcile``. It may be killed at any point and run again: what it changed is fenced, and what
 it did not change is found again.
 """
 
@@ -55,7 +55,10 @@ def reconcile(owned: Ownership) -> Outcome | None:
     if isinstance(finding, Completed):
         outcome = _outcome_found(finding, owned)
         if outcome is not None:
-            _record(owned, outcome)
+            try:
+                claims.record(owned, outcome)
+            except LeaseLostError as error:
+                raise InProgressError(retry_after=1) from error
             announce_recovery(owned, Status.COMPLETED)
             return outcome
     with store_errors(owned.using):
@@ -68,13 +71,6 @@ def reconcile(owned: Ownership) -> Outcome | None:
         backoff = min(2**owned.attempt, LONGEST_BACKOFF)
         claims.postpone(owned, timedelta(seconds=backoff))
     raise InProgressError(retry_after=min(backoff, int(settings().max_retry_after.total_seconds()) or 1))
-
-
-def _record(owned: Ownership, outcome: Outcome) -> None:
-    try:
-        claims.record(owned, outcome)
-    except LeaseLostError as error:
-        raise InProgressError(retry_after=1) from error
 
 
 def _ask(owned: Ownership) -> Completed | NotExecuted | Unknown:
@@ -96,10 +92,7 @@ def _ask(owned: Ownership) -> Completed | NotExecuted | Unknown:
 
 
 def _outcome_found(finding: Completed, owned: Ownership) -> Outcome | None:
-    """Make the outcome from the reconciler's response.
-
-    :returns: None if it can't be recorded. An outcome that can't be replayed counts as unknown.
-    """
+    """The outcome with the reconciler's response. None if it can't be recorded, which counts as unknown."""
     try:
         if isinstance(finding.response, HttpResponseBase):
             return outcome_of(finding.response, owned.policy)

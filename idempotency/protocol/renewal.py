@@ -13,8 +13,6 @@ outside of the process. So the setting ``RENEWAL_DATABASES`` may name another wa
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
 import os
 import threading
@@ -23,8 +21,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
+from operator import attrgetter
 
 from django.db import connections
 
@@ -42,7 +41,7 @@ logger = logging.getLogger("idempotency")
 RENEWALS_A_LEASE = 3
 
 #: How long, in seconds, a handler waits for the thread that renews its lease.
-PATIENCE = 10.0
+LONGEST_WAIT = 10.0
 
 
 def renew(owned: Ownership) -> bool:
@@ -75,13 +74,13 @@ def heartbeat(owned: Ownership, cap: timedelta) -> AbstractContextManager[None]:
 
 @contextmanager
 def _beating(owned: Ownership, cap: float) -> Iterator[None]:
-    beat = renewer_of(owned.using).add(owned, cap)
+    task = renewer_of(owned.using).add(owned, cap)
     try:
         yield
     finally:
         # Don't wait for a renewal that is under way. It is fenced, so it matches no row once the attempt has ended. In
         # a forked child this is another renewer, because a lock of the parent's may never be released there.
-        renewer_of(owned.using).stop(beat)
+        renewer_of(owned.using).stop(task)
         owned.held_until = None
 
 
@@ -96,25 +95,14 @@ def _set_lease_over_own_connection(owned: Ownership) -> bool:
         return _set_lease(owned)
 
 
-@dataclass
-class Beat:
-    """The heartbeat of one handler. Its times are those of ``time.monotonic()``, not those of the database's clock."""
+@dataclass(eq=False)
+class Task:
+    """Work of a renewer. Its times are those of ``time.monotonic()``, not those of the database's clock."""
 
-    owned: Ownership
-    ends: float
-    stopped: bool = False
-
-    def goes_on(self) -> bool:
-        return not self.stopped and time.monotonic() < self.ends
-
-
-@dataclass(order=True)
-class _Task:
-    due: float
-    number: int
     #: Does the work and returns when to do it again, or None for never.
-    work: Callable[[], float | None] = field(compare=False)
-    beat: Beat | None = field(compare=False, default=None)
+    work: Callable[[], float | None]
+    due: float = 0.0
+    is_stopped: bool = False
 
 
 class Renewer:
@@ -126,25 +114,28 @@ class Renewer:
     def __init__(self, using: str) -> None:
         self._using = using
         self._changed = threading.Condition()
-        self._tasks: list[_Task] = []
-        self._numbers = itertools.count()
+        self._tasks: list[Task] = []
         self._thread: threading.Thread | None = None
 
-    def add(self, owned: Ownership, cap: float) -> Beat:
-        """Renew the claim ``RENEWALS_A_LEASE`` times a lease, for ``cap`` seconds or until the beat is stopped."""
-        now = time.monotonic()
-        lease = owned.policy.lease.total_seconds()
+    def add(self, owned: Ownership, cap: float) -> Task:
+        """Renew the claim ``RENEWALS_A_LEASE`` times a lease, for ``cap`` seconds or until the task is stopped."""
+        now, lease = time.monotonic(), owned.policy.lease.total_seconds()
         owned.held_until = now + lease
-        beat = Beat(owned, ends=now + cap)
-        self._schedule(now + lease / RENEWALS_A_LEASE, lambda: self._renew_for(beat), beat)
-        return beat
 
-    def stop(self, beat: Beat) -> None:
-        """Stop renewing for this beat, without waiting for a renewal that is under way."""
+        def renew_again() -> float | None:
+            if task.is_stopped or time.monotonic() >= now + cap:
+                return None
+            return self._renew_for(owned, task)
+
+        task = Task(renew_again, due=now + lease / RENEWALS_A_LEASE)
+        self._schedule(task)
+        return task
+
+    def stop(self, task: Task) -> None:
+        """Do a task no more, without waiting for a renewal that is under way."""
         with self._changed:
-            beat.stopped = True
-            self._tasks = [task for task in self._tasks if task.beat is not beat]
-            heapq.heapify(self._tasks)
+            task.is_stopped = True
+            self._tasks = [other for other in self._tasks if other is not task]
             self._changed.notify()
 
     def renew(self, owned: Ownership) -> bool:
@@ -163,30 +154,27 @@ class Renewer:
             except Exception as error:  # noqa: BLE001 - the waiting handler raises it
                 answer.set_exception(error)
 
-        self._schedule(time.monotonic(), work)
+        self._schedule(Task(work))
         try:
-            return answer.result(PATIENCE)
+            return answer.result(LONGEST_WAIT)
         except FutureTimeoutError as error:
             answer.cancel()
             raise UnavailableError(retry_after=1) from error
 
-    def _renew_for(self, beat: Beat) -> float | None:
-        """Renew once.
+    def _renew_for(self, owned: Ownership, task: Task) -> float | None:
+        """Renew once, for a heartbeat.
 
         :returns: when to renew again, or None for never.
         """
-        owned, now = beat.owned, time.monotonic()
-        if not beat.goes_on():
-            return None
-        lease = owned.policy.lease.total_seconds()
+        now, lease = time.monotonic(), owned.policy.lease.total_seconds()
         fault_point["heartbeat.before"]()
         try:
             with store_errors(owned.using):
                 renewed = _set_lease_over_own_connection(owned)
         except UnavailableError:
-            logger.warning("Operation %r: its lease could not be renewed", owned.scope.operation, exc_info=True)
+            logger.warning("%s: its lease could not be renewed", owned.policy.operation, exc_info=True)
         else:
-            if not beat.goes_on():
+            if task.is_stopped:
                 return None  # the attempt has ended meanwhile
             if not renewed:
                 owned.lost = True
@@ -194,18 +182,18 @@ class Renewer:
             owned.held_until = now + lease
         return time.monotonic() + lease / RENEWALS_A_LEASE
 
-    def _schedule(self, due: float, work: Callable[[], float | None], beat: Beat | None = None) -> None:
+    def _schedule(self, task: Task) -> None:
         with self._changed:
-            if beat is not None and beat.stopped:
+            if task.is_stopped:
                 return
-            heapq.heappush(self._tasks, _Task(due, next(self._numbers), work, beat))
+            self._tasks.append(task)
             self._changed.notify()
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=f"idempotency-renewer-{self._using}", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:
-                    # No thread can be started. A handler that waits for a renewal gets an error after PATIENCE.
+                    # No thread can be started. A handler that waits for a renewal gets an error after LONGEST_WAIT.
                     logger.exception("Leases can't be renewed")
                 else:
                     self._thread = thread
@@ -216,23 +204,26 @@ class Renewer:
             while (task := self._next()) is not None:
                 due = task.work()
                 if due is not None:
-                    self._schedule(due, task.work, task.beat)
+                    task.due = due
+                    self._schedule(task)
         finally:
             # Whatever ended this thread, the next task starts a new one.
             with self._changed:
                 self._thread = None
             connections.close_all()
 
-    def _next(self) -> _Task | None:
+    def _next(self) -> Task | None:
         """Wait until a task is due.
 
         :returns: the task, or None if no task is left.
         """
         with self._changed:
             while self._tasks:
-                wait = self._tasks[0].due - time.monotonic()
+                task = min(self._tasks, key=attrgetter("due"))
+                wait = task.due - time.monotonic()
                 if wait <= 0:
-                    return heapq.heappop(self._tasks)
+                    self._tasks.remove(task)
+                    return task
                 self._changed.wait(wait)
             self._thread = None
             return None

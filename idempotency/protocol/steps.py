@@ -7,7 +7,7 @@ import json
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import QuerySet
@@ -38,27 +38,30 @@ class StepLog:
 
 
 def run_step(owned: Ownership, log: StepLog, name: str, call: Callable[[], T]) -> T:
-    """See ``Claim.step``."""
+    """The work of ``Claim.step``."""
     _refuse_wrong_use(owned, log, name, call)
     known = _begin(owned, name)
     if known is not None:
         log.ended.add(name)
-        stored: T = _read(known, owned, name)
-        return stored
+        return cast("T", _read(known, owned, name))
     fault_point["step.started"]()
     outer, log.running = log.running, f"{log.running}/{name}" if log.running else name
     try:
         result = call()
     finally:
         log.running = outer
-    text = _as_json(result, owned, name)
+    try:
+        text = json.dumps(result, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"Step {name!r} of operation {owned.scope.operation!r} must return JSON, so that it can be kept: {error}"
+        ) from error
     # If the process dies before this is committed, or the database fails, the step has happened but its result is not
     # stored. The attempt stops, and the next one makes the same call with the same derived key.
     _keep(owned, name, text)
     log.ended.add(name)
     fault_point["step.stored"]()
-    replayed: T = json.loads(text)  # so that the first attempt gets the same value as a later one
-    return replayed
+    return cast("T", json.loads(text))  # so that the first attempt gets the same value as a later one
 
 
 def _refuse_wrong_use(owned: Ownership, log: StepLog, name: str, call: Callable[[], Any]) -> None:
@@ -160,15 +163,6 @@ def _not_json(declared: Any) -> type | None:
         return None if any(issubclass(known, declared) for known in JSON_TYPES) else declared
     except TypeError:
         return None  # a protocol that can't be checked at run time
-
-
-def _as_json(result: Any, owned: Ownership, name: str) -> str:
-    try:
-        return json.dumps(result, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(
-            f"Step {name!r} of operation {owned.scope.operation!r} must return JSON, so that it can be kept: {error}"
-        ) from error
 
 
 def _read(result: str, owned: Ownership, name: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from idempotency.exceptions import UnavailableError
 from idempotency.identity.scope import Scope
 from idempotency.protocol import renewal
 from idempotency.protocol.ownership import Ownership
-from idempotency.protocol.renewal import Beat, Renewer
+from idempotency.protocol.renewal import Renewer, Task
 from idempotency.store import Fence
 from tests.operations import forgetting_operations
 
@@ -53,7 +52,7 @@ def test_a_renewal_nobody_waits_for_any_more_is_not_made(owned: Ownership, renew
         return goes_on.wait(timeout=30)
 
     renewing(slow)
-    monkeypatch.setattr(renewal, "PATIENCE", 0.01)
+    monkeypatch.setattr(renewal, "LONGEST_WAIT", 0.01)
     renewer = Renewer("default")
     while not made:  # until the thread is at it, each is given up before it began
         with pytest.raises(UnavailableError):
@@ -88,7 +87,7 @@ def test_without_a_thread_nothing_is_renewed_until_one_can_be_had(
     renewer = Renewer("default")
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        patch.setattr(renewal, "PATIENCE", 0.01)
+        patch.setattr(renewal, "LONGEST_WAIT", 0.01)
         with pytest.raises(UnavailableError):
             renewer.renew(owned)
     assert "Leases can't be renewed" in caplog.text
@@ -99,20 +98,20 @@ def test_without_a_thread_nothing_is_renewed_until_one_can_be_had(
 def test_a_renewal_that_comes_after_the_end_of_its_attempt_says_nothing_of_it(
     owned: Ownership, renewing: Arrange
 ) -> None:
-    beat = Beat(owned, ends=time.monotonic() + 60)
+    task = Task(lambda: None)
 
     def ended_meanwhile(renewed: Ownership) -> bool:
-        beat.stopped = True
+        task.is_stopped = True
         return False
 
     renewing(ended_meanwhile)
-    assert Renewer("default")._renew_for(beat) is None
+    assert Renewer("default")._renew_for(owned, task) is None
     assert not owned.lost
 
 
 def test_a_beat_that_was_stopped_is_not_scheduled_again(owned: Ownership) -> None:
     renewer = Renewer("default")
-    beat = Beat(owned, ends=time.monotonic() + 60)
-    renewer.stop(beat)
-    renewer._schedule(time.monotonic(), lambda: None, beat)
+    task = Task(lambda: None)
+    renewer.stop(task)
+    renewer._schedule(task)
     assert (renewer._tasks, renewer._thread) == ([], None)
