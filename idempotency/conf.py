@@ -63,7 +63,7 @@ def authenticated_user(request: Any) -> str | None:
     if not issubclass(kind, Model):
         return f"{kind.__module__}.{kind.__qualname__}:{account}"
     model = kind._meta.concrete_model  # a proxy has the primary keys of its model
-    # If the primary key is a text, somebody may have chosen it to look like the account of a user of another model.
+    # A primary key that is a text may have been chosen to look like the account of a user of another model.
     if model is _user_model(django_settings.AUTH_USER_MODEL) and ":" not in account:
         return account
     return f"{model._meta.label}:{account}"

@@ -4,10 +4,10 @@ absent       -> in_progress     claim: one winner, attempt 1
 in_progress  -> completed       complete, if the attempt still owns the record
 in_progress  -> recoverable     release, if the attempt still owns the record and had no effect
 in_progress  -> in_progress     take over after the lease, attempt + 1, if it is safe to run again
-in_progress  -> parked          the lease is over and nobody knows whether the operation took effect
+in_progress  -> parked          the lease is over, and whether the operation took effect is unknown
 recoverable  -> in_progress     claim, attempt + 1
-parked       -> completed       somebody found the outcome
-parked       -> recoverable     somebody found that the operation did not take effect
+parked       -> completed       an operator or a reconciler found the outcome
+parked       -> recoverable     an operator or a reconciler found that the operation did not take effect
 any but a live claim -> in_progress   claim past retention: a new request, attempt + 1
 """
 
@@ -22,7 +22,7 @@ class Status(StrEnum):
     IN_PROGRESS = "in_progress"  # an attempt claimed it, and is presumed alive until its lease ends
     COMPLETED = "completed"  # the outcome is recorded, and every retry gets it
     RECOVERABLE = "recoverable"  # the operation is known to have had no effect, and the next retry runs it
-    PARKED = "parked"  # nobody knows whether the operation took effect, and the record waits for somebody to find out
+    PARKED = "parked"  # whether the operation took effect is unknown, and the record waits for a decision
 
     __str__ = str.__str__
 

@@ -167,7 +167,7 @@ def outcome_of_result(result: Any, policy: Policy) -> Outcome:
 
 
 def _redacted(content: bytes, status: int, headers: tuple[tuple[str, str], ...], policy: Policy) -> bytes:
-    """Return the content that an operation records. If that can't be told, nothing is recorded.
+    """Return the content that an operation records. If ``redact`` fails, nothing is recorded.
 
     :raises UnrecordableResponseError: ``redact`` raises an error, or returns no bytes.
     """

@@ -314,7 +314,7 @@ class HandlerRun:
                     f"{type(self.response).__name__}. If a framework makes the response from what the handler returns, "
                     f"put @idempotent where the response exists, or register an adapter for the framework."
                 )
-            if _attach_job(policy, owned.scope, self.response):
+            if _attach_job(policy, owned.fence.scope, self.response):
                 self.claim.reference = self.claim.reference or self.response["Location"]
             if not policy.recordable(self.response.status_code):
                 owned.declined = self.response.status_code < 500

@@ -19,7 +19,7 @@ from ..lifecycle import Recovery
 from . import validators
 from .values import CONFLICT, IETF, REEXECUTE, Attach, InProgressAnswer, Reconcile
 
-#: The headers that belong to the outcome. All other headers are made anew for each response. Vary is in the list
+#: The headers that belong to the outcome. All other headers are made again for each response. Vary is in the list
 #: because Cache-Control is: a cache that learns how long it may keep a response must also learn for which requests.
 DEFAULT_RECORDED_HEADERS: Final = (
     "Location",
@@ -41,38 +41,28 @@ DEFAULT_RECORDED_HEADERS: Final = (
 class Option:
     """One option of an operation, or one entry of ``IDEMPOTENCY``."""
 
+    #: The keyword argument. The attribute of this name of ``Options`` or ``Settings`` has the value in force.
     name: str = ""
-    """The keyword argument. The attribute of this name of ``Options`` or ``Settings`` has the value in force."""
-
+    #: The entry of ``IDEMPOTENCY`` that sets the default, or None if there is no such entry.
     setting: str | None = None
-    """The entry of ``IDEMPOTENCY`` that sets the default, or None if there is no such entry."""
-
+    #: The value in force if neither the argument nor the setting is given.
     default: Any = None
-    """The value in force if neither the argument nor the setting is given."""
-
+    #: The validator: returns what is wrong with a value, or None.
     problem_of: Callable[[Any], str | None]
-    """The validator: returns what is wrong with a value, or None."""
-
+    #: The type, as the documentation's list writes it.
     takes: str
-    """The type, as the documentation's list writes it."""
-
+    #: The meaning, as the documentation's list writes it.
     meaning: str
-    """The meaning, as the documentation's list writes it."""
-
+    #: The id of the system check for the setting.
     check_id: str = ""
-    """The id of the system check for the setting."""
-
+    #: The advice of the system check.
     hint: str = ""
-    """The advice of the system check."""
-
+    #: False if a text is a value itself, and not the dotted path of one.
     is_path: bool = True
-    """False if a text is a value itself, and not the dotted path of one."""
-
+    #: True if a message must not show the value.
     is_secret: bool = False
-    """True if a message must not show the value."""
-
+    #: False for an entry of ``IDEMPOTENCY`` that is the same for all operations.
     is_argument: bool = True
-    """False for an entry of ``IDEMPOTENCY`` that is the same for all operations."""
 
     def problem_of_setting(self, value: Any) -> str | None:
         """What is wrong with a value of the setting, or None. A dotted path is imported."""

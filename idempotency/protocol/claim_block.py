@@ -63,7 +63,7 @@ def claim(
     :raises PayloadInvalidError: the payload has no canonical form.
     :raises InProgressError: another run is under way.
     :raises KeyReusedError: the key belongs to another payload.
-    :raises OutcomeUnknownError: a run was cut off, and nobody knows how it ended.
+    :raises OutcomeUnknownError: a run was cut off, and how it ended is unknown.
     :raises BodyGoneError: the operation has run, and its result is no longer kept.
     :raises OuterTransactionError: a transaction is open, in which the claim could not be committed.
     :raises LeaseLostError: another attempt has taken over. The block's writes are rolled back.

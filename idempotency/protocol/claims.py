@@ -42,8 +42,7 @@ from ..outcome import Outcome
 from ..store import Fence, Row, Store, newer_record, own_transaction, store_for
 from . import steps
 from .faults import fault_point
-from .ownership import Ownership
-from .transactions import fenced_change, store_errors, unavailable
+from .ownership import Ownership, fenced_change, store_errors, unavailable
 
 #: A claim starts again if the record changed meanwhile: it was purged after the insert found it, another attempt took
 #: it over, or the database refused with a serialization failure (REPEATABLE READ) or a deadlock (InnoDB). Each round

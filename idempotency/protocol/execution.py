@@ -29,10 +29,9 @@ from .claim import Claim
 from .claims import ClaimRequest
 from .context import claim_in_context, current_claim
 from .faults import fault_point
-from .ownership import Ownership
+from .ownership import Ownership, unavailable
 from .recovery import reconcile
 from .renewal import heartbeat
-from .transactions import unavailable
 
 __all__ = ["Running", "acquire_or_wait", "current_claim", "release_or_park", "running"]
 
@@ -191,7 +190,7 @@ def _raise_unless_rolled_back(error: Exception, phase: Phase, ended_itself: bool
     store, of_database = owned.store, isinstance(error, (DatabaseError, InterfaceError))
     if ended_itself:
         # It is not known what the operation has committed, so it must not run again automatically.
-        _park(owned, recorded_reason(error))
+        _end(owned, claims.park, recorded_reason(error), signals.parked)
         raise _ended_itself(owned) from error
     if phase is Phase.COMMITTING and not store.commit_was_refused(error):
         # The COMMIT may have succeeded, so a release could let the operation run twice. The retry reads the record.
@@ -266,9 +265,9 @@ def _broken(owned: Ownership) -> TransactionBrokenError:
 
 def _ended_itself(owned: Ownership) -> TransactionBrokenError:
     return TransactionBrokenError(
-        f"Operation {owned.scope.operation!r} has ended its transaction itself, by a COMMIT or ROLLBACK that went past "
-        f"Django, so its outcome could not be committed together with its writes. It is parked until somebody has "
-        f"found out what was committed. Remove the statement, or declare the operation with transaction=False."
+        f"{owned.policy.operation} has ended its transaction itself, by a COMMIT or ROLLBACK that bypassed Django, so "
+        f"its outcome could not be committed together with its writes. It is parked until an operator has found out "
+        f"what was committed. Remove the statement, or declare the operation with transaction=False."
     )
 
 
@@ -290,11 +289,7 @@ def release_or_park(owned: Ownership, reason: str | None = None) -> None:
         declined = owned.declined and reason is None  # without a reason, the answer is what ended the attempt
         _end(owned, claims.release, reason, signals.unrecorded if declined else signals.released)
     elif policy.recovery is Recovery.PARK:
-        _park(owned, reason)
-
-
-def _park(owned: Ownership, reason: str | None) -> None:
-    _end(owned, claims.park, reason, signals.parked)
+        _end(owned, claims.park, reason, signals.parked)
 
 
 def _end(owned: Ownership, change: Callable[[Ownership, str | None], bool], reason: str | None, signal: Signal) -> None:

@@ -14,10 +14,9 @@ from ..models import IdempotencyRecord
 from ..operation import Policy
 from ..store import records_database, status_of
 from . import claims
-from .transactions import store_errors
+from .ownership import store_errors
 
-#: What the client is told, by what a retry with the same payload would meet. A claim that is cut off is told as what
-#: its retry makes of it.
+#: The status that a client reads, by what a retry with the same payload would meet.
 _STATUS_OF = {
     Decision.WAIT: "in_progress",
     Decision.REPLAY: "completed",
@@ -32,7 +31,7 @@ _STATUS_OF = {
 class KeyStatus:
     """What has become of a key.
 
-    ``status`` is one of ``in_progress``, ``completed``, ``recoverable`` (no attempt is at work and no outcome is
+    ``status`` is one of ``in_progress``, ``completed``, ``recoverable`` (no attempt is running and no outcome is
     recorded, so a retry runs the operation or finds out), ``parked`` and ``unknown`` (there is no record, or its
     retention is over). The times and ``response_status`` are None if they aren't known. ``retry_after`` is
     in seconds.

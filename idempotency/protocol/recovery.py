@@ -21,9 +21,8 @@ from ..options.values import Completed, NotExecuted, Unknown
 from ..outcome import Outcome, outcome_of, outcome_of_result
 from . import claims
 from .faults import fault_point
-from .ownership import Ownership
+from .ownership import Ownership, store_errors
 from .renewal import renew
-from .transactions import store_errors
 
 logger = logging.getLogger("idempotency")
 

@@ -32,8 +32,7 @@ from ..exceptions import UnavailableError
 from ..store import own_transaction, store_for
 from ..store.own_connection import open_own_connection
 from .faults import fault_point
-from .ownership import Ownership, on_behalf_of
-from .transactions import fenced_change, store_errors
+from .ownership import Ownership, fenced_change, on_behalf_of, store_errors
 
 logger = logging.getLogger("idempotency")
 
@@ -49,8 +48,8 @@ def renew(owned: Ownership) -> bool:
 
     If the handler's connection has an open transaction, the statement is sent over another connection. In the open
     transaction the new lease would be invisible until its end, and the record would be locked until then. If the
-    database has one writer only, an open transaction keeps all others from writing, so nobody can take over, and it is
-    enough to read the record.
+    database has one writer only, an open transaction keeps all others from writing. So no other attempt can take over,
+    and it is enough to read the record.
 
     :returns: False if another attempt owns the record.
     :raises UnavailableError: the database can't be reached. It is not known whether the lease is still valid.
@@ -67,7 +66,7 @@ def renew(owned: Ownership) -> bool:
 
 def heartbeat(owned: Ownership, cap: timedelta) -> AbstractContextManager[None]:
     """Renew the lease during the block, for ``cap`` in total."""
-    # In a TestCase no other connection sees the record. In a transaction of the only writer, nobody can take over.
+    # In a TestCase no other connection sees the record. In a transaction of the only writer, no attempt can take over.
     needless = owned.shares_connection or (owned.policy.transaction and owned.store.has_one_writer)
     return nullcontext() if needless else _beating(owned, cap.total_seconds())
 

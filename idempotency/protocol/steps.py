@@ -18,8 +18,7 @@ from ..options import validators
 from ..outcome import UNREADABLE, decode_body, encode_body
 from ..store import Fence, store_for
 from .faults import fault_point
-from .ownership import Ownership, on_behalf_of
-from .transactions import fenced_change, store_errors
+from .ownership import Ownership, fenced_change, on_behalf_of, store_errors
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from django.db import OperationalError, connections, router, transaction
 
 from ..exceptions import OuterTransactionError
 from ..models import IdempotencyRecord
-from .base import CommitError, Fence, Replication, Row, TableSize, Taken, newer_record, status_of
-from .portable import Store
+from .base import CommitError, Fence, Replication, Row, TableSize, Taken, newer_record
+from .portable import Store, status_of
 
 __all__ = [
     "CommitError",

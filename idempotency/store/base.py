@@ -44,17 +44,6 @@ class Row:
     outcome: Outcome | None = field(repr=False)  # for a completed record only
 
 
-def status_of(stored: str) -> Status:
-    """The state of a record, from its column.
-
-    :raises UnavailableError: this release doesn't know it.
-    """
-    try:
-        return Status(stored)
-    except ValueError:
-        raise newer_record(f"the status {stored!r}") from None
-
-
 def newer_record(what: str) -> UnavailableError:
     """Make the error for a record that this release can't understand.
 

@@ -28,11 +28,22 @@ from ..identity.scope import Scope
 from ..lifecycle import Status
 from ..models import IdempotencyRecord
 from ..outcome import Outcome
-from .base import Fence, Row, Upkeep, status_of
+from .base import Fence, Row, Upkeep, newer_record
 from .transaction_guard import TransactionWatch
 
 if TYPE_CHECKING:
     from ..outbox.models import OutboxMessage
+
+
+def status_of(stored: str) -> Status:
+    """The state of a record, from its column.
+
+    :raises UnavailableError: this release doesn't know it.
+    """
+    try:
+        return Status(stored)
+    except ValueError:
+        raise newer_record(f"the status {stored!r}") from None
 
 
 class Store(Upkeep):
@@ -165,7 +176,7 @@ class Store(Upkeep):
         return self._end(fence, Status.RECOVERABLE, error)
 
     def park(self, fence: Fence, error: str | None = None) -> bool:
-        """Park the record, so that nothing runs until somebody has found out how the attempt ended.
+        """Park the record, so that nothing runs until an operator has found out how the attempt ended.
 
         :param error: as for ``release``.
         """
@@ -264,7 +275,7 @@ class Store(Upkeep):
         return isinstance(error, IntegrityError)  # a deferred constraint; after other errors COMMIT may have succeeded
 
     def is_permanent(self, error: BaseException) -> bool:
-        """Whether the same statement fails again until somebody changes the schema, a permission or the code."""
+        """Whether the same statement fails again until the schema, a permission or the code is changed."""
         return isinstance(error, ProgrammingError)
 
     def is_duplicate(self, error: BaseException) -> bool:

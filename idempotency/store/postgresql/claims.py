@@ -16,7 +16,8 @@ from typing import Any
 from ...identity.scope import Scope
 from ...lifecycle import Status
 from ...outcome import Outcome
-from ..base import CommitError, Fence, Row, status_of
+from ..base import CommitError, Fence, Row
+from ..portable import status_of
 from ..transaction_guard import TransactionWatch
 from .merged import BeginningWatch, has_open_transaction, is_silent
 from .settings import IDLING, NO_DISK, Setting, Settings, with_settings

@@ -12,7 +12,7 @@ from django.db import connection
 
 from idempotency import signals
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol import claims, transactions
+from idempotency.protocol import claims, ownership
 from idempotency.protocol.faults import fault_point
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import (
@@ -160,7 +160,7 @@ def test_a_store_that_does_not_fit_this_release_is_503_said_once_and_invites_to_
 
 @pytest.fixture(autouse=True)
 def _nothing_is_said_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "_reported", set())
+    monkeypatch.setattr(ownership, "_reported", set())
 
 
 @pytest.mark.failure_17

@@ -14,7 +14,7 @@ from django.http import HttpResponse
 
 from idempotency import Completed, require_claim
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.protocol import claims, transactions
+from idempotency.protocol import claims, ownership
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import (
     IN_PROGRESS,
@@ -140,7 +140,7 @@ def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_agai
 def test_a_step_whose_commit_was_carried_out_and_not_confirmed_is_kept_once(
     post: Post, unconfirmed_commit: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "FIRST_PAUSE", 0)
+    monkeypatch.setattr(ownership, "FIRST_PAUSE", 0)
     handler.after = lambda request: require_claim().step("pay", unconfirmed_commit)
     assert post("/park/").status_code == 201
     assert IdempotencyStep.objects.count() == 1
@@ -210,7 +210,7 @@ def test_an_outcome_waits_for_a_peer_that_holds_its_record_and_is_recorded_when_
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
-    monkeypatch.setattr(transactions, "time", SimpleNamespace(sleep=lambda seconds: gate.open()))
+    monkeypatch.setattr(ownership, "time", SimpleNamespace(sleep=lambda seconds: gate.open()))
 
     def hold() -> None:
         with transaction.atomic():
@@ -239,8 +239,8 @@ def test_a_server_that_does_not_come_back_leaves_the_claim_to_recovery_after_bou
 ) -> None:
     tries: list[int] = []
     monkeypatch.setattr(claims, "complete", lambda *args: tries.append(1) or unreachable())
-    monkeypatch.setattr(transactions, "FIRST_PAUSE", 0)
+    monkeypatch.setattr(ownership, "FIRST_PAUSE", 0)
     handler.after = lambda request: monkeypatch.setattr(connection, "is_usable", lambda: False)
     assert problem(post("/park/")) == UNAVAILABLE
-    assert len(tries) == transactions.MAX_TRIES
+    assert len(tries) == ownership.MAX_TRIES
     assert state() == ("in_progress", ["one"])
