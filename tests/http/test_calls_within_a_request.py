@@ -11,7 +11,6 @@ import contextvars
 import copy
 import functools
 import json
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,7 +23,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from idempotency import REEXECUTE, Operation, idempotent
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import Caller, assert_nothing_kept, effects, problem_code, replayed
-from tests.http.serving import OUTSIDE, Serve, policies
+from tests.http.serving import Serve, policies
 from tests.http.views import plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_76]
@@ -72,48 +71,6 @@ def recorded() -> set[str]:
 
 def answering_as(answers: list[Any]) -> HttpResponse:
     return JsonResponse({"answers": [answer.status_code for answer in answers]}, status=201)
-
-
-@threads
-@pytest.mark.parametrize(
-    "policy",
-    [pytest.param({}, id="in a transaction", marks=pytest.mark.except_sqlite), pytest.param(OUTSIDE, id="outside")],
-)
-@pytest.mark.parametrize("protected", [False, True], ids=["unprotected batch", "protected batch"])
-def test_two_views_of_a_pool_at_once_are_two_operations(
-    alice: Caller, serve: Serve, carry: Callable[[Call], Call], policy: Any, protected: bool
-) -> None:
-    """At the first request, the second view is called while the first is in its handler."""
-    first_runs, second_is_done = threading.Event(), threading.Event()
-
-    def one(request: HttpRequest) -> HttpResponse:
-        first_runs.set()
-        assert second_is_done.wait(PATIENCE)
-        return plain_answer(request)
-
-    views: list[Any] = [idempotent("tests.one", **policy)(one), idempotent("tests.two", **policy)(plain_answer)]
-
-    def second(request: HttpRequest) -> Any:
-        assert first_runs.wait(PATIENCE)
-        try:
-            return views[1](request)
-        finally:
-            second_is_done.set()
-
-    def view(request: HttpRequest) -> HttpResponse:
-        calls = [carry(lambda: views[0](request)), carry(lambda: second(request))]
-        with ThreadPoolExecutor(2) as pool:
-            answers = list(pool.map(in_a_thread, calls))
-        answered.append([answer.status_code for answer in answers])
-        raise ValueError
-
-    answered: list[list[int]] = []
-    serve(idempotent("tests.batch", transaction=False, recovery=REEXECUTE)(view) if protected else view)
-    for _ in range(2):
-        assert alice.post(key="k").status_code == 500
-    assert answered == [[201, 201], [201, 201]]
-    assert recorded() == {"tests.one", "tests.two"}
-    assert effects() == 2
 
 
 @threads

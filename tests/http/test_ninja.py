@@ -118,14 +118,6 @@ def test_what_ninja_refuses_comes_before_a_replay_and_is_not_recorded(
     assert effects() == 2
 
 
-def test_an_account_that_only_ninja_knows_must_be_declared(api: Any, alice: Caller) -> None:
-    @api.post("/")
-    @idempotent("tests.undeclared")
-    def create(request: HttpRequest) -> Any: ...
-
-    assert problem_code(alice.post(key="k")) == "idempotency_account_required"
-
-
 @pytest.mark.parametrize(
     ("error", "status"), [(HttpError(402, "declined"), 402), (PermissionDenied(), 403), (HttpError(503, "busy"), 503)]
 )
@@ -261,17 +253,6 @@ def test_one_function_on_two_paths_is_two_places(api: Any, alice: Caller) -> Non
             if other != place:
                 assert problem_code(alice.post(other, key=key)) == "idempotency_key_reused"
     assert effects() == len(places)
-
-
-def test_two_paths_with_a_name_of_the_projects_own_are_one_place(api: Any, alice: Caller) -> None:
-    @api.post("/old", url_name="transfers")
-    @api.post("/new", url_name="transfers")
-    @protect()
-    def create(request: HttpRequest) -> Any:
-        return transfer(request, 1).pk
-
-    first, _ = replayed(alice, "/old")
-    assert alice.post("/new", key="k").content == first.content
 
 
 def test_a_route_that_could_not_be_protected_is_refused(api: Any) -> None:
