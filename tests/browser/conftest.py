@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.browser.chromium import FLAGS
-
-#: What a page and a picture need, and a browser that is driven doesn't.
-OF_ONE_PAGE = ("--virtual-time-budget", "--timeout")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--force-device-scale-factor=1",
+)
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +29,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     options.binary_location = programs["chromium"]
     profile: Path = tmp_path_factory.mktemp("chromium")
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
-        if not flag.startswith(OF_ONE_PAGE):
-            options.add_argument(flag)
+        options.add_argument(flag)
     service = webdriver.ChromeService(executable_path=programs["chromedriver"])
     with webdriver.Chrome(options=options, service=service) as driver:
         yield driver

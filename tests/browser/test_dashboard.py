@@ -18,7 +18,6 @@ from idempotency.contrib.dashboard.counters import this_hour
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
 from idempotency.outbox.models import MessageStatus
-from tests.browser.chromium import page_of, take_picture
 from tests.docs.pages import DOCS
 from tests.outbox import make_messages
 from tests.records import HOUR, MINUTE, make_records
@@ -62,7 +61,7 @@ class Watched:
 
 
 @pytest.fixture
-def url(transactional_db: None, settings: Any) -> Iterator[str]:
+def url(transactional_db: None, settings: Any, chromium: Any) -> Iterator[str]:
     """The dashboard of a project in which something has happened."""
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.browser.test_dashboard.Watched"]
     User.objects.create(username="olga", is_staff=True, is_superuser=True)
@@ -84,39 +83,47 @@ def url(transactional_db: None, settings: Any) -> Iterator[str]:
     make_messages(3, due=-MINUTE / 2)
     server = LiveServer("localhost")  # the fixture's server has read the settings already
     yield f"{server.url}{reverse('admin:idempotency_dashboard')}"
+    chromium.get("about:blank")
+    chromium.get_log("browser")  # what was refused is of these pages alone
+    chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     server.stop()
 
 
-def test_the_chart_is_drawn_under_a_strict_policy_and_nothing_is_wider_than_a_phone(url: str) -> None:
-    page = page_of(url, size=(390, 2400))
+def show(chromium: Any, url: str, size: tuple[int, int] = (1100, 1500), *, dark: bool = False) -> str:
+    """Open a page in a window of this size, and return it as it is after its scripts have run."""
+    screen = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
+    theme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": theme})
+    chromium.get(url)
+    return str(chromium.page_source)
+
+
+def test_the_chart_is_drawn_under_a_strict_policy_and_nothing_is_wider_than_a_phone(chromium: Any, url: str) -> None:
+    page = show(chromium, url, (390, 2400))
     assert "<canvas" in page
     assert 'class="u-legend' in page
     assert re.findall(r'data-(?:refused|error)="[^"]*"', page[:2000]) == []
     assert 'data-width="fits' in page[:2000], page[:2000]
 
 
-def test_what_the_policy_refuses_would_be_seen(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_policy_refuses_would_be_seen(chromium: Any, url: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(Watched, "planted", "<script>document.body.dataset.ran = 1</script>")
-    page = page_of(url)
+    page = show(chromium, url)
     assert 'data-refused="script-src-elem' in page[:2000]
     assert "data-ran" not in page
 
 
 @pytest.mark.parametrize(
     ("name", "size", "dark"),
-    [
-        ("dashboard-light", (1100, 1560), False),
-        ("dashboard-dark", (1100, 1560), True),
-        ("dashboard-phone", (500, 2300), False),
-    ],
+    [("light", (1100, 1560), False), ("dark", (1100, 1560), True), ("phone", (500, 2300), False)],
 )
 def test_pictures_are_taken_for_the_documentation(
-    url: str, tmp_path: Path, name: str, size: tuple[int, int], dark: bool
+    chromium: Any, url: str, tmp_path: Path, name: str, size: tuple[int, int], dark: bool
 ) -> None:
     """With UPDATE_PICTURES=1 they replace those in the documentation."""
     target = DOCS / "pictures" if os.environ.get("UPDATE_PICTURES") else tmp_path
-    target.mkdir(exist_ok=True)
-    picture = target / f"{name}.png"
-    take_picture(url, picture, size=size, dark=dark)
-    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert (DOCS / "pictures" / f"{name}.png").exists(), "take it with UPDATE_PICTURES=1"
+    show(chromium, url, size, dark=dark)
+    assert chromium.save_screenshot(str(target / f"dashboard-{name}.png"))
+    assert (DOCS / "pictures" / f"dashboard-{name}.png").exists(), "take it with UPDATE_PICTURES=1"
