@@ -204,7 +204,7 @@ def test_data_that_is_given_to_an_empty_response_is_refused_and_headers_are_not(
 
 @pytest.mark.parametrize("raised", [exceptions.NotFound, ZeroDivisionError])
 def test_an_override_may_raise_another_error_than_its_protected_handler(
-    alice: Caller, serve: Serve, settings: Any, raised: type[Exception]
+    alice: Caller, serve: Serve, raised: type[Exception]
 ) -> None:
     class Protected(APIView):
         @idempotent("tests.crashing")
@@ -218,9 +218,6 @@ def test_an_override_may_raise_another_error_than_its_protected_handler(
             except CrashError as error:
                 raise raised from error
 
-    seen: list[type[Exception]] = []
-
-    class Noting(Translating):
         def get_exception_handler(self) -> Any:
             def handle(error: Exception, context: Any) -> Any:
                 seen.append(type(error))
@@ -228,10 +225,10 @@ def test_an_override_may_raise_another_error_than_its_protected_handler(
 
             return handle
 
-    serve(Noting.as_view())
+    seen: list[type[Exception]] = []
+    serve(Translating.as_view())
     assert alice.post("/?crash=1", key="k").status_code == (404 if raised is exceptions.NotFound else 500)
-    assert seen == [CrashError, raised]
-    assert effects() == 0
+    assert (seen, effects()) == ([CrashError, raised], 0)
 
 
 @pytest.mark.failure_72

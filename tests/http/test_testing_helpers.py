@@ -105,25 +105,17 @@ def test_a_record_that_is_not_clear_is_refused() -> None:
 def test_a_client_sends_a_new_key_with_each_mutating_request(
     idempotent_client: IdempotentClient, idempotent_api_client: IdempotentAPIClient
 ) -> None:
+    def key_of(client: Any, method: str, **options: Any) -> Any:
+        return getattr(client, method)("/health/", **options).wsgi_request.headers.get("Idempotency-Key")
+
     for client in (idempotent_client, idempotent_api_client):
-
-        def key_of(method: str, client: Any = client, **options: Any) -> str | None:
-            sent: str | None = getattr(client, method)("/health/", **options).wsgi_request.headers.get(
-                "Idempotency-Key"
-            )
-            return sent
-
-        sent = {key_of(method) for method in ("post", "put", "patch", "delete")}
-        assert len(sent) == 4
-        assert None not in sent
-        assert {key_of(method) for method in ("get", "head", "options")} == {None}
-        assert key_of("post", headers={"Idempotency-Key": "given"}) == "given"
-    assert (
-        IdempotentClient(headers={"Idempotency-Key": "always"}).post("/health/").wsgi_request.headers["Idempotency-Key"]
-        == "always"
-    )
+        sent = {key_of(client, method) for method in ("post", "put", "patch", "delete")}
+        assert len(sent - {None}) == 4
+        assert {key_of(client, method) for method in ("get", "head", "options")} == {None}
+        assert key_of(client, "post", headers={"Idempotency-Key": "given"}) == "given"
+    assert key_of(IdempotentClient(headers={"Idempotency-Key": "always"}), "post") == "always"
     idempotent_api_client.credentials(HTTP_IDEMPOTENCY_KEY="credential")
-    assert key_of("post") == "credential"
+    assert key_of(idempotent_api_client, "post") == "credential"
 
 
 def test_pytest_loads_the_fixtures_without_django_settings(tmp_path: Path) -> None:
@@ -196,37 +188,31 @@ def unique(view: Any) -> Any:
 
 @transactional
 def test_a_payload_that_must_be_unique_is_made_anew_for_each_check(serve: Serve) -> None:
-    numbers = itertools.count()
-    options: dict[str, Any] = {"content_type": "application/json"}
     serve(idempotent("kit.unique")(unique(plain_answer)))
-    client, effects = client_of(UserFactory()), Transfer.objects
-    checks: dict[str, Any] = {"leave_out": ["other_account", "revoked"]}
+    client = client_of(UserFactory())
+
+    def check(labels: Callable[[], str] | str, *left_out: str) -> Any:
+        def request(label: str) -> Request:
+            return Request("post", "/", {"label": label}, content_type="application/json")
+
+        given = request(labels) if isinstance(labels, str) else lambda: request(labels())
+        return assert_idempotent(client, given, effects=Transfer.objects, leave_out=left_out)
+
     with pytest.warns(ChecksNotRunWarning):
-        report = assert_idempotent(client, Request("post", "/", {"label": "a"}, **options), effects=effects, **checks)
+        report = check("a", "other_account", "revoked")
     assert report.kept == []
     assert all("give a callable" in reason for reason in report.not_run.values())
-    labels = iter("bcc")
-    checks["leave_out"] = all_but("retry")
     with pytest.warns(ChecksNotRunWarning, match=r"retry: it needs a request .* give a callable"):
-        assert_idempotent(
-            client, lambda: Request("post", "/", {"label": next(labels)}, **options), effects=effects, **checks
-        )
-    checks["leave_out"] = ["other_account", "revoked"]
-    report = assert_idempotent(
-        client, lambda: Request("post", "/", {"label": f"d{next(numbers)}"}, **options), effects=effects, **checks
-    )
-    assert report.not_run == {}
+        check(iter("bcc").__next__, *all_but("retry"))
+    assert check(map("d{}".format, itertools.count()).__next__, "other_account", "revoked").not_run == {}
 
 
 @pytest.mark.django_db
 def test_a_payload_without_values_is_not_changed(serve: Serve) -> None:
     serve(idempotent("kit.empty")(plain_answer))
     client = client_of(UserFactory())
-    for data, given in ((None, None), (b"as it is", b"other bytes")):
-        request = Request("POST", "/", data, content_type="text/plain")
-        options = {"effects": Transfer.objects, "leave_out": all_but("other_payload")}
-        if given is None:
-            with pytest.warns(ChecksNotRunWarning, match="other_payload: the request has no payload"):
-                assert_idempotent(client, request, **options)
-        else:
-            assert assert_idempotent(client, request, other_payload=given, **options).kept == ["other_payload"]
+    options: dict[str, Any] = {"effects": Transfer.objects, "leave_out": all_but("other_payload")}
+    with pytest.warns(ChecksNotRunWarning, match="other_payload: the request has no payload"):
+        assert_idempotent(client, Request("POST", "/", None, content_type="text/plain"), **options)
+    request = Request("POST", "/", b"as it is", content_type="text/plain")
+    assert assert_idempotent(client, request, other_payload=b"other bytes", **options).kept == ["other_payload"]
