@@ -31,11 +31,7 @@ PAGE = 100
 
 
 def resend_lost_messages(
-    *,
-    older_than: timedelta = OLDER_THAN,
-    look_back: timedelta = LOOK_BACK,
-    app: Any = None,
-    using: str | None = None,
+    *, older_than: timedelta = OLDER_THAN, look_back: timedelta = LOOK_BACK, app: Any = None
 ) -> int:
     """Have messages sent again that were sent and of which their consumer has no record.
 
@@ -47,12 +43,11 @@ def resend_lost_messages(
     :param look_back: messages that were sent longer ago than this are not looked at any more. Nor are messages that
         were written longer ago than their operation's ``ttl``, because their records may have been purged.
     :param app: the Celery app; by default the current one.
-    :param using: the database of outbox and records; by default that of the outbox.
     :returns: how many messages were made due.
     :raises DatabaseError: the database refuses. Messages that were made due stay due.
     """
     policies = {task.name: policy for task, policy in idempotent_tasks(app or current_app._get_current_object())}
-    messages = OutboxMessage.objects.using(using or outbox_database())
+    messages = OutboxMessage.objects.using(outbox_database())
     sent = messages.filter(
         status=MessageStatus.SENT,
         sender=CELERY,

@@ -15,4 +15,4 @@ class DashboardConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        import_module("idempotency.contrib.dashboard.counters").connect()
+        import_module("idempotency.contrib.dashboard.counters").counters.connect()

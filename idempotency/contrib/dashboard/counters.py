@@ -71,11 +71,14 @@ class Counters:
         self._failing = False
 
     def connect(self) -> None:
+        """Count from now on, and give the statistics their events."""
         signals.connect_events("counters", lambda operation, event, attempt: self.count(operation, event))
         signals.purged.connect(self._count_purged, weak=False, dispatch_uid="idempotency.counters.purged")
         request_finished.connect(self._request_finished, weak=False, dispatch_uid="idempotency.counters")
         os.register_at_fork(after_in_child=self.reset)
         atexit.register(self.flush)
+        stats.event_counts = self
+        purge.after_purge.append(note_end_of_purge)
 
     def _count_purged(self, count: int, **arguments: Any) -> None:
         self.count("", PURGED, count)
@@ -248,11 +251,3 @@ def write_counts(using: str, counts: Counts) -> None:
 
 
 counters = Counters()
-
-
-def connect() -> None:
-    """Count from now on, and give the statistics their events. Called again, it does nothing."""
-    counters.connect()
-    stats.event_counts = counters
-    if note_end_of_purge not in purge.after_purge:
-        purge.after_purge.append(note_end_of_purge)
