@@ -7,6 +7,7 @@ from typing import Any
 
 from django.apps import apps
 from django.contrib.auth import get_user_model
+from django.db import transaction
 from django.db.models import Model
 
 logger = logging.getLogger("idempotency.audit")
@@ -18,20 +19,19 @@ def require_name(by: Any) -> None:
         raise TypeError(f"by= must name who decides: a user, or a str that is not empty, not {by!r}.")
 
 
-def note(subject: str, decision: str, by: Any, reason: str) -> None:
-    """Write a line to the log ``idempotency.audit``.
+def record(row: Model, subject: str, title: str, decision: str, by: Any, reason: str, *, using: str) -> None:
+    """Record a decision in the transaction that carries it out.
 
-    :param subject: the row. The caller makes sure that it has no control characters and no line breaks.
+    The admin's log, which the row's history shows, gets an entry if the admin is installed and ``by`` is a user of
+    ``AUTH_USER_MODEL``. The log ``idempotency.audit`` gets a line after the COMMIT.
+
+    :param subject: the row, for the line. It has no control characters and no line breaks.
+    :param title: the row, for the entry.
+    :param using: the alias of the database of the transaction.
     """
     # People choose the name and the reason freely. repr() escapes them, so they can't break the line or forge a part.
-    logger.info("%s: %s by %r, reason: %r", subject, decision, str(by), reason)
-
-
-def enter(row: Model, title: str, decision: str, by: Any, reason: str) -> None:
-    """Add an entry to the admin's log, which the row's history shows.
-
-    Does nothing if the admin is not installed or if ``by`` is not a user of ``AUTH_USER_MODEL``.
-    """
+    line = f"{subject}: {decision} by {str(by)!r}, reason: {reason!r}"
+    transaction.on_commit(lambda: logger.info("%s", line), using=using, robust=True)
     if not apps.is_installed("django.contrib.admin") or not isinstance(by, get_user_model()):
         return
     from django.contrib.admin.models import CHANGE, LogEntry

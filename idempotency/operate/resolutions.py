@@ -175,12 +175,6 @@ def _resolve(
         request_hash=record.request_hash,
         status=record.status,
     )
-
-    def announce() -> None:
-        operation = registry.get(record.operation)
-        decision_log.note(f"{_describe(record)}, {_state(record)} to {status}", verb, by, reason)
-        signals.send(signals.recovered, operation, record.scope, record.attempt, status=str(status))
-
     # This may run inside a transaction of the caller, such as the admin's under ATOMIC_REQUESTS. A claim may not,
     # because other requests have to see it at once.
     with transaction.atomic(using=using):
@@ -190,8 +184,12 @@ def _resolve(
         if seen.filter(pk__in=changeable).update(status=status, lease_expires_at=None, **changes) != 1:
             raise _refusal(record, using, may_be_alive=free is None)
         # The entry does not name the account, because it stays when the account's records are erased.
-        decision_log.enter(record, f"{record.operation}, attempt {record.attempt}", verb, by, reason)
-        transaction.on_commit(announce, using=using, robust=True)
+        title = f"{record.operation}, attempt {record.attempt}"
+        subject = f"{_describe(record)}, {_state(record)} to {status}"
+        decision_log.record(record, subject, title, verb, by, reason, using=using)
+        operation = registry.get(record.operation)
+        announcement = (signals.recovered, operation, record.scope, record.attempt)
+        transaction.on_commit(lambda: signals.send(*announcement, status=str(status)), using=using, robust=True)
 
 
 def _refusal(record: IdempotencyRecord, using: str, *, may_be_alive: bool) -> ResolutionRefusedError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final
 
 from django.db import transaction
@@ -91,10 +90,8 @@ def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
         )
         if dead.update(status=MessageStatus.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None) != 1:
             raise ResolutionRefusedError(f"Message {message.message_id} is not dead, or has changed since you saw it.")
-        decision_log.enter(message, f"{message.topic} {message.message_id}", "requeued", by, reason)
-        subject = f"Message {message.message_id} on {message.topic!r}"
-        note = partial(decision_log.note, subject, "requeued", by, reason)
-        transaction.on_commit(note, using=using, robust=True)
+        subject, title = f"Message {message.message_id} on {message.topic!r}", f"{message.topic} {message.message_id}"
+        decision_log.record(message, subject, title, "requeued", by, reason, using=using)
 
 
 def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
