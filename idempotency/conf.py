@@ -7,7 +7,7 @@ wrong guess would leave operations unprotected.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
@@ -112,37 +112,32 @@ def mistakes_in(entries: object) -> list[Mistake]:
             )
         ]
     mistakes = [mistake for name, value in entries.items() if (mistake := _mistake_in_entry(name, value))]
-    if mistakes:
-        return mistakes
+    return mistakes or list(_contradictions(entries))
+
+
+def _contradictions(entries: Mapping[str, Any]) -> Iterator[Mistake]:
     names = ("TTL", "LEASE", "MAX_KEY_AGE", "BODY_TTL")
     ttl, lease, max_key_age, body_ttl = (entries.get(name, SETTINGS[name].default) for name in names)
     if lease >= ttl:
-        mistakes.append(
-            Mistake(
-                f"IDEMPOTENCY['LEASE'] ({lease}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}).",
-                "The lease is how long a crash blocks a key. The TTL is how long an outcome is kept.",
-                "idempotency.E014",
-            )
+        yield Mistake(
+            f"IDEMPOTENCY['LEASE'] ({lease}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}).",
+            "The lease is how long a crash blocks a key. The TTL is how long an outcome is kept.",
+            "idempotency.E014",
         )
     if max_key_age is not None and max_key_age > ttl - CLOCK_SKEW:
-        mistakes.append(
-            Mistake(
-                f"IDEMPOTENCY['MAX_KEY_AGE'] ({max_key_age}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}) by five "
-                f"minutes, because clocks may differ by as much. A key whose record is gone could run again.",
-                "Set a shorter MAX_KEY_AGE or a longer TTL.",
-                "idempotency.E025",
-            )
+        yield Mistake(
+            f"IDEMPOTENCY['MAX_KEY_AGE'] ({max_key_age}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}) by five "
+            f"minutes, because clocks may differ by as much. A key whose record is gone could run again.",
+            "Set a shorter MAX_KEY_AGE or a longer TTL.",
+            "idempotency.E025",
         )
     if body_ttl is not None and body_ttl >= ttl:
-        mistakes.append(
-            Mistake(
-                f"IDEMPOTENCY['BODY_TTL'] ({body_ttl}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}), at which the "
-                f"whole record is deleted.",
-                "Set a shorter BODY_TTL or a longer TTL, or leave BODY_TTL out.",
-                "idempotency.E028",
-            )
+        yield Mistake(
+            f"IDEMPOTENCY['BODY_TTL'] ({body_ttl}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}), at which the whole "
+            f"record is deleted.",
+            "Set a shorter BODY_TTL or a longer TTL, or leave BODY_TTL out.",
+            "idempotency.E028",
         )
-    return mistakes
 
 
 def _mistake_in_entry(name: Any, value: Any) -> Mistake | None:

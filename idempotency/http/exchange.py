@@ -113,15 +113,15 @@ class Exchange:
             self.key if path is None else key_on_path(self.key, path),
         )
         self.request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))
-        held = acquire_or_wait(self.request)
-        if isinstance(held, Outcome):
-            return self._replay(held)
+        settled = acquire_or_wait(self.request)
+        if isinstance(settled, Outcome):
+            return self._replay(settled)
         try:
-            return self._run(held)
+            return self._run(settled)
         except LeaseLostError as error:
             if is_crash(self.adapter.http, error):
                 raise
-            logger.warning("Operation %r: attempt %d lost its lease", policy.operation.name, held.attempt)
+            logger.warning("Operation %r: attempt %d lost its lease", policy.operation.name, settled.attempt)
             return self._replay(claims.read_winner(self.request))
 
     def _payload(self) -> Payload:

@@ -76,11 +76,11 @@ def claim(
     scope = scope_of(in_force.operation.name, account_id, keys.validate_key(key))
     request = ClaimRequest(in_force, scope, Payload(payload), refusal_to_begin(in_force, scope.idempotency_key))
     del payload, key, account_id  # a crash report of the block would show them, as this frame's local variables
-    held = acquire_or_wait(request)
-    if isinstance(held, Outcome):
-        yield Run(None, result_of(held))
+    settled = acquire_or_wait(request)
+    if isinstance(settled, Outcome):
+        yield Run(None, result_of(settled))
         return
-    with running(Running(Claim(held))) as attempt:
+    with running(Running(Claim(settled))) as attempt:
         run = Run(attempt.claim)
         yield run
         attempt.outcome = outcome_of_result(run.result, in_force)

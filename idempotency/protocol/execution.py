@@ -52,11 +52,11 @@ def acquire_or_wait(request: ClaimRequest) -> Ownership | Outcome:
     pause, has_waited = FIRST_POLL, False
     while True:
         try:
-            held = claims.acquire(request, expect_record=has_waited)
-            if isinstance(held, Ownership) and held.abandoned:
-                outcome = reconcile(held)
-                return held if outcome is None else outcome
-            return held
+            settled = claims.acquire(request, expect_record=has_waited)
+            if isinstance(settled, Ownership) and settled.abandoned:
+                outcome = reconcile(settled)
+                return settled if outcome is None else outcome
+            return settled
         except InProgressError:
             left = deadline - time.monotonic()
             if left <= 0:

@@ -18,7 +18,7 @@ from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from idempotency.store import Fence, Store, store_for
-from idempotency.store.postgresql import CitusStore, PostgreSQLStore, choose, settings
+from idempotency.store.postgresql import CitusStore, PostgreSQLStore, choose, claims
 from tests.concurrency.racing import race
 from tests.database.claiming import OUTCOME
 
@@ -157,7 +157,7 @@ def change_at_once(store: Any, change: Callable[[Any, Fence], bool], fence: Fenc
 
 
 def test_a_change_sets_its_bound_before_it_waits_for_the_record(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "WAITING", settings.Setting("lock_timeout", "10ms"))
+    monkeypatch.setattr(claims, "WAITING", claims.Setting("lock_timeout", "10ms"))
     for name, change in CHANGES.items():
         fence = begun(store)
         with locked(fence), pytest.raises(OperationalError) as refused:

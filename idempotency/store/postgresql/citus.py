@@ -21,7 +21,7 @@ from django.db.models import QuerySet
 from ...lifecycle import Status
 from ..base import TableSize, Taken
 from ..portable import Store
-from .settings import Setting, with_settings
+from .claims import Setting, with_settings
 from .store import PostgreSQLStore
 
 _Found = TypeVar("_Found")

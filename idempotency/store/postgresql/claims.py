@@ -4,23 +4,52 @@ A second statement reads the winner's record. If the insert also reads it, a rep
 execution costs the planning of both. So one statement does both only where the connection prepares statements.
 
 Every time here is ``statement_timestamp()``. ``now()`` stands still during a transaction, and the completing update may
-be the end of a long one. ``{settings}`` is replaced by what ``settings.py`` makes of the transaction's settings.
+be the end of a long one.
+
+``{settings}`` is replaced by settings of the transaction: how long its statements wait, and what its COMMIT waits for.
+They are local to it (``set_config(..., true)``), because a pooler in transaction mode gives the session to another
+client right after it.
 """
 
 from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 from ...identity.scope import Scope
 from ...lifecycle import Status
 from ...outcome import Outcome
 from ..base import CommitError, Fence, Row
-from ..portable import status_of
+from ..portable import Store, status_of
 from ..transaction_guard import TransactionWatch
 from .merged import BeginningWatch, has_open_transaction, is_silent
-from .settings import IDLING, NO_DISK, Setting, Settings, with_settings
+
+
+class Setting(NamedTuple):
+    """A setting of one transaction."""
+
+    name: str
+    value: str
+
+
+#: How long a claim waits for another transaction's lock on its record. A record is locked until a COMMIT only, unless
+#: the holder of the lock is frozen. Then "in progress" is a better answer for the caller than a longer wait.
+WAITING = Setting("lock_timeout", "1000ms")
+#: If a process freezes between its statement and its COMMIT, the server ends its session after this time. Until then it
+#: holds the record's lock.
+IDLING = Setting("idle_in_transaction_session_timeout", "5000ms")
+NO_DISK = Setting("synchronous_commit", "off")
+
+
+@cache
+def with_settings(statement: str, settings: tuple[Setting, ...]) -> str:
+    # set_config() returns the value that it has set, so the comparison is always true. A CASE with it costs less than a
+    # SELECT in a WHERE clause.
+    made = " || ".join(f"set_config('{name}', '{value}', true)" for name, value in settings)
+    return statement.format(settings=f"{made} <> ''" if made else "true")
+
 
 INSERT_CLAIM = """
 INSERT INTO idempotency_record
@@ -142,7 +171,7 @@ SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL, 
 """
 
 
-class Claims(Settings):
+class Claims(Store):
     """Claims, the transactions around them, and what the server's errors mean."""
 
     def insert_claim(
@@ -270,6 +299,26 @@ class Claims(Settings):
 
     def is_duplicate(self, error: BaseException) -> bool:
         return False  # ON CONFLICT answers without an error
+
+    def _execute(self, cursor: Any, statement: str, parameters: Any, *settings: Setting) -> None:
+        """Execute a statement under settings of its transaction.
+
+        A SET LOCAL of its own would be one more round trip on every request. In a TestCase the settings would outlive
+        the savepoint, so they are left out.
+
+        :param statement: contains ``{settings}``, a condition that is always true and makes the settings. It is in what
+            the statement writes, which the server computes before it waits for a row's lock.
+        """
+        cursor.execute(with_settings(statement, () if self.is_nested else settings), parameters)
+
+    def _bounds(self) -> tuple[Setting, ...]:
+        """The settings of a short transaction. If it is one statement, it is never idle."""
+        return (WAITING,) if self._is_alone else (WAITING, IDLING)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the next statement is a transaction of its own."""
+        return bool(self.connection.connection.autocommit)
 
     def _change(self, update: str, parameters: tuple[Any, ...], settings: tuple[Setting, ...] | None = None) -> bool:
         with self.connection.cursor() as cursor:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...lifecycle import Status
 from ..base import Replication, TableSize, Taken
-from .claims import Claims
-from .settings import NO_DISK, WAITING
+from .claims import NO_DISK, WAITING, Claims
 
 if TYPE_CHECKING:
     from ...outbox.models import OutboxMessage
