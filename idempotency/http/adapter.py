@@ -97,7 +97,7 @@ class Adapter:
 
         :returns: no methods, if that is not known.
         """
-        return served_methods(name)
+        return served_methods(name) if name else ()  # nothing is known of a plain function
 
     def is_place_named(self, match: ResolverMatch) -> bool:
         """Whether the project has named the URL pattern. Patterns with one name are one place for a key."""

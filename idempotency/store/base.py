@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -116,10 +117,8 @@ class Upkeep:
         self.is_provisional = is_provisional
         self.using: str = connection.alias
 
-    @property
-    def is_nested(self) -> bool:
-        """Whether the open transaction is a savepoint of the one that TestCase wraps a test in."""
-        return bool(self.connection.savepoint_ids)
+    #: True if the open transaction is a savepoint of the one that TestCase wraps a test in.
+    is_nested = property(attrgetter("connection.savepoint_ids"))
 
     def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
         """Fetch rows and lock them. Rows that another transaction has locked are left out.

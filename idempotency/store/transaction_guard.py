@@ -37,8 +37,9 @@ class TransactionWatch:
     connection: BaseDatabaseWrapper
     """Django's connection with the open transaction."""
 
-    is_open: Callable[[Any], bool]
-    """Whether the driver's connection has an open transaction. Drivers open it at the block's first statement."""
+    is_open: Callable[[Any], object]
+    """Says whether the driver's connection has an open transaction: something true if it has. Drivers open it at the
+    block's first statement."""
 
     identity: Callable[[], object] = lambda: None
     """Identifies the open transaction, for a database that can end one and begin the next in one statement."""
@@ -74,6 +75,6 @@ class TransactionWatch:
 
     def look(self) -> None:
         driver = self.connection.connection
-        is_open = driver is None or self.is_open(driver)  # a closed connection can't tell
+        is_open = driver is None or bool(self.is_open(driver))  # a closed connection can't tell
         self.ended = self.ended or (self._begun and not is_open)
         self._begun = is_open

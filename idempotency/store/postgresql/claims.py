@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ...identity.scope import Scope
@@ -315,10 +316,8 @@ class Claims(Store):
         """The settings of a short transaction. If it is one statement, it is never idle."""
         return (WAITING,) if self._is_alone else (WAITING, IDLING)
 
-    @property
-    def _is_alone(self) -> bool:
-        """Whether the next statement is a transaction of its own."""
-        return bool(self.connection.connection.autocommit)
+    #: True if the next statement is a transaction by itself.
+    _is_alone = property(attrgetter("connection.connection.autocommit"))
 
     def _change(self, update: str, parameters: tuple[Any, ...], settings: tuple[Setting, ...] | None = None) -> bool:
         with self.connection.cursor() as cursor:

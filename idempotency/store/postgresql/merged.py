@@ -11,6 +11,7 @@ from __future__ import annotations
 import selectors
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -51,7 +52,8 @@ class BeginningWatch(TransactionWatch):
         """
         :param takes_several: whether a message of a driver's cursor can hold several statements.
         """
-        super().__init__(connection, _is_open, partial(_identity, connection))
+        is_open = attrgetter("pgconn.transaction_status")  # only TRANSACTION_IDLE is 0
+        super().__init__(connection, is_open, partial(_identity, connection))
         self._takes_several = takes_several
 
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -99,11 +101,6 @@ def _begin(driver: Any) -> str:
     """The BEGIN that the driver would send."""
     level = driver.isolation_level
     return "BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}"
-
-
-def _is_open(driver: Any) -> bool:
-    """Whether the server has an open transaction."""
-    return bool(driver.pgconn.transaction_status != TRANSACTION_IDLE)
 
 
 def _identity(connection: Any) -> object:
