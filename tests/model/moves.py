@@ -10,7 +10,7 @@ MOVES = {
     ("in_progress", "completed", 0): "complete",
     ("in_progress", "recoverable", 0): "release, or the sweep",
     ("in_progress", "parked", 0): "the sweep, or a retry, of an operation that may not run again",
-    ("in_progress", "in_progress", 1): "take over",
+    ("in_progress", "in_progress", 1): "take over, or start over past the retention",
     ("recoverable", "in_progress", 1): "claim again",
     ("completed", "in_progress", 1): "start over past the retention",
     ("parked", "in_progress", 1): "start over past the retention",

@@ -100,6 +100,33 @@ byte sent_row[3] = NONE, sent_payload[3], sent_key[3];
 #define FENCE(k, i, n, p) (row[k].here && ID(k, i) && ATTEMPT(k, n) && PAYLOAD(k, p) && MINE(k))
 #define OBSERVED(k, i, n, p) (row[k].here && ID(k, i) && ATTEMPT(k, n) && PAYLOAD(k, p))
 
+/* With -DMOVES each move of a record is printed, once. moves.py has the list that they are compared with. */
+#ifdef MOVES
+c_decl {
+	static char *state_names[] = {"absent", "in_progress", "completed", "recoverable", "parked"};
+	static char made[5][5][2];
+}
+byte from, to, more;
+#define STATE(k) (!row[k].here -> 0 : (row[k].status == in_progress -> 1 : (row[k].status == completed -> 2 : \
+	(row[k].status == recoverable -> 3 : 4))))
+inline moves(k, t, m) {
+	d_step {
+		from = STATE(k);
+		to = t;
+		more = m;
+		c_code {
+			if (!made[now.from][now.to][now.more]) {
+				made[now.from][now.to][now.more] = 1;
+				printf("move: %s %s %d\n", state_names[now.from], state_names[now.to], now.more);
+			}
+		};
+		from = 0; to = 0; more = 0
+	}
+}
+#else
+#define moves(k, t, m) skip
+#endif
+
 inline flush() {
 	d_step {
 		row[0].durable = row[0].here;
@@ -119,8 +146,10 @@ inline settle(k, i) {
 		if
 		:: row[k].here && row[k].id == i && row[k].lock == 0 && STILL_ABANDONED(k) ->
 #ifdef PARK
+			moves(k, 4, 0);
 			row[k].status = parked;
 #else
+			moves(k, 3, 0);
 			row[k].status = recoverable;
 #endif
 			row[k].lease_over = false;
@@ -164,6 +193,7 @@ inline answer(k, payload) {
 
 inline commit(r, k, p) {
 	row[r].lock = 0;
+	moves(r, 2, 0);
 	row[r].status = completed;
 	row[r].lease_over = false;
 	row[r].outcome = p;
@@ -221,6 +251,7 @@ next:
 	atomic {
 		if
 		:: !row[k].here ->
+			moves(k, 1, 0);
 			row[k].here = true;
 			row[k].id = next_id;
 			next_id++;
@@ -269,6 +300,7 @@ next:
 			/* store.take_over: waits for a locked row for a bounded time only */
 			if
 			:: OBSERVED(k, id, attempt, seen_payload) && row[k].lock == 0 && CLAIMABLE(k) ->
+				moves(k, 1, 1);
 				row[k].attempt++;
 				row[k].status = in_progress;
 				row[k].lease_over = false;
@@ -283,6 +315,7 @@ next:
 			/* store.start_over */
 			if
 			:: OBSERVED(k, id, attempt, seen_payload) && row[k].lock == 0 && PAST_RETENTION(k) && NOT_LIVE(k) ->
+				moves(k, 1, 1);
 				row[k].attempt++;
 				row[k].payload = payload;
 				row[k].status = in_progress;
@@ -309,7 +342,7 @@ own:
 	atomic {
 		find_fenced();
 		if
-		:: where != NONE && row[where].lock == 0 -> check_owner(where); row[where].status = completed; row[where].outcome = payload; flush()
+		:: where != NONE && row[where].lock == 0 -> check_owner(where); moves(where, 2, 0); row[where].status = completed; row[where].outcome = payload; flush()
 		:: else -> goto forget
 		fi
 	}
@@ -365,14 +398,14 @@ fail:
 	atomic {
 #ifdef WITHOUT_FENCED_RELEASE
 		if
-		:: row[k].here && row[k].lock == 0 -> check_owner(k); row[k].status = recoverable; flush()
+		:: row[k].here && row[k].lock == 0 -> check_owner(k); moves(k, 3, 0); row[k].status = recoverable; flush()
 		:: else
 		fi
 #else
 		(row[0].lock == 0 && row[1].lock == 0);
 		find_fenced();
 		if
-		:: where != NONE -> check_owner(where); row[where].status = recoverable; flush()
+		:: where != NONE -> check_owner(where); moves(where, 3, 0); row[where].status = recoverable; flush()
 		:: else
 		fi
 #endif
@@ -423,6 +456,7 @@ end:
 	do
 	:: atomic {
 		row[0].here && row[0].retention_over && row[0].lock == 0 && PURGEABLE(0) ->
+			moves(0, 0, 0);
 			row[0].here = false;
 			begin_retention(0);
 			flush()

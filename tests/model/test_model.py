@@ -11,10 +11,13 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from idempotency.lifecycle import Decision, Recovery, Status, decide
+from tests.model.moves import MOVES
+from tests.results import note
 
 pytestmark = [
     pytest.mark.once,
@@ -52,9 +55,21 @@ REDUNDANT = {
     # leave a claim alone that was renewed since: its work would be rolled back, and nothing would be doubled.
     "RETENTION_AGAIN": RETENTION,
     "LIVE_AGAIN": RETENTION,
-    # The purge would forget a claim past its retention. Its attempt then matches no row and is rolled back.
+    # The purge would forget a claim past its retention. Its attempt then matches no row and is rolled back. An attempt
+    # with an effect outside would be forgotten together with what it did, and no operator would learn of it.
     "PURGEABLE": RETENTION,
 }
+
+
+#: Moves and states that an operation which declares this never has.
+NEVER: dict[Recovery, set[Any]] = {
+    Recovery.REEXECUTE: {"parked"},
+    Recovery.PARK: {"recoverable"},
+}
+
+
+def recovery_of(options: tuple[str, ...]) -> Recovery:
+    return Recovery.PARK if "-DPARK" in options else Recovery.REEXECUTE
 
 
 def table(recovery: Recovery) -> str:
@@ -68,12 +83,13 @@ def table(recovery: Recovery) -> str:
     return "\n".join(["inline decide(d, s, l, r, p) {", "if", *rows, "fi", "}"])
 
 
-def check(folder: Path, *options: str) -> tuple[int, str]:
+def check(folder: Path, *options: str) -> tuple[int, str, set[tuple[str, str, int]]]:
     """Check the model.
 
-    :returns: how many states there are, and the promise that was broken; empty if none was.
+    :returns: how many states there are; the promise that was broken, empty if none was; and, with ``-DMOVES``, the
+        moves that a record has made.
     """
-    recovery = Recovery.PARK if "-DPARK" in options else Recovery.REEXECUTE
+    recovery = recovery_of(options)
     (folder / "decide.pml").write_text(table(recovery))
     (folder / "protocol.pml").write_bytes(MODEL.read_bytes())
     for command in (
@@ -87,21 +103,32 @@ def check(folder: Path, *options: str) -> tuple[int, str]:
     (errors,) = re.findall(r"errors: (\d+)", checked.stdout)
     broken = re.search(r"pan:1: (.+) \(at depth", checked.stdout)
     assert (errors == "0") is (broken is None)
-    return int(float(states)), "" if broken is None else broken[1]
+    made = {(old, new, int(more)) for old, new, more in re.findall(r"move: (\w+) (\w+) (\d)", checked.stdout)}
+    return int(float(states)), "" if broken is None else broken[1], made
 
 
 @pytest.mark.parametrize("options", [TRANSACTION, PARK, RETENTION, (*PARK, "-DCRASHES=0", "-DRETENTION")], ids=" ".join)
 def test_no_history_breaks_a_promise(options: tuple[str, ...], tmp_path: Path) -> None:
-    states, broken = check(tmp_path, *options)
+    states, broken, made = check(tmp_path, *options, "-DMOVES")
     assert broken == ""
     assert states > 20_000
+    assert made <= MOVES.keys()
+    if "-DRETENTION" in options:  # where each move that the operation allows is made
+        missing = MOVES.keys() - made
+        assert missing == {move for move in MOVES if NEVER[recovery_of(options)] & {move, *move}}
+    note("model", options=" ".join(options), states=states, moves=len(made))
 
 
 @pytest.mark.parametrize("guard", BROKEN)
 def test_without_the_guard_some_history_breaks_a_promise(guard: str, tmp_path: Path) -> None:
     options, promise = BROKEN[guard]
-    _, broken = check(tmp_path, *options, f"-DWITHOUT_{guard}")
+    _, broken, _ = check(tmp_path, *options, f"-DWITHOUT_{guard}")
     assert promise in broken
+
+
+def test_a_move_that_is_not_listed_is_seen(tmp_path: Path) -> None:
+    *_, made = check(tmp_path, *TRANSACTION, "-DMOVES", "-DWITHOUT_STATUS")
+    assert ("completed", "completed", 0) in made - MOVES.keys()
 
 
 @pytest.mark.parametrize("guard", REDUNDANT)

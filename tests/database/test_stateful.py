@@ -1,0 +1,317 @@
+"""Any sequence of the public functions does what a model in memory does. ``--count`` is how many are tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from idempotency import PARK, REEXECUTE, Operation
+from idempotency.exceptions import InProgressError, KeyReusedError, LeaseLostError, OutcomeUnknownError
+from idempotency.identity.fingerprint import Payload
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord, IdempotencyStep
+from idempotency.operate import resolutions, sweep
+from idempotency.operate.purge import purge_once
+from idempotency.outbox import publish
+from idempotency.outbox.models import OutboxMessage
+from idempotency.outbox.relay import relay_once
+from idempotency.outcome import Outcome, outcome_of_result
+from idempotency.protocol import claims
+from idempotency.protocol.claim import Claim
+from idempotency.protocol.claim_block import result_of
+from idempotency.protocol.context import claim_in_context
+from tests.database.claiming import acquire
+from tests.outbox import SENDER, broker
+from tests.records import HOUR, from_now
+from tests.results import note
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+OPERATIONS = {
+    "again": Operation("tests.stateful.again", transaction=False, recovery=REEXECUTE),
+    "park": Operation("tests.stateful.park", transaction=False, recovery=PARK),
+}
+SEQUENCES = 25
+numbers = st.integers(0, 5)
+scopes = st.tuples(st.sampled_from(sorted(OPERATIONS)), st.sampled_from("ab"))
+
+
+@dataclass(eq=False)
+class Record:
+    payload: int
+    attempt: int = 1
+    status: str = "in_progress"
+    lease_over: bool = False
+    retention_over: bool = False
+    result: int | None = None
+    steps: set[str] = field(default_factory=set)
+
+    def owned_again(self) -> None:
+        """An owner, or an outcome, was written: lease and retention begin."""
+        self.lease_over = self.retention_over = False
+
+
+@dataclass
+class Held:
+    """A claim that an attempt was given, and may have lost."""
+
+    scope: tuple[str, str]
+    record: Record
+    attempt: int
+    claim: Claim
+    ended: set[str] = field(default_factory=set)
+
+    def owns(self, records: dict[Any, Record]) -> bool:
+        record = self.record
+        is_latest = records.get(self.scope) is record and record.attempt == self.attempt
+        return is_latest and record.status == "in_progress"
+
+
+class Machine(RuleBasedStateMachine):
+    steps_made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: dict[tuple[str, str], Record] = {}
+        self.held: list[Held] = []
+        self.messages: dict[tuple[str, str], int] = {}
+        self.calls = 0
+        broker.reset()
+        for model in (IdempotencyRecord, IdempotencyStep, OutboxMessage):
+            model.objects.all().delete()
+
+    def one(self, number: int) -> Held:
+        return self.held[number % len(self.held)]
+
+    def stored(self, scope: tuple[str, str]) -> IdempotencyRecord:
+        return IdempotencyRecord.objects.get(operation=OPERATIONS[scope[0]].name, idempotency_key=scope[1])
+
+    # A request
+
+    def expected(self, scope: tuple[str, str], payload: int) -> Any:
+        """What a request gets: an error, a result, or the record that it owns now."""
+        record = self.records.get(scope)
+        if record is None:
+            self.records[scope] = record = Record(payload)
+            return record
+        if record.status == "in_progress" and not record.lease_over:
+            return InProgressError
+        if record.retention_over:
+            record.payload, record.result, record.steps = payload, None, set()
+        elif record.payload != payload:
+            return KeyReusedError
+        elif record.status == "completed":
+            return record.result
+        elif record.status == "parked" or (record.status == "in_progress" and scope[0] == "park"):
+            record.status = "parked"
+            return OutcomeUnknownError
+        record.attempt += 1
+        record.status = "in_progress"
+        record.owned_again()
+        return record
+
+    @rule(scope=scopes, payload=st.integers(0, 1))
+    def ask(self, scope: tuple[str, str], payload: int) -> None:
+        expected = self.expected(scope, payload)
+        if isinstance(expected, type):
+            with pytest.raises(expected):
+                acquire(OPERATIONS[scope[0]], scope[1], Payload(payload))
+            return
+        got = acquire(OPERATIONS[scope[0]], scope[1], Payload(payload))
+        if isinstance(got, Outcome):
+            assert expected == result_of(got)
+        else:
+            assert (expected, expected.attempt) == (self.records[scope], got.attempt)
+            self.held.append(Held(scope, expected, got.attempt, Claim(got)))
+
+    # An attempt, alive or overtaken
+
+    @precondition(lambda self: self.held)
+    @rule(which=numbers, result=st.integers(0, 1))
+    def complete(self, which: int, result: int) -> None:
+        held = self.one(which)
+        record, operation = held.record, OPERATIONS[held.scope[0]]
+        mine = self.records.get(held.scope) is record and record.attempt == held.attempt
+        is_repeated = mine and (record.status, record.result) == ("completed", result)
+        try:
+            claims.record(held.claim.ownership, outcome_of_result(result, operation))
+        except LeaseLostError:
+            assert not held.owns(self.records)
+            assert not is_repeated
+        else:
+            assert held.owns(self.records) or is_repeated
+            if not is_repeated:
+                record.status, record.result = "completed", result
+                record.owned_again()
+
+    @precondition(lambda self: self.held)
+    @rule(which=numbers, parks=st.booleans())
+    def give_up(self, which: int, parks: bool) -> None:
+        held = self.one(which)
+        ended = (claims.park if parks else claims.release)(held.claim.ownership)
+        assert ended is held.owns(self.records)
+        if ended:
+            held.record.status, held.record.lease_over = "parked" if parks else "recoverable", False
+
+    @precondition(lambda self: self.held)
+    @rule(which=numbers)
+    def renew(self, which: int) -> None:
+        held = self.one(which)
+        try:
+            held.claim.renew()
+        except LeaseLostError:
+            assert not held.owns(self.records)
+        else:
+            assert held.owns(self.records)
+            held.record.owned_again()
+
+    @precondition(lambda self: self.held)
+    @rule(which=numbers, name=st.sampled_from("xy"))
+    def step(self, which: int, name: str) -> None:
+        held, calls = self.one(which), self.calls
+        if name in held.ended:
+            return
+
+        def call() -> str:
+            self.calls += 1
+            return name
+
+        try:
+            assert held.claim.step(name, call) == name
+        except LeaseLostError:
+            assert not held.owns(self.records)
+            assert self.calls == calls
+        else:
+            assert held.owns(self.records)
+            assert self.calls - calls == (name not in held.record.steps)
+            held.record.steps.add(name)
+            held.ended.add(name)
+            held.record.owned_again()
+
+    @precondition(lambda self: self.held)
+    @rule(which=numbers, rolls_back=st.booleans())
+    def publish(self, which: int, rolls_back: bool) -> None:
+        held = self.one(which)
+        token = claim_in_context.set(held.claim)
+        try:
+            with transaction.atomic():
+                publish("orders.placed", list(held.scope), name="one", sender=SENDER)
+                transaction.set_rollback(rolls_back)
+        except LeaseLostError:
+            assert held.claim.lost
+        else:
+            self.messages.setdefault(held.scope, 0)
+            if rolls_back and OutboxMessage.objects.count() < len(self.messages):
+                del self.messages[held.scope]
+        finally:
+            claim_in_context.reset(token)
+
+    # Time and upkeep
+
+    @rule(scope=scopes)
+    def lease_ends(self, scope: tuple[str, str]) -> None:
+        if (record := self.records.get(scope)) and record.status == "in_progress":
+            record.lease_over = True
+            IdempotencyRecord.objects.filter(pk=self.stored(scope).pk).update(lease_expires_at=from_now(-HOUR))
+
+    @rule(scope=scopes)
+    def retention_ends(self, scope: tuple[str, str]) -> None:
+        if record := self.records.get(scope):
+            record.retention_over = True
+            IdempotencyRecord.objects.filter(pk=self.stored(scope).pk).update(expires_at=from_now(-HOUR))
+
+    @rule()
+    def sweep(self) -> None:
+        sweep.recover_once()
+        for (operation, _), record in self.records.items():
+            if record.status == "in_progress" and record.lease_over:
+                record.status = "parked" if operation == "park" else "recoverable"
+                record.lease_over = False
+
+    @rule()
+    def purge(self) -> None:
+        over = [key for key, each in self.records.items() if each.retention_over]
+        gone = [key for key in over if self.records[key].status in {"completed", "recoverable"}]
+        assert purge_once().deleted == len(gone)
+        for key in gone:
+            del self.records[key]
+
+    @rule()
+    def relay(self) -> None:
+        relay_once()
+        self.messages = dict.fromkeys(self.messages, 1)
+
+    # An operator
+
+    @rule(scope=scopes, decision=st.sampled_from(["not executed", "outcome", "release"]))
+    def decide(self, scope: tuple[str, str], decision: str) -> None:
+        record = self.records.get(scope)
+        if record is None:
+            return
+        may = record.status == "parked"
+        try:
+            if decision == "not executed":
+                resolutions.mark_not_executed(self.stored(scope), by="operator")
+            elif decision == "outcome":
+                resolutions.record_outcome(self.stored(scope), 7, by="operator")
+            else:
+                may |= record.status == "in_progress" and (scope[0] == "again" or record.lease_over)
+                resolutions.release(self.stored(scope), by="operator", force=True)
+        except resolutions.ResolutionRefusedError:
+            assert not may
+            return
+        assert may
+        if decision == "outcome":
+            record.status, record.result = "completed", 7
+            record.owned_again()
+            return
+        record.attempt += record.status == "in_progress"
+        record.status, record.lease_over = "recoverable", False
+
+    @invariant()
+    def the_table_is_as_the_model(self) -> None:
+        Machine.steps_made += 1
+        stored = {
+            (operation.rpartition(".")[2], key): (status, attempt)
+            for operation, key, status, attempt in IdempotencyRecord.objects.values_list(
+                "operation", "idempotency_key", "status", "attempt"
+            )
+        }
+        assert stored == {scope: (record.status, record.attempt) for scope, record in self.records.items()}
+        kept = sum(len(record.steps) for record in self.records.values())
+        assert IdempotencyStep.objects.count() == kept
+        assert OutboxMessage.objects.count() == len(self.messages)
+        assert len(broker.deliveries) == sum(self.messages.values())
+
+
+def try_sequences(count: int) -> None:
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=count,
+            stateful_step_count=30,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_any_sequence_of_calls_does_what_the_model_does(count: int | None) -> None:
+    before = Machine.steps_made
+    try_sequences(count or SEQUENCES)
+    assert Machine.steps_made > before
+    note("sequences", calls=Machine.steps_made - before, database=connection.vendor, violations=0)
+
+
+def test_a_sweep_that_frees_what_may_not_run_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = sweep._settle_as
+    monkeypatch.setattr(sweep, "_settle_as", lambda status, *rest: settle(Status.RECOVERABLE, *rest))
+    with pytest.raises(AssertionError):
+        try_sequences(200)
