@@ -25,16 +25,21 @@ from unittest import mock
 from urllib.parse import urlsplit
 
 import psycopg
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import close_old_connections, connections, transaction
 from django.http import HttpRequest, JsonResponse
-from django.test import Client
+from django.test import AsyncClient, Client
 from django.urls import get_resolver
 from psycopg.waiting import Wait
+from rest_framework.decorators import api_view, authentication_classes, permission_classes
 
 from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, current_claim, idempotent
 from idempotency.operate import purge
 from idempotency.operate.sweep import recover_once
 from idempotency.operation import registry
+from idempotency.outbox import publish
+from idempotency.outbox.models import OutboxMessage
+from idempotency.outbox.relay import relay_once
 from idempotency.protocol import faults
 from idempotency.store.postgresql import PostgreSQLStore
 from idempotency.store.postgresql.merged import has_open_transaction
@@ -74,6 +79,8 @@ class Worker:
         self.spec = spec
         threading.excepthook = _say_nothing
         self.declaration: str = spec["declaration"]
+        #: What the view is: plain, drf or async.
+        self.kind: str = spec.get("kind", "plain")
         self.lease: float = spec.get("lease", 30.0)
         #: The handler waits for a heartbeat to be broken; before, it might hold SQLite's write lock and freeze with it.
         self.waiting = threading.Event()
@@ -87,6 +94,8 @@ class Worker:
             settings["NAME"] = self.spec["database"]
         elif connections["default"].vendor == "postgresql":
             settings["OPTIONS"]["application_name"] = self.spec["operation"][:63]
+            if level := self.spec.get("level"):
+                settings["OPTIONS"]["isolation_level"] = psycopg.IsolationLevel[level]
         if skew := self.spec.get("skew"):
             true_time = time.time
             time.time = lambda: true_time() + skew
@@ -95,6 +104,10 @@ class Worker:
         self._declare()
         self._arm()
         job: Callable[[], dict[str, Any]] = getattr(self, self.spec["job"])
+        if self.spec.get("held"):
+            connections["default"].ensure_connection()
+            self.channel.tell(event="reached")
+            self.channel.wait()
         try:
             done = job()
         except Exception as error:  # noqa: BLE001 - it is told to the cell, which judges it
@@ -257,7 +270,16 @@ class Worker:
             "park": {"transaction": False, "recovery": PARK},
         }[self.declaration]
         registry._operations.clear()  # a sweep of this process is to find the cell's own operation and no other
-        urls.views["operate"] = idempotent(Operation(self.spec["operation"], **policy))(self._handle)
+        view: Any = self._handle
+        if self.kind == "async":
+            view = self._handle_async
+        view = idempotent(Operation(self.spec["operation"], **policy))(view)
+        if self.kind == "drf":
+            view = api_view(["POST"])(authentication_classes([])(permission_classes([])(view)))
+        urls.views["operate"] = view
+
+    async def _handle_async(self, request: HttpRequest) -> JsonResponse:
+        return await sync_to_async(self._handle)(request)
 
     def _handle(self, request: HttpRequest) -> JsonResponse:
         claim = current_claim()
@@ -313,12 +335,14 @@ class Worker:
     # Jobs
 
     def request(self) -> dict[str, Any]:
-        client = Client(raise_request_exception=False, headers={"host": "localhost"})
-        answer = client.post(
+        is_async = self.kind == "async"
+        client: Any = (AsyncClient if is_async else Client)(raise_request_exception=False)
+        post = async_to_sync(client.post) if is_async else client.post
+        answer = post(
             "/operate/",
             {"label": self.spec["key"]},
             content_type="application/json",
-            headers={"Idempotency-Key": self.spec["key"], "X-Account": "1"},
+            headers={"Host": "localhost", "Idempotency-Key": self.spec["key"], "X-Account": "1"},
         )
         is_problem = answer.headers.get("Content-Type") == "application/problem+json"
         return {
@@ -377,8 +401,25 @@ class Worker:
     def sweep(self) -> dict[str, Any]:
         return {"swept": recover_once().as_dict()}
 
+    def publish(self) -> dict[str, Any]:
+        with transaction.atomic():
+            for number in range(2):
+                publish(self.spec["provider"], number, sender=f"{__name__}.deliver")
+        return {}
+
+    def relay(self) -> dict[str, Any]:
+        return {"relayed": relay_once().sent}
+
     def purge(self) -> dict[str, Any]:
         return {"purged": purge.purge_once(include_parked=False).deleted}
+
+
+def deliver(message: OutboxMessage) -> None:
+    """Hand a message of the outbox to a provider that deduplicates."""
+    with closing(HTTPConnection(urlsplit(message.topic).netloc, timeout=PATIENCE)) as provider:
+        body = json.dumps({"label": message.topic, "amount": AMOUNT})
+        provider.request("POST", "/payouts", body, {"Idempotency-Key": str(message.message_id)})
+        provider.getresponse().read()
 
 
 def account_of(request: HttpRequest) -> str | None:

@@ -1,0 +1,123 @@
+"""Kill a process at each of its system calls: strace traces one run, and then ends one run at each call of the trace.
+
+A signal is injected when a call begins, so the process dies after all calls before it. strace counts the calls of one
+name, so the place of a call is its name and how many of that name came before it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.crash.arena import Arena
+from tests.crash.cells import Run
+from tests.crash.points import Cell
+from tests.crash.processes import Verdict
+from tests.harness.world import LONG_AGO
+from tests.harness.zygote import Fork, ImpossibleError
+
+JOBS = ("request", "sweep", "relay")
+KILLED = "+++ killed by SIGKILL +++"
+
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Kills:
+    """What the runs of one job came to."""
+
+    job: str
+    declaration: str
+    calls: int = 0
+    fired: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def kill_at_each_call(
+    arena: Arena, job: str, declaration: str = "inside", *, stride: int = 1, first: int = 0, **spec: object
+) -> Kills:
+    """:param stride: only each so many-th call, beginning with ``first``."""
+    kills = Kills(job, declaration)
+    trace, problems = _run(arena, job, declaration, None, spec)
+    if problems:
+        raise ImpossibleError(f"undisturbed, the {job} fails: {problems}")
+    names = re.findall(r"^(\w+)\(", trace, re.MULTILINE)
+    seen: Counter[str] = Counter()
+    for place, name in enumerate(names):
+        seen[name] += 1
+        if place % stride == first % stride:
+            told, problems = _run(arena, job, declaration, f"{name}:signal=KILL:when={seen[name]}", spec)
+            kills.calls += 1
+            kills.fired += KILLED in told
+            kills.problems += [f"{job} killed at {name} {seen[name]}, call {place}: {problem}" for problem in problems]
+    return kills
+
+
+def _run(
+    arena: Arena, job: str, declaration: str, injection: str | None, spec: dict[str, object]
+) -> tuple[str, list[str]]:
+    """One run of the job, and what its retries find.
+
+    :returns: strace's report, and what is wrong.
+    """
+    cell = Cell("call", "kill", declaration)
+    name = f"{next(_numbers)}-{job}-{cell}"
+    with arena.observer(name) as observer:
+        run = Run(arena, cell, observer, name, Verdict(cell))
+        run.spec = spec
+        try:
+            if job == "sweep":
+                run.kill_at("handler.before")
+                run.end_lease()
+            if job == "relay":
+                observer.query("DELETE FROM idempotency_outbox_message")
+                run.answered(run.fork("publish"))
+            report = _trace(run, run.fork(job, held=True), injection)
+            if job == "relay":
+                _judge_messages(run)
+            else:
+                run.converge()
+                run.judge()
+        except (ImpossibleError, TimeoutError) as error:
+            return "", [str(error)]
+        finally:
+            run.end()
+        return report, run.verdict.problems
+
+
+def _trace(run: Run, worker: Fork, injection: str | None) -> str:
+    worker.expect("reached")
+    with tempfile.NamedTemporaryFile(prefix="strace-") as report:
+        command = ["strace", "-p", str(worker.pid), "-o", report.name]
+        with subprocess.Popen(
+            command + ([f"--inject={injection}"] if injection else []), stderr=subprocess.PIPE, text=True
+        ) as strace:
+            assert strace.stderr is not None
+            if "attached" not in strace.stderr.readline():
+                raise ImpossibleError("strace can't attach to a process")
+            worker.go()
+            event = worker.hear()
+            if event is not None:
+                worker.hear()
+                if "status" in event:
+                    run.answers.append(event)
+        run.observer.wait_until_gone(run.operation)
+        return Path(report.name).read_text(encoding="utf-8", errors="replace")
+
+
+def _judge_messages(run: Run) -> None:
+    """After its lease another relay sends what is left, and the consumer, which deduplicates, has each message once."""
+    free = "UPDATE idempotency_outbox_message SET lease_expires_at = %s WHERE status = 'pending'"
+    run.observer.query(free, LONG_AGO)
+    run.answered(run.fork("relay"))
+    messages = run.observer.query("SELECT message_id, status FROM idempotency_outbox_message")
+    wanted = sorted(str(message).replace("-", "") for message, _ in messages)
+    ledger = run.arena.provider(deduplicate=True).effects()
+    keys = sorted(key for key in (str(effect.key).replace("-", "") for effect in ledger) if key in wanted)
+    if len(wanted) != 2 or keys != wanted or {status for _, status in messages} != {"sent"}:
+        run.problem(f"of {messages} the consumer has {keys}")

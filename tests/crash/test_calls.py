@@ -1,0 +1,35 @@
+"""A process that is killed at a system call doubles nothing and loses nothing. ``--count 1`` kills at every call."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.crash.arena import Arena
+from tests.crash.calls import JOBS, kill_at_each_call
+from tests.results import note
+
+pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, which Debian's package brings")
+
+#: The reduced run kills at each so many-th call, beginning with another one each time.
+STRIDE = 16
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_kill_at_any_system_call_doubles_and_loses_nothing(
+    shared: Arena, job: str, count: int | None, seed: int
+) -> None:
+    kills = kill_at_each_call(shared, job, stride=count or STRIDE, first=seed)
+
+    assert not kills.problems, "\n".join(kills.problems)
+    assert kills.calls > 0
+    # A run may need a call less than the one that was traced, and so never come to the last ones.
+    assert kills.fired > 0.8 * kills.calls
+    note("calls", job=job, database=shared.database, kills=kills.calls, fired=kills.fired, violations=0)
+
+
+@pytest.mark.postgres
+def test_a_completion_on_its_own_is_found(shared: Arena) -> None:
+    kills = kill_at_each_call(shared, "request", stride=2, mutations=["completion_on_its_own"])
+    assert any("P1: doubled" in problem for problem in kills.problems)
