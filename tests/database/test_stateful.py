@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,7 +39,7 @@ OPERATIONS = {
     "again": Operation("tests.stateful.again", transaction=False, recovery=REEXECUTE),
     "park": Operation("tests.stateful.park", transaction=False, recovery=PARK),
 }
-SEQUENCES = 25
+SEQUENCES = 40
 numbers = st.integers(0, 5)
 scopes = st.tuples(st.sampled_from(sorted(OPERATIONS)), st.sampled_from("ab"))
 
@@ -51,6 +53,8 @@ class Record:
     retention_over: bool = False
     result: int | None = None
     steps: set[str] = field(default_factory=set)
+    #: The number of the operation that the key stands for.
+    life: int = field(default_factory=partial(next, itertools.count()))
 
     def owned_again(self) -> None:
         """An owner, or an outcome, was written: lease and retention begin."""
@@ -80,7 +84,8 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.records: dict[tuple[str, str], Record] = {}
         self.held: list[Held] = []
-        self.messages: dict[tuple[str, str], int] = {}
+        #: How often the message of each operation was sent.
+        self.messages: dict[int, int] = {}
         self.calls = 0
         broker.reset()
         for model in (IdempotencyRecord, IdempotencyStep, OutboxMessage):
@@ -91,6 +96,10 @@ class Machine(RuleBasedStateMachine):
 
     def stored(self, scope: tuple[str, str]) -> IdempotencyRecord:
         return IdempotencyRecord.objects.get(operation=OPERATIONS[scope[0]].name, idempotency_key=scope[1])
+
+    def some(self, number: int) -> tuple[tuple[str, str], Record]:
+        scope = sorted(self.records)[number % len(self.records)]
+        return scope, self.records[scope]
 
     # A request
 
@@ -103,7 +112,7 @@ class Machine(RuleBasedStateMachine):
         if record.status == "in_progress" and not record.lease_over:
             return InProgressError
         if record.retention_over:
-            record.payload, record.result, record.steps = payload, None, set()
+            record.payload, record.result, record.steps, record.life = payload, None, set(), Record(0).life
         elif record.payload != payload:
             return KeyReusedError
         elif record.status == "completed":
@@ -198,6 +207,9 @@ class Machine(RuleBasedStateMachine):
     @rule(which=numbers, rolls_back=st.booleans())
     def publish(self, which: int, rolls_back: bool) -> None:
         held = self.one(which)
+        record = self.records.get(held.scope)
+        if record is None:
+            return
         token = claim_in_context.set(held.claim)
         try:
             with transaction.atomic():
@@ -206,25 +218,27 @@ class Machine(RuleBasedStateMachine):
         except LeaseLostError:
             assert held.claim.lost
         else:
-            self.messages.setdefault(held.scope, 0)
-            if rolls_back and OutboxMessage.objects.count() < len(self.messages):
-                del self.messages[held.scope]
+            if not rolls_back:
+                self.messages.setdefault(record.life, 0)
         finally:
             claim_in_context.reset(token)
 
     # Time and upkeep
 
-    @rule(scope=scopes)
-    def lease_ends(self, scope: tuple[str, str]) -> None:
-        if (record := self.records.get(scope)) and record.status == "in_progress":
+    @precondition(lambda self: self.records)
+    @rule(which=numbers)
+    def lease_ends(self, which: int) -> None:
+        scope, record = self.some(which)
+        if record.status == "in_progress":
             record.lease_over = True
             IdempotencyRecord.objects.filter(pk=self.stored(scope).pk).update(lease_expires_at=from_now(-HOUR))
 
-    @rule(scope=scopes)
-    def retention_ends(self, scope: tuple[str, str]) -> None:
-        if record := self.records.get(scope):
-            record.retention_over = True
-            IdempotencyRecord.objects.filter(pk=self.stored(scope).pk).update(expires_at=from_now(-HOUR))
+    @precondition(lambda self: self.records)
+    @rule(which=numbers)
+    def retention_ends(self, which: int) -> None:
+        scope, record = self.some(which)
+        record.retention_over = True
+        IdempotencyRecord.objects.filter(pk=self.stored(scope).pk).update(expires_at=from_now(-HOUR))
 
     @rule()
     def sweep(self) -> None:
@@ -249,11 +263,10 @@ class Machine(RuleBasedStateMachine):
 
     # An operator
 
-    @rule(scope=scopes, decision=st.sampled_from(["not executed", "outcome", "release"]))
-    def decide(self, scope: tuple[str, str], decision: str) -> None:
-        record = self.records.get(scope)
-        if record is None:
-            return
+    @precondition(lambda self: self.records)
+    @rule(which=numbers, decision=st.sampled_from(["not executed", "outcome", "release"]))
+    def decide(self, which: int, decision: str) -> None:
+        scope, record = self.some(which)
         may = record.status == "parked"
         try:
             if decision == "not executed":
