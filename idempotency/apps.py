@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from django.apps import AppConfig, apps
 from django.utils.module_loading import autodiscover_modules
@@ -11,8 +12,8 @@ from django.utils.translation import gettext_lazy as _
 
 class IdempotencyConfig(AppConfig):
     name = "idempotency"
-    verbose_name = _("Idempotency")
-    default_auto_field = "django.db.models.BigAutoField"
+    verbose_name: Any = _("Idempotency")
+    default_auto_field: str = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         import_module("idempotency.checks")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from django.dispatch import Signal
@@ -19,7 +19,7 @@ from .protocol.context import current_claim
 
 EVENTS = "idempotency.events"
 
-logger = logging.getLogger(EVENTS)
+logger: Final = logging.getLogger(EVENTS)
 
 
 class ClaimFilter(logging.Filter):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
 from django.db import models
+from django.db.models.expressions import Combinable
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
@@ -17,7 +19,15 @@ from .lifecycle import Status
 require_app("idempotency")
 
 
-class BytewiseCharField(models.CharField):  # type: ignore[type-arg]
+if TYPE_CHECKING:  # Django's fields take no type arguments when the code runs
+    _CharField = models.CharField[str, str]
+    _TextField = models.TextField[Any, Any]
+else:
+    _CharField = models.CharField
+    _TextField = models.TextField
+
+
+class BytewiseCharField(_CharField):
     """Text whose values are equal only if their bytes are equal.
 
     By default, MySQL and MariaDB ignore case, accents and trailing spaces in comparisons. PostgreSQL compares bytes,
@@ -35,7 +45,7 @@ class BytewiseCharField(models.CharField):  # type: ignore[type-arg]
         return parameters
 
 
-class UnicodeTextField(models.TextField):  # type: ignore[type-arg]
+class UnicodeTextField(_TextField):
     """Text of any characters. MySQL and MariaDB may have databases whose character set doesn't have all of them."""
 
     def db_parameters(self, connection: Any) -> Any:
@@ -129,42 +139,50 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
 class IdempotencyRecord(models.Model):
     """One logical operation: who asked for what under which key, who owns it now, and how it ended."""
 
-    id = models.BigAutoField(primary_key=True)
-    account_id = BytewiseCharField(_("account"), max_length=255)
-    operation = BytewiseCharField(_("operation"), max_length=255)
-    idempotency_key = BytewiseCharField(_("key"), max_length=255)
-    request_hash = models.CharField(_("payload's fingerprint"), max_length=128)
-    status = models.CharField(_("status"), max_length=16, choices=_STATUSES)
+    id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
+    account_id: BytewiseCharField = BytewiseCharField(_("account"), max_length=255)
+    operation: BytewiseCharField = BytewiseCharField(_("operation"), max_length=255)
+    idempotency_key: BytewiseCharField = BytewiseCharField(_("key"), max_length=255)
+    request_hash: models.CharField[str, str] = models.CharField(_("payload's fingerprint"), max_length=128)
+    status: models.CharField[str, str] = models.CharField(_("status"), max_length=16, choices=_STATUSES)
     #: The fencing number: 1 at the first claim, plus 1 at every later claim, never reset.
-    attempt = models.PositiveIntegerField(_("attempt"), default=1)
-    response_status = models.PositiveSmallIntegerField(_("response status"), null=True, blank=True)
+    attempt: models.PositiveIntegerField[int, int] = models.PositiveIntegerField(_("attempt"), default=1)
+    response_status: models.PositiveSmallIntegerField[int | None, int | None] = models.PositiveSmallIntegerField(
+        _("response status"), null=True, blank=True
+    )
     #: A list of [name, value] pairs, so that a repeated header keeps its place.
-    response_headers = models.JSONField(_("response headers"), null=True, blank=True)
-    response_body = JSONTextField(_("response body"), null=True, blank=True)
-    response_reference = UnicodeTextField(_("response reference"), null=True, blank=True)
+    response_headers: models.JSONField[Any, Any] = models.JSONField(_("response headers"), null=True, blank=True)
+    response_body: JSONTextField = JSONTextField(_("response body"), null=True, blank=True)
+    response_reference: UnicodeTextField = UnicodeTextField(_("response reference"), null=True, blank=True)
     #: Why the latest failed attempt failed. It may be of an earlier attempt than the one that completed the record.
-    error = UnicodeTextField(_("last error"), null=True, blank=True)
-    lease_expires_at = models.DateTimeField(_("lease ends at"), null=True, blank=True)
-    expires_at = models.DateTimeField(_("retention ends at"))
-    created_at = models.DateTimeField(_("created at"), db_default=Now())
-    completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
+    error: UnicodeTextField = UnicodeTextField(_("last error"), null=True, blank=True)
+    lease_expires_at: models.DateTimeField[datetime | Combinable | None, datetime | None] = models.DateTimeField(
+        _("lease ends at"), null=True, blank=True
+    )
+    expires_at: models.DateTimeField[datetime | Combinable, datetime] = models.DateTimeField(_("retention ends at"))
+    created_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(_("created at"), db_default=Now())
+    completed_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
+        _("completed at"), null=True, blank=True
+    )
     #: When a purge may delete the response and keep the rest. None: it is kept as long as the record, or it is deleted.
-    body_expires_at = models.DateTimeField(_("body is kept until"), null=True, blank=True)
+    body_expires_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
+        _("body is kept until"), null=True, blank=True
+    )
 
     objects: ClassVar[models.Manager[IdempotencyRecord]] = RecordQuerySet.as_manager()
 
     class Meta:
         db_table = "idempotency_record"
-        verbose_name = _("idempotency record")
-        verbose_name_plural = _("idempotency records")
-        constraints: ClassVar = [
+        verbose_name: ClassVar[Any] = _("idempotency record")
+        verbose_name_plural: ClassVar[Any] = _("idempotency records")
+        constraints: ClassVar[list[models.BaseConstraint]] = [
             # account_id comes first, because it selects the records of one caller, and a partitioned table is
             # distributed by it.
             models.UniqueConstraint(
                 fields=["account_id", "operation", "idempotency_key"], name="idempotency_record_scope"
             ),
         ]
-        indexes: ClassVar = [
+        indexes: ClassVar[list[models.Index]] = [
             # Recovery, the statistics and the admin look for a handful of rows among millions of completed ones. With
             # any B-tree that finds them, the completing update can't be heap-only. With a BRIN index it can, but once
             # purged pages are used again the BRIN index matches every page; docs/explanation/costs.md has the
@@ -194,7 +212,7 @@ class IdempotencyRecord(models.Model):
                 name="idempotency_record_body",
             ),
         ]
-        permissions: ClassVar = [
+        permissions: ClassVar[list[tuple[str, Any]]] = [
             ("view_response_body", "Can view recorded response bodies"),
             ("resolve_idempotencyrecord", "Can say how a parked operation ended"),
             ("release_idempotencyrecord", "Can release a claim so that a retry runs"),
@@ -229,22 +247,22 @@ class IdempotencyRecord(models.Model):
 class IdempotencyStep(models.Model):
     """The stored result of one finished step of an operation. It is purged with its record."""
 
-    id = models.BigAutoField(primary_key=True)
-    account_id = BytewiseCharField(_("account"), max_length=255)
+    id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
+    account_id: BytewiseCharField = BytewiseCharField(_("account"), max_length=255)
     #: This is not a foreign key, because its check would cost a look-up at every deletion, and a distributed table
     #: can't enforce it.
-    record_id = models.BigIntegerField(_("record"))
-    name = BytewiseCharField(_("name"), max_length=255)
-    result = JSONTextField(_("result"))
-    created_at = models.DateTimeField(_("created at"), db_default=Now())
+    record_id: models.BigIntegerField[int, int] = models.BigIntegerField(_("record"))
+    name: BytewiseCharField = BytewiseCharField(_("name"), max_length=255)
+    result: JSONTextField = JSONTextField(_("result"))
+    created_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(_("created at"), db_default=Now())
 
     objects: ClassVar[models.Manager[IdempotencyStep]] = models.Manager()
 
     class Meta:
         db_table = "idempotency_step"
-        verbose_name = _("step")
-        verbose_name_plural = _("steps")
-        constraints: ClassVar = [
+        verbose_name: ClassVar[Any] = _("step")
+        verbose_name_plural: ClassVar[Any] = _("steps")
+        constraints: ClassVar[list[models.BaseConstraint]] = [
             models.UniqueConstraint(fields=["account_id", "record_id", "name"], name="idempotency_step_name"),
         ]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -22,7 +22,7 @@ from .options import validators
 from .options.table import OPTIONS, Arguments, Options, RequestArguments
 from .options.values import REEXECUTE, Attach, Reconcile
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 
 class Operation:
@@ -43,7 +43,7 @@ class Operation:
             raise ImproperlyConfigured(f"An operation's name {problem}, not {name!r}.")
         self.name = name
         #: The arguments by name. None stands for an argument that was left out.
-        self.declared = _checked(name, arguments)
+        self.declared: Final = _checked(name, arguments)
         registry.add(self)
 
     @property

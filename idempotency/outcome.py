@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from .operation import Policy
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: For how many seconds the operation keeps an outcome, from when it is recorded.
 RETENTION_HEADER = "Idempotency-Retention"

@@ -23,7 +23,7 @@ _PARKED = frozenset({Status.PARKED.value})
 
 
 class ReleaseForm(ReasonForm):
-    force = forms.BooleanField(
+    force: forms.BooleanField = forms.BooleanField(
         required=False,
         label=_("Live claims too"),
         help_text=_(
@@ -34,21 +34,21 @@ class ReleaseForm(ReasonForm):
 
 
 class OutcomeForm(ReasonForm):
-    status = forms.IntegerField(label=_("Status"), min_value=200, max_value=599, initial=201)
-    content_type = forms.CharField(
+    status: forms.IntegerField = forms.IntegerField(label=_("Status"), min_value=200, max_value=599, initial=201)
+    content_type: forms.CharField = forms.CharField(
         label=_("Content type"),
         max_length=255,
         initial="application/json",
         widget=forms.TextInput(attrs={"class": "vTextField"}),
     )
-    body = forms.CharField(
+    body: forms.CharField = forms.CharField(
         label=_("Body"),
         required=False,
         strip=False,
         help_text=_("Every retry gets exactly this text."),
         widget=forms.Textarea(attrs={"class": "vLargeTextField", "rows": 10}),
     )
-    field_order = ("status", "content_type", "body", "reason")
+    field_order: tuple[str, ...] = ("status", "content_type", "body", "reason")
 
     def clean_content_type(self) -> str:
         content_type: str = self.cleaned_data["content_type"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from django import forms
 from django.contrib import admin, messages
@@ -31,7 +31,7 @@ MAX_DECIDED = 100
 
 
 class ReasonForm(forms.Form):
-    reason = forms.CharField(
+    reason: forms.CharField = forms.CharField(
         label=_("Reason"),
         max_length=500,
         help_text=_("How you know. The reason is kept in the history and in the log."),
@@ -79,9 +79,9 @@ class Action:
 class DecisionAdmin(ReadOnlyAdmin):
     """An admin whose rows can't be edited. People make decisions about them instead."""
 
-    change_form_template = "idempotency/row.html"
+    change_form_template: ClassVar[str] = "idempotency/row.html"
     # The page shows ``page_columns`` in place of a form.
-    fieldsets = ((None, {"fields": ()}),)
+    fieldsets: ClassVar[Any] = ((None, {"fields": ()}),)
 
     decisions: ClassVar[tuple[Action, ...]]
     #: The columns with the times of a row.
@@ -203,7 +203,7 @@ class DecisionPage:
 
     def __init__(self, shown: DecisionAdmin, request: HttpRequest, action: Action) -> None:
         self.shown = shown
-        self.opts = shown.opts
+        self.opts: Final = shown.opts
         self.request = request
         self.action = action
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -83,7 +83,7 @@ class ReadOnlyAdmin(AnyModelAdmin):
     paginator = BoundedPaginator
 
     class Media:
-        css: ClassVar = {"all": ["idempotency/admin.css"]}
+        css: Final = {"all": ["idempotency/admin.css"]}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -107,8 +107,8 @@ def url_of(shown: AnyModelAdmin, view: str, *args: int) -> str:
 class StateFilter(admin.SimpleListFilter):
     """Filters by a state that depends on more than one column."""
 
-    title = _("state")
-    parameter_name = "state"
+    title: Any = _("state")
+    parameter_name: str = "state"
     #: The name of a state in the URL, its label, and the function that selects its rows.
     states: ClassVar[Mapping[str, tuple[Any, Callable[[Any], Any]]]]
 

@@ -13,11 +13,11 @@ for the names of operations. Searches without an index have a time limit.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
@@ -25,7 +25,7 @@ from django.contrib.auth import get_permission_codename, get_user_model
 from django.db import OperationalError
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -38,7 +38,7 @@ from ..operation import registry
 from ..outcome import UNREADABLE, decrypt_body
 from ..store import records_database, statement_timeout
 from .actions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, explain_record
-from .decisions import DecisionAdmin
+from .decisions import Action, DecisionAdmin
 from .display import (
     NONE,
     IndexedList,
@@ -79,7 +79,7 @@ _BADGES = {"abandoned": "waiting", "completed": "done", "recoverable": "waiting"
 
 
 class RecordStateFilter(StateFilter):
-    states = _STATES
+    states: ClassVar[Mapping[str, tuple[Any, Callable[[Any], Any]]]] = _STATES
 
 
 class OperationFilter(admin.SimpleListFilter):
@@ -88,8 +88,8 @@ class OperationFilter(admin.SimpleListFilter):
     Finding the names in the table of records would read all of it.
     """
 
-    title = _("operation")
-    parameter_name = "operation"
+    title: Any = _("operation")
+    parameter_name: str = "operation"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
         names = {operation.name for operation in registry}
@@ -108,6 +108,8 @@ class BoundedList(IndexedList):
 
     No index begins with the operation or the key. If few records match, the newest of them may be anywhere.
     """
+
+    queryset: Any
 
     def get_results(self, request: HttpRequest) -> None:
         if not {OperationFilter.parameter_name, "idempotency_key"} & request.GET.keys():
@@ -129,19 +131,26 @@ class BoundedList(IndexedList):
 
 @admin.register(IdempotencyRecord)
 class IdempotencyRecordAdmin(DecisionAdmin):
-    list_display = ("key", "state_with_details", "subject", "age", "retention")
-    list_filter = (RecordStateFilter, OperationFilter)
-    search_fields = ("idempotency_key", "account_id")  # shows the search box; get_search_results() does the search
-    search_help_text = _(
+    list_display: tuple[str, ...] = ("key", "state_with_details", "subject", "age", "retention")
+    list_filter: ClassVar[tuple[type[admin.SimpleListFilter], ...]] = (RecordStateFilter, OperationFilter)
+    # Shows the search box; get_search_results() does the search.
+    search_fields: ClassVar[tuple[str, ...]] = ("idempotency_key", "account_id")
+    search_help_text: ClassVar[Any] = _(
         'An account, "account key", or a key or its beginning, exactly as recorded, in upper and lower case. A user\'s '
         "name finds the user's account, if accounts are users. A key alone is not found in a very large table."
     )
-    ordering = ("-id",)
-    sortable_by = ("retention",)
-    decisions = (MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE)
-    actions = tuple(action.as_admin_action() for action in decisions)
+    ordering: ClassVar[tuple[str, ...]] = ("-id",)
+    sortable_by: ClassVar[tuple[str, ...]] = ("retention",)
+    decisions: ClassVar[tuple[Action, ...]] = (MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE)
+    actions: tuple[Callable[..., HttpResponse | None], ...] = tuple(action.as_admin_action() for action in decisions)
     attempt_column = "attempt"
-    time_columns = ("created_at", "completed_at", "lease_expires_at", "expires_at", "body_expires_at")
+    time_columns: ClassVar[tuple[str, ...]] = (
+        "created_at",
+        "completed_at",
+        "lease_expires_at",
+        "expires_at",
+        "body_expires_at",
+    )
 
     def decision_columns(self, request: HttpRequest) -> tuple[str, ...]:
         return ("operation", "account_id", "idempotency_key", "state", "attempt", "age", "lease")

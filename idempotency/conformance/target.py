@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 from uuid import uuid4
 
 from .profiles import Profile
@@ -98,10 +99,11 @@ class Operation:
         :param body: in place of the target's.
         :param length: of the key.
         """
-        self.target, self.profile = target, profile
-        self.key = str(uuid4()).ljust(length, "x")
+        self.target: Final = target
+        self.profile: Final = profile
+        self.key: str = str(uuid4()).ljust(length, "x")
         self._unique = uuid4().hex
-        self.body = self.fill(target.body if body is None else body)
+        self.body: bytes = self.fill(target.body if body is None else body)
         self._before: int | None = None
 
     def fill(self, body: str) -> bytes:

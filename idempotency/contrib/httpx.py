@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar, Final
 
 from . import needing
 
@@ -63,9 +63,14 @@ class UnresolvedRequestError(httpx.TransportError):
 
 class HttpxTries(Tries[httpx.Response]):
     unresolved = UnresolvedRequestError
-    errors = httpx.TransportError
-    retryable = (httpx.TransportError,)
-    permanent = (httpx.UnsupportedProtocol, httpx.ProxyError, httpx.LocalProtocolError, UnresolvedRequestError)
+    errors: ClassVar[type[Exception]] = httpx.TransportError
+    retryable: ClassVar[tuple[type[Exception], ...]] = (httpx.TransportError,)
+    permanent: ClassVar[tuple[type[Exception], ...]] = (
+        httpx.UnsupportedProtocol,
+        httpx.ProxyError,
+        httpx.LocalProtocolError,
+        UnresolvedRequestError,
+    )
 
     def __init__(self, policy: RetryPolicy, request: httpx.Request) -> None:
         url = request.url
@@ -73,7 +78,7 @@ class HttpxTries(Tries[httpx.Response]):
         key, name = request.headers.get(HEADER), request.extensions.get(NAME)
         super().__init__(policy, request.method, place, key=key, name=name)
         self.request = request
-        self.body = b""  # the last response body that was read
+        self.body: bytes = b""  # the last response body that was read
         # Set the key on the request itself, so that a request that is made from it after a redirect (307, 308) or a
         # challenge has the same key.
         request.headers[HEADER] = self.key
@@ -149,8 +154,8 @@ class IdempotentTransport(httpx.BaseTransport):
         policy: RetryPolicy | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.transport = httpx.HTTPTransport() if transport is None else transport
-        self.policy = RetryPolicy() if policy is None else policy
+        self.transport: Final = httpx.HTTPTransport() if transport is None else transport
+        self.policy: Final = RetryPolicy() if policy is None else policy
         self.sleep = sleep
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -194,8 +199,8 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         policy: RetryPolicy | None = None,
         sleep: Callable[[float], Awaitable[None]] | None = None,
     ) -> None:
-        self.transport = httpx.AsyncHTTPTransport() if transport is None else transport
-        self.policy = RetryPolicy() if policy is None else policy
+        self.transport: Final = httpx.AsyncHTTPTransport() if transport is None else transport
+        self.policy: Final = RetryPolicy() if policy is None else policy
         self.sleep: Any = AsyncRetrying().sleep if sleep is None else sleep
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

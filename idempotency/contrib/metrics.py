@@ -24,7 +24,7 @@ from ..store.statement_timeout import connection_as_found
 if TYPE_CHECKING:
     from ..outbox.backlog import Backlog
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: The counter of events, which has the labels ``operation`` and ``event``.
 EVENTS: Final = "idempotency_events"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from django.core.cache import caches
 from django.dispatch import Signal
@@ -19,10 +19,10 @@ from .. import signals
 from ..identity.keys import shorten
 from ..operation import Operation
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: Sent with ``account_id`` and ``idempotency_key`` (str), the new key. The sender is the ``Operation``.
-new_key_for_same_payload = Signal()
+new_key_for_same_payload: Final = Signal()
 
 
 def report_new_keys(window: timedelta = timedelta(minutes=10), *, cache: str = "default") -> None:

@@ -20,11 +20,11 @@ try:
     from ninja.utils import contribute_operation_callback
 
     Route._result_to_response  # noqa: B018 - private, so another release may do without it
-except (ImportError, AttributeError) as error:
+except (ImportError, AttributeError) as _error:
     raise ImportError(
         "idempotency.contrib.ninja needs a release of Django Ninja that it was tested with. Install it with\n"
         "    python -m pip install 'django-idempotency[ninja]'"
-    ) from error
+    ) from _error
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 from . import needing
@@ -51,9 +51,13 @@ class UnresolvedRequestError(requests.ConnectionError):
 
 class RequestsTries(Tries[requests.Response]):
     unresolved = UnresolvedRequestError
-    errors = requests.RequestException
-    retryable = (requests.ConnectionError, requests.Timeout, ChunkedEncodingError)
-    permanent = (ProxyError,)
+    errors: ClassVar[type[Exception]] = requests.RequestException
+    retryable: ClassVar[tuple[type[Exception], ...]] = (
+        requests.ConnectionError,
+        requests.Timeout,
+        ChunkedEncodingError,
+    )
+    permanent: ClassVar[tuple[type[Exception], ...]] = (ProxyError,)
 
     def __init__(self, policy: RetryPolicy, request: requests.PreparedRequest, name: str | None) -> None:
         self.request = request
@@ -96,7 +100,7 @@ class IdempotentAdapter(HTTPAdapter):
         self, *, policy: RetryPolicy | None = None, sleep: Callable[[float], None] = time.sleep, **options: Any
     ) -> None:
         super().__init__(**options)
-        self.policy = RetryPolicy() if policy is None else policy
+        self.policy: Final = RetryPolicy() if policy is None else policy
         self.sleep = sleep
 
     def send(

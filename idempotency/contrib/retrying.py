@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, NoReturn, Protocol, TypeVar
 
 from . import needing
 
@@ -25,7 +25,7 @@ with needing("httpx"):
 from ..identity.keys import HEADER, new_key, shorten
 from ..protocol.context import current_claim
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: Statuses that leave the outcome open. 500 is not among them, because a retry would usually get it again.
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
@@ -130,19 +130,19 @@ class Tries(ABC, Generic[A]):
 
     def __init__(self, policy: RetryPolicy, method: str, place: str, key: str | None, name: str | None) -> None:
         self.policy = policy
-        self.call = f"{method} {place}"
-        self.claim = current_claim()
+        self.call: str = f"{method} {place}"
+        self.claim: Final = current_claim()
         if key is not None:
-            self.key = key
+            self.key: str = key
         elif self.claim is None:
             self.key = new_key()
         else:  # derived from the operation's identity and the name, so each attempt of the operation sends the same key
             self.key = str(self.claim.derive_key(self.claim.name_call(self.call) if name is None else name))
-        self.total = policy.total
+        self.total: float = policy.total
         if self.claim is not None:
             operation = self.claim.operation
             self.total = min(self.total, (operation.policy.heartbeat or operation.policy.lease).total_seconds())
-        self.attempts = 0
+        self.attempts: int = 0
         self.last: A | None = None
         self._started = time.monotonic()
         self._waited = 0.0

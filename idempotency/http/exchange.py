@@ -9,7 +9,7 @@ import logging
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from django.db import connections, transaction
 from django.http import HttpRequest
@@ -45,7 +45,7 @@ from .key_sources import FromCookie, FromForm, FromHeader, FromJSON
 from .payload import route_of
 from .problems import KEY_STATUSES, PROFILES, accepted_response, report
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: The attribute of Django's request that holds the headers of the response to a request with a key.
 HEADERS = "_idempotency_headers"

@@ -18,7 +18,7 @@ class KeyField(forms.CharField):
     Firefox fills hidden fields in again when a page is reloaded, unless autocompletion is off.
     """
 
-    widget = forms.HiddenInput(attrs={"autocomplete": "off"})
+    widget: forms.Widget = forms.HiddenInput(attrs={"autocomplete": "off"})
 
     def get_bound_field(self, form: forms.BaseForm, field_name: str) -> BoundField:
         return _ShownKey(form, self, field_name)

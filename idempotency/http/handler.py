@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.db import connections, transaction
@@ -44,7 +44,7 @@ class EveryDatabase(set[str]):
     def __init__(self, view: object, exempted: Iterable[str] = ()) -> None:
         super().__init__(connections)
         self.view = view
-        self.exempted = set(exempted)
+        self.exempted: Final = set(exempted)
 
     def add(self, using: str) -> None:
         self.exempted.add(using)

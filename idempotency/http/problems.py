@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from django.conf import settings as django_settings
 from django.http import HttpResponse
@@ -22,7 +22,7 @@ from ..exceptions import IdempotencyError, InProgressError, OperationError, Unav
 from ..identity import keys
 from ..options.values import ACP, IETF, STRIPE
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 JSON = "application/json"
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from uuid import UUID
 
 from django.core.files.uploadedfile import UploadedFile
@@ -133,7 +133,13 @@ def _key_of(secret: str | bytes) -> bytes:
     return hashlib.sha256(_PURPOSE.encode() + force_bytes(secret)).digest()
 
 
-class DigestedUpload(UploadedFile):  # type: ignore[type-arg]
+if TYPE_CHECKING:  # Django's class takes no type argument when the code runs
+    _UploadedFile = UploadedFile[bytes]
+else:
+    _UploadedFile = UploadedFile
+
+
+class DigestedUpload(_UploadedFile):
     """An uploaded file of which only the digest was kept. It has the same fingerprint as the file itself."""
 
     def __init__(self, sha256: str, **names: Any) -> None:

@@ -53,7 +53,7 @@ _WHOLE_LIMIT: Final = 10**_WHOLE_DIGITS
 _FLOAT_DIGITS: Final = 310
 
 #: Whether a text may hold a whole number with more digits, in the only spelling that Python's parser reads as an int.
-has_long_integers = re.compile(rf"\d{{{_WHOLE_DIGITS + 1}}}").search
+has_long_integers: Final = re.compile(rf"\d{{{_WHOLE_DIGITS + 1}}}").search
 
 #: A list that JSON can't hold. It stands for a number that no float or short int is equal to.
 _Exact = tuple[float, str]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from django.apps import apps
 from django.contrib.auth import get_user_model
 from django.db import transaction
 from django.db.models import Model
 
-logger = logging.getLogger("idempotency.audit")
+logger: Final = logging.getLogger("idempotency.audit")
 
 
 def require_name(by: Any) -> None:

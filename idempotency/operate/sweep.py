@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from .. import signals
 from ..exceptions import IdempotencyError, InProgressError, OutcomeUnknownError
@@ -21,7 +22,7 @@ from ..protocol.recovery import announce_recovery, reconcile
 from ..store import Fence, Store, records_database, store_for
 from .batches import BatchResult, check_batch_size, in_batches, in_transaction
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: Small, because the reconcilers of a batch run one after the other and each may call a provider. Without reconcilers,
 #: a batch of a hundred takes milliseconds.

@@ -10,15 +10,15 @@ by a column that has no index.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.db.models.functions import Now
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
@@ -68,21 +68,23 @@ def _may_read(request: HttpRequest) -> bool:
 
 
 class MessageStatusFilter(StateFilter):
-    states = _STATES
+    states: ClassVar[Mapping[str, tuple[Any, Callable[[Any], Any]]]] = _STATES
 
 
 @admin.register(OutboxMessage)
 class OutboxMessageAdmin(DecisionAdmin):
-    list_display = ("message_id", "state_with_details", "subject", "age")
-    list_filter = (MessageStatusFilter,)
-    search_fields = ("message_id",)  # shows the search box; get_search_results() does the search
-    search_help_text = _("A message's id, or its consumer's key, which ends with the id.")
-    ordering = ("-id",)
-    sortable_by = ()
-    decisions = (REQUEUE,)
-    actions = tuple(action.as_admin_action() for action in decisions)
+    list_display: tuple[str, ...] = ("message_id", "state_with_details", "subject", "age")
+    list_filter: ClassVar[tuple[type[admin.SimpleListFilter], ...]] = (MessageStatusFilter,)
+    search_fields: ClassVar[tuple[str, ...]] = (
+        "message_id",
+    )  # shows the search box; get_search_results() does the search
+    search_help_text: ClassVar[Any] = _("A message's id, or its consumer's key, which ends with the id.")
+    ordering: ClassVar[tuple[str, ...]] = ("-id",)
+    sortable_by: ClassVar[tuple[str, ...]] = ()
+    decisions: ClassVar[tuple[Action, ...]] = (REQUEUE,)
+    actions: tuple[Callable[..., HttpResponse | None], ...] = tuple(action.as_admin_action() for action in decisions)
     attempt_column = "attempts"
-    time_columns = ("created_at", "lease_expires_at", "sent_at")
+    time_columns: ClassVar[tuple[str, ...]] = ("created_at", "lease_expires_at", "sent_at")
 
     def decision_columns(self, request: HttpRequest) -> tuple[str, ...]:
         return ("topic", "message_id", "state", *(["error"] if _may_read(request) else []))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
@@ -11,8 +12,8 @@ from django.utils.translation import gettext_lazy as _
 class OutboxConfig(AppConfig):
     name = "idempotency.outbox"
     label = "idempotency_outbox"
-    verbose_name = _("Idempotency: outbox")
-    default_auto_field = "django.db.models.BigAutoField"
+    verbose_name: Any = _("Idempotency: outbox")
+    default_auto_field: str = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         import_module("idempotency.outbox.backlog").register()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from datetime import datetime
+from typing import Any, ClassVar
+from uuid import UUID
 
 from django.db import models, router
+from django.db.models.expressions import Combinable
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
@@ -25,38 +28,46 @@ class MessageStatus(models.TextChoices):
 class OutboxMessage(models.Model):
     """A message that is published if the transaction that wrote it committed. See ``publishing.py``."""
 
-    id = models.BigAutoField(primary_key=True)
+    id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
     #: The message's identity at the broker. It is the same in every attempt of the operation that publishes it.
-    message_id = models.UUIDField(_("message id"), unique=True)
+    message_id: models.UUIDField[UUID, UUID] = models.UUIDField(_("message id"), unique=True)
     #: The account of the operation that published it; empty if it was published outside of a claim.
-    account_id = BytewiseCharField(_("account"), max_length=255, blank=True, default="")
+    account_id: BytewiseCharField = BytewiseCharField(_("account"), max_length=255, blank=True, default="")
     #: The key under which a consumer claims it.
-    idempotency_key = BytewiseCharField(_("key"), max_length=255)
-    topic = BytewiseCharField(_("topic"), max_length=255)
+    idempotency_key: BytewiseCharField = BytewiseCharField(_("key"), max_length=255)
+    topic: BytewiseCharField = BytewiseCharField(_("topic"), max_length=255)
     #: The dotted path of the callable that hands it to a broker.
-    sender = BytewiseCharField(_("sender"), max_length=255)
-    payload = JSONTextField(_("payload"))
-    headers = models.JSONField(_("headers"), default=dict, blank=True)
+    sender: BytewiseCharField = BytewiseCharField(_("sender"), max_length=255)
+    payload: JSONTextField = JSONTextField(_("payload"))
+    headers: models.JSONField[Any, Any] = models.JSONField(_("headers"), default=dict, blank=True)
     #: Messages with one ordering key are sent in the order in which they were written. Empty means no order.
-    ordering_key = BytewiseCharField(_("ordering key"), max_length=255, blank=True, default="")
-    status = models.CharField(_("status"), max_length=8, choices=MessageStatus.choices, default=MessageStatus.PENDING)
+    ordering_key: BytewiseCharField = BytewiseCharField(_("ordering key"), max_length=255, blank=True, default="")
+    status: models.CharField[str, str] = models.CharField(
+        _("status"), max_length=8, choices=MessageStatus.choices, default=MessageStatus.PENDING
+    )
     #: How often a relay has tried to send it. Counted before the attempt, because the relay may die during it. An
     #: attempt that did not take place is subtracted again, and a requeued message starts at 0.
-    attempts = models.PositiveIntegerField(_("attempts"), default=0)
-    next_try_at = models.DateTimeField(_("next try at"), db_default=Now())
+    attempts: models.PositiveIntegerField[int, int] = models.PositiveIntegerField(_("attempts"), default=0)
+    next_try_at: models.DateTimeField[datetime | Combinable, datetime] = models.DateTimeField(
+        _("next try at"), db_default=Now()
+    )
     #: The time until which the relay that is sending it is presumed alive.
-    lease_expires_at = models.DateTimeField(_("lease ends at"), null=True, blank=True)
-    error = UnicodeTextField(_("last error"), blank=True, default="")
-    created_at = models.DateTimeField(_("created at"), db_default=Now())
-    sent_at = models.DateTimeField(_("sent at"), null=True, blank=True)
+    lease_expires_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
+        _("lease ends at"), null=True, blank=True
+    )
+    error: UnicodeTextField = UnicodeTextField(_("last error"), blank=True, default="")
+    created_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(_("created at"), db_default=Now())
+    sent_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
+        _("sent at"), null=True, blank=True
+    )
 
     objects: ClassVar[models.Manager[OutboxMessage]] = models.Manager()
 
     class Meta:
         db_table = "idempotency_outbox_message"
-        verbose_name = _("outbox message")
-        verbose_name_plural = _("outbox messages")
-        indexes: ClassVar = [
+        verbose_name: ClassVar[Any] = _("outbox message")
+        verbose_name_plural: ClassVar[Any] = _("outbox messages")
+        indexes: ClassVar[list[models.Index]] = [
             # Finds what a relay, the backlog and the admin look for, among many messages that are sent and not purged
             # yet. The order is the due time and not the id, because a lower id may commit after a higher one was sent.
             models.Index(
@@ -77,7 +88,7 @@ class OutboxMessage(models.Model):
                 name="idempotency_outbox_sent",
             ),
         ]
-        permissions: ClassVar = [
+        permissions: ClassVar[list[tuple[str, Any]]] = [
             ("view_payload", "Can view the payloads of messages"),
             ("requeue_outboxmessage", "Can requeue a dead message"),
         ]

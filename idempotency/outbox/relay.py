@@ -32,7 +32,7 @@ from ..protocol.faults import fault_point
 from ..store import Store
 from .models import MessageStatus, OutboxMessage, outbox_database
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: Confirmed messages are marked together, so at most this many are sent again if a relay dies.
 DEFAULT_BATCH_SIZE = 100

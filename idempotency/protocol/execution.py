@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
 
 from django.db import DatabaseError, InterfaceError, transaction
 from django.dispatch import Signal
@@ -35,7 +36,7 @@ from .renewal import heartbeat
 
 __all__ = ["Running", "acquire_or_wait", "current_claim", "release_or_park", "running"]
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: The pauses, in seconds, between two looks of a waiting duplicate. They are short at first and then grow.
 FIRST_POLL = 0.02

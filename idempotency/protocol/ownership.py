@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from django.db import DatabaseError, InterfaceError
 
@@ -16,7 +16,7 @@ from ..identity.scope import Scope
 from ..operation import Policy
 from ..store import Fence, Store, own_transaction, store_for
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from typing import Final
 
 from django.http.response import HttpResponseBase
 
@@ -24,7 +25,7 @@ from .faults import fault_point
 from .ownership import Ownership, store_errors
 from .renewal import renew
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: After an ``Unknown`` the reconciler is asked again after 2, 4, 8 … seconds, up to this. That is soon enough for a
 #: provider that is a little late, and rare enough not to burden a provider in trouble.

@@ -24,6 +24,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
+from typing import Final
 
 from django.db import connections
 
@@ -34,7 +35,7 @@ from ..store.own_connection import open_own_connection
 from .faults import fault_point
 from .ownership import Ownership, fenced_change, on_behalf_of, store_errors
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: Three renewals in each lease, so that one may fail and one may be late before the lease is over.
 RENEWALS_A_LEASE = 3

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BigIntegerField, ExpressionWrapper, F, QuerySet
@@ -18,7 +18,7 @@ from ..lifecycle import Status
 from ..models import IdempotencyRecord, IdempotencyStep, RecordQuerySet
 from ..outcome import BODY_GONE, Outcome
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 _Found = TypeVar("_Found")
 
@@ -118,7 +118,7 @@ class Upkeep:
         self.using: str = connection.alias
 
     #: True if the open transaction is a savepoint of the one that TestCase wraps a test in.
-    is_nested = property(attrgetter("connection.savepoint_ids"))
+    is_nested: Final = property(attrgetter("connection.savepoint_ids"))
 
     def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
         """Fetch rows and lock them. Rows that another transaction has locked are left out.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -9,7 +11,7 @@ from django.utils.safestring import SafeString
 from ..http.key_sources import FORM_FIELD
 from ..identity.keys import new_key
 
-register = template.Library()
+register: Final = template.Library()
 
 
 @register.simple_tag

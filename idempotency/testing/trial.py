@@ -101,7 +101,7 @@ class Request:
     """
 
     def __init__(self, method: str, path: str, data: Any = None, **options: Any) -> None:
-        self.method = method.upper()
+        self.method: str = method.upper()
         self.path = path
         self.data = data
         self.options = options

@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, Final, TypeVar, Unpack, cast
 
 from celery import current_task
 from celery.local import Proxy
@@ -41,7 +41,7 @@ from .policy import ATTRIBUTE, TaskPolicy, policy_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: High enough for workers that are replaced a few times in a row while they process a message. If five workers died
 #: with the message, it is probably the cause.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from celery import current_app
 from celery.exceptions import Ignore, Reject
@@ -30,7 +30,7 @@ from .messages import (
 from .policy import TaskPolicy, policy_of
 from .publishing import BOUNDS, confirming_producer, publish_again
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: The header of a dead letter that says why it is one.
 REASON_HEADER = "idempotency_dead_letter_reason"
@@ -60,8 +60,8 @@ class Delivery:
     def __init__(self, policy: TaskPolicy, task: Any) -> None:
         self.policy = policy
         self.task = task
-        self.request = task.request
-        self.headers = headers_of(task.request)
+        self.request: Final = task.request
+        self.headers: Final = headers_of(task.request)
 
     @property
     def scope(self) -> Scope:

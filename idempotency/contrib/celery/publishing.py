@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from amqp.exceptions import AccessRefused, NotAllowed
 from celery import current_app
@@ -26,7 +26,7 @@ from .messages import ACCOUNT_HEADER, KEY_HEADER
 if TYPE_CHECKING:
     from ...outbox.models import OutboxMessage
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: Seconds. A healthy broker answers in milliseconds. A broker that has blocked its publishers, as RabbitMQ does when
 #: memory or disk run low, may not answer for hours.
@@ -174,7 +174,7 @@ class CelerySender:
 
 
 #: The default sender of the outbox, as the dotted path ``idempotency.contrib.celery.send``.
-send = CelerySender()
+send: Final = CelerySender()
 
 
 def arguments_of(message: OutboxMessage) -> tuple[list[Any], dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
@@ -11,8 +12,8 @@ from django.utils.translation import gettext_lazy as _
 class DashboardConfig(AppConfig):
     name = "idempotency.contrib.dashboard"
     label = "idempotency_dashboard"
-    verbose_name = _("Idempotency: dashboard")
-    default_auto_field = "django.db.models.BigAutoField"
+    verbose_name: Any = _("Idempotency: dashboard")
+    default_auto_field: str = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         import_module("idempotency.contrib.dashboard.counters").counters.connect()

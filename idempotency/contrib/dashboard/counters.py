@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 from django.core.signals import request_finished
 from django.db import connections, transaction
@@ -28,7 +28,7 @@ from ...store import records_database, retry_lost_races, store_for
 from ...store.statement_timeout import connection_as_found
 from .models import IdempotencyCounter
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: Seconds. Each flush is one short transaction, so a hundred processes cost the database ten transactions a second.
 FLUSH_EVERY = 10.0
@@ -250,4 +250,4 @@ def write_counts(using: str, counts: Counts) -> None:
     retry_lost_races(MAX_ROUNDS, using, transact)
 
 
-counters = Counters()
+counters: Final = Counters()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -16,21 +16,21 @@ require_app("idempotency.contrib.dashboard")
 class IdempotencyCounter(models.Model):
     """How often an event happened to an operation's records, in all processes. See ``counters.py``."""
 
-    id = models.BigAutoField(primary_key=True)
+    id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
     #: The hour in which it happened, in hours since 1970 in UTC. 0 means ever since the table was created.
-    hour = models.IntegerField(_("hour"), default=0)
-    operation = BytewiseCharField(_("operation"), max_length=255)
+    hour: models.IntegerField[int, int] = models.IntegerField(_("hour"), default=0)
+    operation: BytewiseCharField = BytewiseCharField(_("operation"), max_length=255)
     #: The name of the signal that is counted.
-    event = BytewiseCharField(_("event"), max_length=32)
-    total = models.BigIntegerField(_("total"), default=0)
+    event: BytewiseCharField = BytewiseCharField(_("event"), max_length=32)
+    total: models.BigIntegerField[int, int] = models.BigIntegerField(_("total"), default=0)
 
     objects: ClassVar[models.Manager[IdempotencyCounter]] = models.Manager()
 
     class Meta:
         db_table = "idempotency_dashboard_counter"
-        verbose_name = _("counter")
-        verbose_name_plural = _("dashboard")
-        constraints: ClassVar = [
+        verbose_name: ClassVar[Any] = _("counter")
+        verbose_name_plural: ClassVar[Any] = _("dashboard")
+        constraints: ClassVar[list[models.BaseConstraint]] = [
             # The hour comes first, so that the sums and the last hours are each found without the rest.
             models.UniqueConstraint(fields=["hour", "operation", "event"], name="idempotency_dashboard_event"),
         ]

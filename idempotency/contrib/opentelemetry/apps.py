@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig, apps
 from django.utils.translation import gettext_lazy as _
 
@@ -9,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 class OpenTelemetryConfig(AppConfig):
     name = "idempotency.contrib.opentelemetry"
     label = "idempotency_opentelemetry"
-    verbose_name = _("Idempotency: OpenTelemetry")
+    verbose_name: Any = _("Idempotency: OpenTelemetry")
 
     def ready(self) -> None:
         # Imported here, because they need the models.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
@@ -11,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 class PrometheusConfig(AppConfig):
     name = "idempotency.contrib.prometheus"
     label = "idempotency_prometheus"
-    verbose_name = _("Idempotency: metrics for Prometheus")
+    verbose_name: Any = _("Idempotency: metrics for Prometheus")
 
     def ready(self) -> None:
         import_module("idempotency.contrib.prometheus.exporter").connect()

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured, RequestDataTooBig
 from django.db import connections, transaction
@@ -335,12 +335,12 @@ class IdempotencyAPIException(APIException):
 
     def __init__(self, error: IdempotencyError, profile: Profile = PROFILES[IETF]) -> None:
         answer = profile.answer_to(error)
-        self.status_code = answer.status
-        self.default_code = answer.code
+        self.status_code: int = answer.status
+        self.default_code: str = answer.code
         super().__init__(detail=text_of(error), code=answer.code)
-        self.wait = error.retry_after  # DRF's handler turns it into Retry-After
+        self.wait: Final = error.retry_after  # DRF's handler turns it into Retry-After
         self.auth_header: str | None = None
-        self.__cause__ = error
+        self.__cause__: BaseException | None = error
 
 
 class KeyStatusView(APIView):

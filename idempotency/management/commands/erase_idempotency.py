@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
 
@@ -55,7 +55,7 @@ class Command(ExplainedCommand):
         "Close the account first, because a retry or a delivery that comes later runs again.\n"
         "Live claims and messages that are still to be sent are never erased. The command may be killed and run again."
     )
-    epilog = describe_exit_codes(
+    epilog: ClassVar[str] = describe_exit_codes(
         {0: "nothing of the account is left", EXIT_WORK_LEFT: "something is left, and the output says why"}
     )
 

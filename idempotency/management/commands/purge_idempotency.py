@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
 from django.db.models import Count, QuerySet
@@ -30,7 +30,7 @@ class Command(BatchCommand[PurgeResult]):
         "Claims and unsent messages are never deleted, and parked records only with --include-parked.\n"
         "The command may run at any time, and several runs may overlap."
     )
-    epilog = describe_exit_codes({0: "everything that was due is purged"})
+    epilog: ClassVar[str] = describe_exit_codes({0: "everything that was due is purged"})
     batch_of = "rows to delete in one transaction"
     default_batch = DEFAULT_BATCH_SIZE
     largest_batch = MAX_BATCH_SIZE
@@ -43,7 +43,8 @@ class Command(BatchCommand[PurgeResult]):
         parser.add_argument("--include-parked", action="store_true", help="delete parked records past retention too")
 
     def take_options(self, options: Mapping[str, Any]) -> None:
-        self.pause, self.include_parked = options["pause"], options["include_parked"]
+        self.pause: float = options["pause"]
+        self.include_parked: bool = options["include_parked"]
         if not 0 <= self.pause <= MAX_PAUSE:
             raise CommandError(f"--pause must be between 0 and {MAX_PAUSE:.0f} seconds.", returncode=EXIT_USAGE)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from ...operate import stats
 from ...operate.sweep import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, MAX_LISTED, RecoveryResult, abandoned, recover_batches
@@ -18,7 +18,7 @@ class Command(BatchCommand[RecoveryResult]):
         "park them.\n"
         "The command may run at any time, and several runs may overlap. If a run was killed, run it again."
     )
-    epilog = describe_exit_codes(
+    epilog: ClassVar[str] = describe_exit_codes(
         {
             0: "every abandoned claim of a known operation is settled, or its reconciler is asked again later",
             EXIT_UNKNOWN_OPERATIONS: "claims are left of operations that are not declared in this process",
@@ -29,7 +29,7 @@ class Command(BatchCommand[RecoveryResult]):
     batch_of = "claims to settle between two looks for a signal"
     default_batch = DEFAULT_BATCH_SIZE
     largest_batch = MAX_BATCH_SIZE
-    default_watch = 10.0  # an abandoned claim waits this long at most
+    default_watch: ClassVar[float] = 10.0  # an abandoned claim waits this long at most
     exit_code = EXIT_UNKNOWN_OPERATIONS
 
     def take_options(self, options: Mapping[str, Any]) -> None:

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
@@ -5,11 +7,11 @@ import idempotency.models
 
 
 class Migration(migrations.Migration):
-    initial = True
+    initial: ClassVar[bool] = True
 
-    dependencies = []
+    dependencies: ClassVar[list[tuple[str, str]]] = []
 
-    operations = [
+    operations: ClassVar[list[migrations.operations.base.Operation]] = [
         migrations.CreateModel(
             name="OutboxMessage",
             fields=[

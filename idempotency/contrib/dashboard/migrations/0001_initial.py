@@ -1,14 +1,16 @@
+from typing import ClassVar
+
 from django.db import migrations, models
 
 import idempotency.models
 
 
 class Migration(migrations.Migration):
-    initial = True
+    initial: ClassVar[bool] = True
 
-    dependencies = []
+    dependencies: ClassVar[list[tuple[str, str]]] = []
 
-    operations = [
+    operations: ClassVar[list[migrations.operations.base.Operation]] = [
         migrations.CreateModel(
             name="IdempotencyCounter",
             fields=[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from ....management.running import BatchCommand, Work, counted, describe_exit_codes
 from ...backlog import MAX_COUNTED, backlog
@@ -17,7 +18,7 @@ class Command(BatchCommand[RelayResult]):
         "Send the messages of the outbox that are due.\n"
         "The command may run at any time, and several runs may overlap. If a run was killed, run it again."
     )
-    epilog = describe_exit_codes(
+    epilog: ClassVar[str] = describe_exit_codes(
         {
             0: "everything that was due is sent, or is tried again later, or is dead",
             EXIT_UNREACHABLE: "a broker can't be reached",
@@ -28,7 +29,7 @@ class Command(BatchCommand[RelayResult]):
     batch_of = "messages to send between two looks for a signal"
     default_batch = DEFAULT_BATCH_SIZE
     largest_batch = MAX_BATCH_SIZE
-    default_watch = 1.0  # without a nudge, a due message waits this long at most
+    default_watch: ClassVar[float] = 1.0  # without a nudge, a due message waits this long at most
     refused = "Messages that were sent and are not marked are sent again."
     exit_code = EXIT_UNREACHABLE
 
