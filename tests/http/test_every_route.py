@@ -16,12 +16,16 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
+from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.utils import extend_schema
 from rest_framework import viewsets
 from rest_framework.decorators import action, api_view, permission_classes
 from rest_framework.permissions import BasePermission
 from rest_framework.routers import SimpleRouter
+from rest_framework.views import APIView
 
 from idempotency import idempotent
+from idempotency.contrib.spectacular import AutoSchema
 from idempotency.http import every_route
 from idempotency.http.checks import check_every_route
 from idempotency.http.route_audit import audit
@@ -29,7 +33,7 @@ from idempotency.models import IdempotencyRecord
 from testproject.authentication import token_required
 from testproject.models import Transfer
 from tests.http.callers import Caller, effects, records, replayed
-from tests.http.views import Actions, PlainView, async_answer, drf_answer, plain_answer
+from tests.http.views import Actions, LabelSerializer, PlainView, async_answer, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -328,6 +332,45 @@ def test_ninja_describes_the_key_of_the_routes_that_are_protected(alice: Caller,
     responses = paths["/api/transfers"]["post"]["responses"]
     assert responses.keys() == {"200", "400", "401", "409", "422", "503"}
     assert "idempotency_key_missing" not in responses["400"]["description"]
+
+
+def test_spectacular_describes_the_key_of_the_routes_that_are_protected(alice: Caller, settings: Any) -> None:
+    class Described(Stock):
+        schema = AutoSchema()
+        serializer_class = LabelSerializer
+
+    class Own(APIView):
+        schema = AutoSchema()
+
+        @extend_schema(request=LabelSerializer, responses=LabelSerializer)
+        @idempotent("tests.spectacular_own")
+        def post(self, request: Any) -> Any: ...
+
+        @extend_schema(request=LabelSerializer, responses=LabelSerializer)
+        def put(self, request: Any) -> Any: ...
+
+    settings.ROOT_URLCONF = (
+        path("stock/", Described.as_view({"post": "create", "get": "unprotected"})),
+        path("both/", Described.as_view({"post": "both", "get": "both"})),
+        path("own/", Own.as_view()),
+        path("hooks/", Described.as_view({"post": "create"})),
+    )
+    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "EXCEPT_ROUTES": ["/hooks/"]}
+    alice.get("/stock/")
+    document = SchemaGenerator(patterns=settings.ROOT_URLCONF).get_schema(request=None, public=True)
+    keys = {
+        (route, method): parameter.get("required", False)
+        for route, methods in document["paths"].items()
+        for method, described in methods.items()
+        for parameter in described.get("parameters", [])
+        if parameter["name"] == "Idempotency-Key"
+    }
+    assert keys == {
+        ("/stock/", "post"): False,
+        ("/both/", "post"): False,
+        ("/own/", "post"): True,
+        ("/own/", "put"): False,
+    }
 
 
 def of_alice(request: HttpRequest) -> str:
