@@ -408,3 +408,8 @@ def test_the_check_asks_for_the_middleware(settings: Any) -> None:
     assert [message.id for message in check_every_route(None)] == ["idempotency.E044"]
     settings.IDEMPOTENCY = {}
     assert check_every_route(None) == []
+
+
+def test_an_anonymous_caller_with_a_key_is_refused(anonymous: Caller, settings: Any) -> None:
+    settings.ROOT_URLCONF = (path("", lambda request: HttpResponse()),)
+    assert [anonymous.post(key=key).status_code for key in (None, "k")] == [200, 401]
