@@ -20,7 +20,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
-from idempotency import REEXECUTE, Operation, idempotent
+from idempotency import REEXECUTE, idempotent
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import Caller, assert_nothing_kept, effects, problem_code, replayed
 from tests.http.serving import Serve, policies
@@ -100,23 +100,6 @@ def test_a_call_from_a_thread_of_the_handler_claims_for_itself(
         assert [answer.status_code for answer in answers] == [201, 201]
         assert answers[1]["Idempotency-Replayed"] == "true"
         assert (effects(), recorded()) == (1, {"tests.inner"})
-
-
-@threads
-@policies
-def test_the_same_operation_in_a_thread_of_its_handler_is_in_progress(
-    alice: Caller, serve: Serve, carry: Callable[[Call], Call], policy: Any
-) -> None:
-    operation = Operation("tests.same", **policy)
-    inner: Any = idempotent(operation)(plain_answer)
-
-    @serve
-    @idempotent(operation)
-    def outer(request: HttpRequest) -> Any:
-        return answering_as([in_a_thread(carry(lambda: inner(request)))])
-
-    answer, _ = replayed(alice, wrote=0)
-    assert answer.json() == {"answers": [409]}
 
 
 async def async_answer(request: HttpRequest) -> HttpResponse:

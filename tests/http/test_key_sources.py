@@ -79,15 +79,6 @@ def headers_too(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"headers": arguments["headers"]} if "headers" in arguments else {}
 
 
-@pytest.mark.parametrize(("source", "sent"), [SOURCES[name] for name in SOURCES if name != "cookie"])
-@pytest.mark.parametrize("key", ["", "x" * 256, "a b", "é"], ids=["empty", "long", "space", "not ASCII"])
-def test_it_is_validated_as_the_header_is(
-    alice: Caller, framework: Framework, source: Any, sent: Any, key: str
-) -> None:
-    framework.serve(key=source)
-    assert_refused(alice, "idempotency_key_invalid", **sent(key))
-
-
 @pytest.mark.parametrize(
     ("source", "sent", "code"),
     [

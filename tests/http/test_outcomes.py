@@ -45,16 +45,6 @@ def only_success(status: int) -> bool:
     return status < 300
 
 
-@pytest.mark.once
-@pytest.mark.parametrize("by", ["policy", "setting", "dotted path"])
-def test_the_policy_says_what_is_recordable(alice: Caller, framework: Framework, settings: Any, by: str) -> None:
-    if by != "policy":
-        settings.IDEMPOTENCY = {"RECORDABLE": only_success if by == "setting" else f"{__name__}.only_success"}
-    framework.serve(**({"recordable": only_success} if by == "policy" else {}))
-    assert_nothing_kept(alice, 404, "/?status=404")
-    replayed(alice, "/?status=200", key="k2")
-
-
 @pytest.fixture
 def sent() -> Iterator[list[str]]:
     """The names of the signals that say how an attempt ended."""

@@ -51,15 +51,6 @@ class ProtectedViewsInTestCase(TestCase):
             assert self.post("/kinds/function/", "k").status_code == 201
         assert callbacks == []
 
-    async def test_the_async_client_works(self) -> None:
-        headers = {**self.headers, "Idempotency-Key": "k"}
-        answers = [
-            await self.async_client.post("/kinds/async_function/", {}, content_type="application/json", headers=headers)
-            for _ in range(2)
-        ]
-        assert answers[0].status_code == 201
-        assert answers[1].content == answers[0].content
-
 
 @pytest.mark.usefixtures("atomic_requests")
 class ProtectedViewsInTestCaseUnderAtomicRequests(ProtectedViewsInTestCase):
