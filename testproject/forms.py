@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
 from django.core.exceptions import BadRequest
@@ -11,6 +11,13 @@ from django.http import HttpRequest
 
 from .models import MAX_AMOUNT, Export, Notification, Transfer
 from .provider.faults import FAULTS
+
+if TYPE_CHECKING:  # Django's class takes no type argument when the code runs
+    TransferModelForm = forms.ModelForm[Transfer]
+    NotificationModelForm = forms.ModelForm[Notification]
+    ExportModelForm = forms.ModelForm[Export]
+else:
+    TransferModelForm = NotificationModelForm = ExportModelForm = forms.ModelForm
 
 
 def json_of(request: HttpRequest) -> dict[str, Any]:
@@ -29,19 +36,19 @@ def json_of(request: HttpRequest) -> dict[str, Any]:
     return parsed
 
 
-class TransferForm(forms.ModelForm):  # type: ignore[type-arg]
+class TransferForm(TransferModelForm):
     class Meta:
         model = Transfer
         fields: ClassVar = ["recipient", "amount", "label"]
 
 
-class NotificationForm(forms.ModelForm):  # type: ignore[type-arg]
+class NotificationForm(NotificationModelForm):
     class Meta:
         model = Notification
         fields: ClassVar = ["recipient", "message", "label"]
 
 
-class ExportForm(forms.ModelForm):  # type: ignore[type-arg]
+class ExportForm(ExportModelForm):
     class Meta:
         model = Export
         fields: ClassVar = ["label"]

@@ -34,13 +34,13 @@ class CardDeclinedError(APIException):
 
 class OrderSerializer(serializers.Serializer[Any]):
     amount = serializers.IntegerField(min_value=1, max_value=MAX_AMOUNT)
-    label = serializers.CharField(max_length=128, allow_blank=True, default="")  # type: ignore[assignment]
-    source = serializers.ChoiceField(choices=SOURCES, default="card")  # type: ignore[assignment]
+    label: Any = serializers.CharField(max_length=128, allow_blank=True, default="")
+    source: Any = serializers.ChoiceField(choices=SOURCES, default="card")
 
 
 class CreatedOrderSerializer(serializers.Serializer[Any]):
     id = serializers.IntegerField()
-    label = serializers.CharField()  # type: ignore[assignment]
+    label: Any = serializers.CharField()
     amount = serializers.IntegerField()
 
 

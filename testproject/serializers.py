@@ -13,7 +13,7 @@ SOURCES = ("card", "declined")
 
 
 class ChargeSerializer(serializers.ModelSerializer[Any]):
-    source = serializers.ChoiceField(choices=SOURCES, default="card", write_only=True)  # type: ignore[assignment]
+    source: Any = serializers.ChoiceField(choices=SOURCES, default="card", write_only=True)
 
     class Meta:
         model: type[BaseCharge] = Charge

@@ -23,7 +23,7 @@ class KeyField(forms.CharField):
     def get_bound_field(self, form: forms.BaseForm, field_name: str) -> BoundField:
         return _ShownKey(form, self, field_name)
 
-    def has_changed(self, initial: Any, data: Any) -> bool:
+    def has_changed(self, initial: object, data: object) -> bool:
         return False  # an empty form of a formset stays empty
 
 

@@ -48,7 +48,7 @@ class Profile:
     #: The content type of a problem.
     content_type: str
     #: Makes the members of a problem's body from the error, its answer, and the text for the client.
-    body: Callable[[IdempotencyError, Answer, str], dict[str, Any]]
+    body: Callable[[IdempotencyError, Answer, str], dict[str, object]]
     #: The answers to this package's errors, by their codes.
     answers: Mapping[str, Answer]
     #: The category of an error that ``answers`` does not have.
@@ -81,7 +81,7 @@ KEY_STATUSES: Mapping[str, str] = {
 }
 
 
-def _rfc_9457(error: IdempotencyError, answer: Answer, text: str) -> dict[str, Any]:
+def _rfc_9457(error: IdempotencyError, answer: Answer, text: str) -> dict[str, object]:
     name = error.code.removeprefix("idempotency_").replace("_", "-")
     return {
         # A URL should lead to a page (RFC 9457, section 3.1.1), so without one the type is a URN.
@@ -96,11 +96,11 @@ def _rfc_9457(error: IdempotencyError, answer: Answer, text: str) -> dict[str, A
     }
 
 
-def _flat(error: IdempotencyError, answer: Answer, text: str) -> dict[str, Any]:
+def _flat(error: IdempotencyError, answer: Answer, text: str) -> dict[str, object]:
     return {"type": answer.type, "code": answer.code, "message": text}
 
 
-def _enclosed(error: IdempotencyError, answer: Answer, text: str) -> dict[str, Any]:
+def _enclosed(error: IdempotencyError, answer: Answer, text: str) -> dict[str, object]:
     return {"error": _flat(error, answer, text)}
 
 
@@ -169,7 +169,7 @@ PROFILES: Mapping[str, Profile] = {
 REPLAYED_HEADERS = frozenset(profile.replayed for profile in PROFILES.values())
 
 
-def problem(error: IdempotencyError, profile: Profile) -> dict[str, Any]:
+def problem(error: IdempotencyError, profile: Profile) -> dict[str, object]:
     return profile.body(error, profile.answer_to(error), text_of(error))
 
 

@@ -60,7 +60,7 @@ class AuditedRoute:
     reasons: tuple[str, ...] = ()
     """Sentences that explain the verdict."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The route as JSON. ``operation``, ``recovery``, ``transaction`` and ``required`` are None if unprotected."""
         operation = self.operation
         return {
