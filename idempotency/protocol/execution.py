@@ -28,13 +28,11 @@ from ..store import CommitError
 from . import claims
 from .claim import Claim
 from .claims import ClaimRequest
-from .context import claim_in_context, current_claim
+from .context import claim_in_context
 from .faults import fault_point
 from .ownership import Ownership, unavailable
 from .recovery import reconcile
 from .renewal import heartbeat
-
-__all__ = ["Running", "acquire_or_wait", "current_claim", "release_or_park", "running"]
 
 logger: Final = logging.getLogger("idempotency")
 

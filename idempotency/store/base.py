@@ -120,6 +120,12 @@ class Upkeep:
     #: True if the open transaction is a savepoint of the one that TestCase wraps a test in.
     is_nested: Final = property(attrgetter("connection.savepoint_ids"))
 
+    def row_of(self, query: str, parameters: Sequence[Any] | None = None) -> Any:
+        """The first row of a query's result, or None."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(query, parameters)
+            return cursor.fetchone()
+
     def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
         """Fetch rows and lock them. Rows that another transaction has locked are left out.
 

@@ -60,10 +60,7 @@ class MySQLStore(Store):
             self.connection.connection.autocommit(True)
 
     def identity(self) -> tuple[Any, ...]:
-        with self.connection.cursor() as cursor:
-            cursor.execute("SELECT @@hostname, @@port, DATABASE()")
-            found: tuple[Any, ...] = cursor.fetchone()
-        return found
+        return tuple(self.row_of("SELECT @@hostname, @@port, DATABASE()"))
 
     def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
         # InnoDB locks every row that a locking SELECT reads in an index, also those that its conditions leave out, so

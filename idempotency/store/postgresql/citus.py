@@ -66,16 +66,12 @@ class CitusStore(PostgreSQLStore):
 
     def is_distributed(self, table: str) -> bool:
         # This is not kept, because only upkeep asks.
-        with self.connection.cursor() as cursor:
-            cursor.execute(_IS_DISTRIBUTED, [table])
-            return bool(cursor.fetchall()[0][0])
+        return bool(self.row_of(_IS_DISTRIBUTED, [table])[0])
 
     def tables_outside_of_citus(self) -> list[str]:
+        if not self.row_of(_IS_CLUSTER)[0]:  # an extension that is not used
+            return []
         with self.connection.cursor() as cursor:
-            cursor.execute(_IS_CLUSTER)
-            ((is_cluster,),) = cursor.fetchall()
-            if not is_cluster:  # an extension that is not used
-                return []
             cursor.execute(_KNOWN_TABLES)
             known = {name for (name,) in cursor.fetchall()}
             present = self.connection.introspection.table_names(cursor)

@@ -102,20 +102,9 @@ class PostgreSQLStore(Claims):
     """PostgreSQL. Each change is one statement."""
 
     def insert_message(self, message: OutboxMessage, delay: timedelta) -> bool:
-        parameters: tuple[Any, ...] = (
-            message.message_id,
-            message.account_id,
-            message.idempotency_key,
-            message.topic,
-            message.sender,
-            message.payload,
-            json.dumps(message.headers),
-            message.ordering_key,
-            delay,
-        )
-        with self.connection.cursor() as cursor:
-            cursor.execute(_INSERT_MESSAGE, parameters)
-            row = cursor.fetchone()
+        scope = (message.message_id, message.account_id, message.idempotency_key)
+        content = (message.topic, message.sender, message.payload, json.dumps(message.headers), message.ordering_key)
+        row = self.row_of(_INSERT_MESSAGE, (*scope, *content, delay))
         if row is None:
             return False
         message.pk, message.created_at, message.next_try_at = row
@@ -144,24 +133,16 @@ class PostgreSQLStore(Claims):
         return self._measure_by(_MEASURE)
 
     def _measure_by(self, query: str) -> TableSize:
-        with self.connection.cursor() as cursor:
-            cursor.execute(query)
-            size, estimate = cursor.fetchone() or (None, None)
+        size, estimate = self.row_of(query) or (None, None)
         return TableSize(size and int(size), None if estimate is None else int(estimate))
 
     def replication(self) -> Replication:
-        with self.connection.cursor() as cursor:
-            cursor.execute(_REPLICATION)
-            return Replication(*cursor.fetchone())
+        return Replication(*self.row_of(_REPLICATION))
 
     def identity(self) -> tuple[Any, ...]:
-        with self.connection.cursor() as cursor:
-            cursor.execute(_IDENTITY)
-            found: tuple[Any, ...] = cursor.fetchone()
-        return found
+        return tuple(self.row_of(_IDENTITY))
 
     def is_pooled(self) -> bool:
         # A pooler names a process of its own when a client connects, because it doesn't know the server's yet.
-        with self.connection.cursor() as cursor:
-            cursor.execute("SELECT pg_backend_pid()")
-            return bool(cursor.fetchone() != (self.connection.connection.info.backend_pid,))
+        (server,) = self.row_of("SELECT pg_backend_pid()")
+        return bool(server != self.connection.connection.info.backend_pid)
