@@ -29,9 +29,12 @@ def record(row: Model, subject: str, title: str, decision: str, by: Any, reason:
     :param title: the row, for the entry.
     :param using: the alias of the database of the transaction.
     """
-    # People choose the name and the reason freely. repr() escapes them, so they can't break the line or forge a part.
-    line = f"{subject}: {decision} by {str(by)!r}, reason: {reason!r}"
-    transaction.on_commit(lambda: logger.info("%s", line), using=using, robust=True)
+
+    def write_line() -> None:
+        # People choose the name and the reason freely. repr() escapes them, so they can't break the line or forge one.
+        logger.info("%s: %s by %r, reason: %r", subject, decision, str(by), reason)
+
+    transaction.on_commit(write_line, using=using, robust=True)
     if not apps.is_installed("django.contrib.admin") or not isinstance(by, get_user_model()):
         return
     from django.contrib.admin.models import CHANGE, LogEntry
