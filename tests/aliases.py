@@ -1,15 +1,15 @@
-"""A second entry of ``DATABASES`` for the tests' database, which leads to it in another way."""
+"""Other ways to the tests' database: a second entry of ``DATABASES``, other options, a pool."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from django.db import connections
+from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import override_settings
 
@@ -53,3 +53,32 @@ def another_alias(monkeypatch: pytest.MonkeyPatch, alias: str, url: str) -> Iter
         connections[alias].close()
         del connections[alias]
         del connections.settings[alias]
+
+
+@contextmanager
+def reconnected(**options: Any) -> Iterator[None]:
+    """In the block, this thread's connections are made with these options beside those of the settings."""
+    connection.close()
+    with pytest.MonkeyPatch.context() as patched, closing(connection):
+        for name, value in options.items():
+            patched.setitem(connection.settings_dict["OPTIONS"], name, value)
+        yield
+
+
+@contextmanager
+def pool_of_one(**options: Any) -> Iterator[Any]:
+    """In the block, one session is lent to all threads of the process, one after the other."""
+    pytest.importorskip("psycopg_pool", reason="psycopg is installed without its pool")
+    mine = connections["default"]
+    pooled: Any = mine.copy()
+    pooled.settings_dict["CONN_MAX_AGE"] = 0
+    pooled.settings_dict["OPTIONS"]["pool"] = {"min_size": 0, "max_size": 1, **options}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(connections.settings, "default", pooled.settings_dict)  # what other threads connect by
+        connections["default"] = pooled
+        try:
+            yield pooled
+        finally:
+            pooled.close()
+            pooled.close_pool()
+            connections["default"] = mine

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from idempotency import REEXECUTE, Operation, claim, require_claim, signals
+from idempotency import REEXECUTE, Operation, claim, require_claim
 from idempotency.checks import check_databases
 from idempotency.contrib.dashboard.counters import counters
 from idempotency.contrib.dashboard.models import IdempotencyCounter
@@ -23,24 +21,22 @@ from idempotency.exceptions import UnavailableError
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.operate.purge import purge_batches, purge_once
+from idempotency.operate.purge import purge_once
 from idempotency.operate.stats import stats
-from idempotency.operate.sweep import recover_batches, recover_once
+from idempotency.operate.sweep import recover_once
 from idempotency.outbox import publish
 from idempotency.outbox.backlog import purge_sent_once
 from idempotency.outbox.models import MessageStatus, OutboxMessage
-from idempotency.outbox.relay import relay_batches, relay_once
+from idempotency.outbox.relay import relay_once
 from idempotency.store import Fence, store_for
 from testproject.celery import app
 from testproject.models import UnprotectedReceipt
-from tests.concurrency.racing import Gate, held, race
 from tests.contrib.consumers import send
 from tests.database.claiming import OUTCOME
 from tests.docs.pages import blocks
 from tests.harness.citus import Cluster, host_of
 from tests.harness.postgres import Server
 from tests.harness.world import migrate, own_database
-from tests.harness.zygote import wait_until
 from tests.outbox import SENDER, broker, make_messages
 from tests.partitions import partition
 from tests.records import HOUR, make_records, remaining
@@ -166,43 +162,6 @@ def test_a_bounded_purge_takes_the_oldest_records_of_all_shards_and_locks_one_sh
     assert not OutboxMessage.objects.exists()
 
 
-@pytest.mark.failure_2
-def test_a_duplicate_waits_a_second_for_a_frozen_process_and_the_coordinator_ends_that() -> None:
-    store, scope = store_for("default"), Scope("acme", "scale.frozen", "key")
-
-    def take() -> Any:
-        with transaction.atomic(durable=True):
-            store_for("default").commit_at_once()
-            return store_for("default").insert_claim(scope, HASH, lease=LEASE, ttl=TTL, wait_for_disk=False)
-
-    record_id, gate = take(), Gate()
-
-    def complete_and_freeze() -> str:
-        try:
-            with transaction.atomic(durable=True):
-                assert store_for("default").complete(Fence(scope, record_id, 1, HASH), OUTCOME, ttl=TTL)
-                gate.pass_through()
-        except Exception as error:  # noqa: BLE001 - the driver's, at a COMMIT
-            return str(error)
-        return "committed"
-
-    with held(complete_and_freeze, gate) as frozen:
-        began = time.monotonic()
-        with pytest.raises(OperationalError) as refused:
-            take()
-        assert store.timed_out_waiting(refused.value)
-        assert 0.9 < time.monotonic() - began < 3
-        wait_until(lambda: not idle_in_transaction(), "the coordinator ends the frozen process's session")
-    assert "idle-in-transaction timeout" in frozen.result()
-    assert take() is None
-
-
-def idle_in_transaction() -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'")
-        return cursor.fetchone() is not None
-
-
 @contextmanager
 def messages_to_workers() -> Iterator[list[tuple[str, str]]]:
     """What the coordinator sends to workers for this connection: the server, and the first word of the message."""
@@ -294,49 +253,6 @@ def test_without_a_worker_the_accounts_of_the_others_work_and_their_events_are_c
 def fill(count: int, **options: Any) -> list[int]:
     """Records of many accounts, so of all shards."""
     return [make_records(1, account_id=f"account-{number}", **options)[0] for number in range(count)]
-
-
-@pytest.mark.failure_9
-def test_sweeps_at_once_settle_and_tell_each_claim_once() -> None:
-    fill(200, status=Status.IN_PROGRESS, lease=-HOUR, operation=swept.name)
-    told: Counter[str] = Counter()
-
-    def receive(account_id: str, **arguments: Any) -> None:
-        told[account_id] += 1
-
-    signals.recovered.connect(receive)
-    try:
-        results = race([lambda: sum(batch.recoverable for batch in recover_batches(batch_size=20))] * 4)
-    finally:
-        signals.recovered.disconnect(receive)
-    assert (sum(results), len(told), {*told.values()}) == (200, 200, {1})
-    assert IdempotencyRecord.objects.recoverable().count() == 200  # type: ignore[attr-defined]
-
-
-@pytest.mark.failure_30
-def test_purges_at_once_delete_each_record_once_with_its_steps() -> None:
-    kept = fill(20, expires=HOUR) + fill(20, status=Status.IN_PROGRESS, lease=-HOUR)
-    due = fill(300)
-    for pk, account in IdempotencyRecord.objects.values_list("pk", "account_id"):
-        IdempotencyStep.objects.create(account_id=account, record_id=pk, name="one", result="1")
-    shares = race([lambda: sum(batch.deleted for batch in purge_batches(batch_size=50))] * 3)
-    assert sum(shares) == len(due)
-    assert remaining() == {*kept} == {*IdempotencyStep.objects.values_list("record_id", flat=True)}
-    assert [purge_once(batch_size=50).deleted for _ in range(2) if fill(60)] == [50, 50]
-
-
-def test_relays_at_once_send_each_message_once_and_in_order() -> None:
-    broker.reset()
-    for number in range(60):
-        with transaction.atomic():
-            publish("orders.placed", number, ordering_key=f"order-{number % 3}", sender=SENDER)
-    race([lambda: sum(batch.sent for batch in relay_batches(batch_size=7))] * 4)
-    for _ in relay_batches():
-        pass
-    assert sorted(broker.payloads) == [*range(60)]
-    for order in range(3):
-        of_order = [number for number in broker.payloads if number % 3 == order]
-        assert of_order == sorted(of_order)
 
 
 def test_the_statistics_are_those_of_all_shards() -> None:

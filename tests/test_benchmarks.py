@@ -9,6 +9,13 @@ import pytest
 
 from tools.benchmarks.__main__ import EXPERIMENTS
 
+
+@pytest.fixture(autouse=True)
+def _garbage_of_the_tests_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To collect it before each block takes longer than all blocks."""
+    monkeypatch.setattr("tools.benchmarks.instruments.gc.collect", lambda: 0)
+
+
 pytestmark = [pytest.mark.postgres, pytest.mark.whole_table, pytest.mark.django_db(transaction=True)]
 
 

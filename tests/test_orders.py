@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from django.test import Client
 
 from idempotency.contrib.celery import send
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox.models import MessageStatus, OutboxMessage
-from idempotency.outbox.relay import relay_once
+from testproject.celery import app
 from testproject.exports import TASK
 from testproject.harness.processes import Daemon
 from testproject.harness.redis import Redis, running_redis
-from testproject.models import Charge, Export, UnprotectedCharge
+from testproject.models import Charge, Export
 from testproject.tasks import run_export
 from tests.concurrency.racing import race
 from tests.database import processes
@@ -28,6 +27,7 @@ from tests.factories import UserFactory
 from tests.harness.redis import skip_without_redis
 from tests.http.callers import Caller
 from tests.providers import eventually
+from tests.records import HOUR, make_records
 
 # The sample adds nothing that depends on the database.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -93,23 +93,11 @@ def test_an_order_is_charged_and_leads_to_a_message(buyer: Customer) -> None:
     assert {message.idempotency_key.partition(".")[0] for message in OutboxMessage.objects.all()} == {trace}
 
 
-def test_however_often_it_is_sent_there_is_one_of_each(buyer: Customer) -> None:
-    answers = [*race([buyer.order] * 6), buyer.order()]
-    assert {answer.status_code for answer in answers} <= {201, 409}
-    assert answers[-1]["Idempotency-Replayed"] == "true"
-    assert (Charge.objects.count(), len(published())) == (1, 1)
-
-
 def test_a_declined_order_leaves_nothing_and_is_replayed_as_that(buyer: Customer) -> None:
     first, second = buyer.order(source="declined"), buyer.order(source="declined")
     assert (first.status_code, second.status_code, second["Idempotency-Replayed"]) == (402, 402, "true")
     assert first.content == second.content
     assert (Charge.objects.count(), published()) == (0, [])
-
-
-def test_without_a_broker_the_control_takes_no_orders(buyer: Customer) -> None:
-    assert buyer.order("/unprotected/orders/").status_code == 500
-    assert UnprotectedCharge.objects.count() == 0
 
 
 # Exports: duplicates attach to the job, and only its owner sees it
@@ -153,14 +141,6 @@ def test_when_the_job_has_ended_its_outcome_is_replayed(alice: Customer, bob: Cu
     assert OutboxMessage.objects.count() == 1
 
 
-def test_only_its_owner_can_look_at_an_export(alice: Customer, bob: Customer) -> None:
-    location = alice.export()["Location"]
-    callers = (alice, bob, Client())
-    assert [caller.get(location).status_code for caller in callers] == [202, 404, 401]
-    run_job()
-    assert [caller.get(location).status_code for caller in callers] == [200, 404, 401]
-
-
 def test_the_job_takes_effect_once_though_its_message_comes_twice(alice: Customer) -> None:
     alice.export()
     first = run_job()
@@ -174,19 +154,6 @@ def test_the_job_takes_effect_once_though_its_message_comes_twice(alice: Custome
     assert consumed.scope.trace == asked.scope.trace
 
 
-def test_without_a_broker_exports_are_accepted_and_their_messages_wait(
-    alice: Customer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(send, "_quiet_until", float("-inf"))
-    assert is_running(alice.export())
-    assert "No worker could be asked to relay" in caplog.text
-    result = relay_once()
-    assert (result.sent, result.put_back) == (0, 1)
-    message = OutboxMessage.objects.get()
-    assert (message.status, message.attempts) == (MessageStatus.PENDING, 0)
-    assert is_running(alice.export())
-
-
 @pytest.fixture
 def redis() -> Iterator[Redis]:
     skip_without_redis()
@@ -194,7 +161,13 @@ def redis() -> Iterator[Redis]:
         yield server
 
 
-def test_a_worker_runs_the_export_and_its_duplicates_get_what_it_found(
+#: What becomes of two abandoned claims each. A worker knows the operations of its tasks and of ``operations.py``, and
+#: none that a view declares.
+SWEPT = {"receipts.send": "recoverable", "payouts.park": "parked", "charges.create": "in_progress"}
+
+
+@pytest.mark.scenario_29
+def test_a_worker_runs_exports_for_all_duplicates_and_recovers_what_it_knows_without_a_view(
     alice: Customer, bob: Customer, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Asked for while there is no broker: its message waits in the outbox.
@@ -213,6 +186,14 @@ def test_a_worker_runs_the_export_and_its_duplicates_get_what_it_found(
     with Daemon("worker", command, tmp_path, environment=environment) as worker:
         locations = {answer["Location"] for answer in race([lambda: alice.export(key="late")] * 4)}
         assert eventually(lambda: all_ended(alice, ["early", "late"])), worker.log_tail(100)
+        for operation in SWEPT:
+            make_records(2, Status.IN_PROGRESS, lease=-HOUR, expires=HOUR, operation=operation)
+        with app.connection_for_write(redis.url) as connection:  # by its name, as a schedule does
+            app.send_task("idempotency.contrib.celery.tasks.recover_expired_leases", connection=connection)
+        swept = IdempotencyRecord.objects.filter(operation__in=SWEPT).values_list("operation", "status")
+        assert eventually(lambda: sorted(swept.all()) == sorted([*SWEPT.items()] * 2)), worker.log_tail(100)
+        told = "2 abandoned claim(s) of operation 'charges.create' are left alone"
+        assert eventually(lambda: told in worker.log.read_text())
     assert len(locations) == 1
     for key in ("early", "late"):
         ended = alice.export(key=key)

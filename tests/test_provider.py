@@ -13,7 +13,7 @@ from testproject.provider import Effect, Provider, read_ledger
 from testproject.provider.client import PayoutRefusedError, ProviderFailedError, find, pay
 from testproject.provider.ledger import Ledger
 from tests.concurrency.racing import race
-from tests.providers import IMPATIENCE, PAID, PATIENCE, UNPAID, eventually, raw
+from tests.providers import IMPATIENCE, PAID, PATIENCE, UNPAID, eventually
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def test_it_can_be_asked_for_a_payout(provider: Provider) -> None:
     assert find(provider.url, key, timeout=PATIENCE) == made
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["labelled", "without a label"])
-@pytest.mark.parametrize("fault", [*PAID, *UNPAID])
+@pytest.mark.parametrize(("fault", "named"), [*((fault, True) for fault in (*PAID, *UNPAID)), ("error_before", False)])
 def test_a_fault_strikes_the_first_call_of_a_payout_only(provider: Provider, fault: str, named: bool) -> None:
+    """Of a label, or of a key if there is no label."""
     key, label, effects = uuid4().hex, uuid4().hex if named else "", int(fault in PAID)
     with pytest.raises(ProviderFailedError):
         pay(provider.url, key, label=label, amount=5, timeout=IMPATIENCE, fault=fault)
@@ -96,11 +96,3 @@ def test_a_refusal_is_final(provider: Provider) -> None:
         with pytest.raises(PayoutRefusedError):
             pay(provider.url, key, label="l", amount=5, timeout=PATIENCE, fault="refuse")
     assert paid(provider, key) == 0
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"amount": 0}', b'{"amount": 1, "fault": "fire"}', b'{"amount": 1, "label": 1}']
-)
-def test_what_it_does_not_understand_is_a_400(provider: Provider, body: bytes) -> None:
-    answer = raw(provider.url, body, "k")
-    assert answer.startswith(b"HTTP/1.0 400 ")

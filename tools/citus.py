@@ -39,9 +39,9 @@ NOT_ON_CITUS = {
     "tests/database/test_settings.py": "is for a server without the extension",
     "-account]": "changes a record's account, by which it is distributed",
     # The tests lock or wait by statements that name no account.
-    "test_a_purge_that_is_ended_in_a_batch_is_simply_run_again": "locks all records",
+    "test_a_purge_that_is_killed_in_a_batch": "locks all records",
     "test_a_record_that_is_locked_is_passed_over": "locks a record by its id",
-    "test_a_lock_of_the_whole_table_is_waited_for": "a purge waits in the coordinator's SELECT, which has another text",
+    "test_a_lock_of_the_whole_table_is_waited_for": "a purge waits on the workers",
     "at_once_end_and_no_claim_is_lost[SERIALIZABLE]": "Citus reports a lost race at COMMIT as an internal error",
     "test_a_list_answers_any_query": "the coordinator refuses an account of more than 255 characters",
     "test_a_change_that_the_server_refused_for_the_sake_of_another_is_made_again": "a distributed table has no trigger",

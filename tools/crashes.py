@@ -13,13 +13,13 @@ import time
 from contextlib import ExitStack
 
 from tests.crash.arena import arena
-from tests.crash.failover import MODES, run_failover, table
-from tests.crash.matrix import run_matrix, run_zombies
+from tests.crash.failover import MODES, Failover, run_failover
+from tests.crash.matrix import Matrix, run_matrix, run_zombies
 from tests.crash.points import DATABASES, DECLARATIONS, FAULTS, POINTS, cells
 from tests.crash.processes import Verdict
 from tests.crash.storms import run_lost_acknowledgements, run_restarts, server_to_stop
 from tests.harness.mariadb import running_mariadb
-from tests.harness.world import say
+from tools.reports import markdown, say
 
 #: How many cells between two signs of life.
 PACE = 100
@@ -71,7 +71,7 @@ def main() -> int:
     if options.failover:
         runs = [run_failover(mode) for mode in MODES]
         report.total("Failover", f"{len(runs)} times", passed=all(run.is_as_expected for run in runs))
-        say(f"\n{table(runs)}")
+        say(f"\n{failovers(runs)}")
         return 1 if report.failed else 0
     with ExitStack() as stack:
         url = "sqlite:" if options.database == "sqlite" else os.environ.get("DATABASE_URL")
@@ -79,13 +79,13 @@ def main() -> int:
             url = stack.enter_context(running_mariadb())
         shared = stack.enter_context(arena(url, pooled=options.pgbouncer))
         matrix = run_matrix(shared, chosen, tell=report.cell)
-        report.total("The matrix", matrix.totals(), passed=not matrix.failures)
-        say(f"\n{matrix.table()}\n\n{matrix.reasons()}")
+        report.total("The matrix", totals(matrix), passed=not matrix.failures)
+        say(f"\n{table(matrix)}\n\n{reasons(matrix)}")
         if options.zombies:
             crowds = run_zombies(shared, options.zombies)
             for verdict in crowds.verdicts:
                 report.cell(verdict)
-            report.total("Zombies", crowds.totals(), passed=not crowds.failures)
+            report.total("Zombies", totals(crowds), passed=not crowds.failures)
         if options.acknowledgements:
             tally = run_lost_acknowledgements(options.acknowledgements, shared.url)
             report.total("Lost acknowledgements", tally, passed=tally.passed)
@@ -97,6 +97,60 @@ def main() -> int:
             control = run_restarts(server, 3)
             report.total("Restarts, control without durable commits", control, passed=control.lost > 0)
     return 1 if report.failed else 0
+
+
+def totals(matrix: Matrix) -> str:
+    verdicts = matrix.verdicts
+    excluded = sum(len(cells) for cells in matrix.excluded.values())
+    return (
+        f"{matrix.database}: {len(verdicts)} cells run, {len(verdicts) - len(matrix.failures)} ok, "
+        f"{len(matrix.failures)} failed, {excluded} excluded; "
+        f"doubled {sum(v.doubled for v in verdicts)}, lost {sum(v.lost for v in verdicts)}, "
+        f"stale writes {sum(v.stale_writes for v in verdicts)}, "
+        f"fired {sum(v.fired for v in verdicts)} of {len(verdicts)}; "
+        f"{sum(v.processes for v in verdicts)} processes, {sum(v.parked for v in verdicts)} parked"
+    )
+
+
+def table(matrix: Matrix) -> str:
+    """A row a place, a column a fault, and in each a mark for every declaration in their order."""
+    marks: dict[tuple[str, str, str], str] = {}
+    for left_out in matrix.excluded.values():
+        marks |= {cell.kind: "–" for cell in left_out}
+    for verdict in matrix.verdicts:
+        if marks.get(verdict.cell.kind) != "✗":
+            marks[verdict.cell.kind] = "✓" if verdict.passed else "✗"
+    rows = [
+        [words, *(" ".join(marks.get((point, fault, name), " ") for name in DECLARATIONS) for fault in FAULTS)]
+        for point, words in POINTS.items()
+    ]
+    return markdown(["place", *FAULTS], rows)
+
+
+def reasons(matrix: Matrix) -> str:
+    counts = {reason: len({cell.kind for cell in cells}) for reason, cells in matrix.excluded.items()}
+    return "\n".join(f"- {n} {'cell' if n == 1 else 'cells'}: {reason}." for reason, n in counts.items())
+
+
+HEADS = (
+    *("commits wait for", "rows", "lost", "torn", "doubled"),
+    *("Reconcile", "doubled", "PARK", "doubled", "parked", "warned"),
+)
+
+
+def failovers(runs: list[Failover]) -> str:
+    return markdown(
+        HEADS,
+        [
+            [
+                run.mode,
+                *(run.acknowledged["inside"], run.lost["inside"], run.torn, run.doubled["inside"]),
+                *(n for name in ("ask", "park") for n in (run.acknowledged[name], run.doubled[name])),
+                *(run.parked["park"], "yes" if run.warned else "no"),
+            ]
+            for run in runs
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -10,14 +10,15 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Iterable
 
 from testproject.harness.redis import RedisMissingError
 from tests.delivery.faults import FAULTS, run
 from tests.delivery.stage import BROKERS, stage
-from tests.delivery.tally import Verdict, table
+from tests.delivery.tally import Count, Verdict
 from tests.harness.rabbitmq import RabbitMissingError
-from tests.harness.world import say
 from tests.harness.zygote import ImpossibleError
+from tools.reports import markdown, say
 
 
 def main() -> int:
@@ -50,6 +51,23 @@ def main() -> int:
     passed = sum(verdict.passed for verdict in verdicts)
     say(f"{len(verdicts)} scripts, {passed} passed; {time.monotonic() - started:.0f} s")
     return 1 if failed else 0
+
+
+def table(verdicts: Iterable[Verdict]) -> str:
+    """All that was counted on one broker, in Markdown."""
+    heads = ["fault", "struck", "deliveries", "doubled, lost, rolled back", "dead-lettered", "sent again"]
+    heads += ["control: deliveries", "doubled, lost, rolled back", ""]
+    rows: list[list[object]] = []
+    for verdict in verdicts:
+        kept, plain = verdict.kept, verdict.plain
+        rows.append([verdict.fault, verdict.struck, f"{kept.deliveries} of {kept.expected}", _effects(kept)])
+        rows[-1] += [verdict.dead_letters, verdict.lost_by_broker, plain.deliveries, _effects(plain)]
+        rows[-1].append("✓" if verdict.passed else "✗")
+    return markdown(heads, rows)
+
+
+def _effects(found: Count) -> str:
+    return f"{found.doubled}, {found.lost}, {found.ghosts}"
 
 
 if __name__ == "__main__":

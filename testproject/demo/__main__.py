@@ -17,9 +17,9 @@ from types import FrameType
 import django
 from rich.console import Console
 
+from testproject.harness.marks import Marks
 from testproject.harness.processes import ProcessError
 from testproject.harness.redis import Redis, RedisMissingError, running_redis
-from testproject.harness.strikes import Marks
 
 #: What would lead the demo's messages to another broker than its own.
 OTHER_BROKERS = (

@@ -18,7 +18,7 @@ from typing import Any
 from django.core.wsgi import get_wsgi_application
 from django.db.models.signals import post_save
 
-from testproject.harness.strikes import Marks
+from testproject.harness.marks import Marks
 
 # Gunicorn reads its settings from this module.
 worker_class = "gthread"

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from idempotency.models import IdempotencyRecord
+from testproject.harness.marks import Marks
 from testproject.harness.processes import Daemon, ProcessError, answers
 from testproject.harness.redis import Redis
-from testproject.harness.strikes import Marks
 from testproject.management.commands.create_demo_users import create_demo_users
 from testproject.models import Charge as ChargeRow
 from testproject.models import Receipt, UnprotectedCharge, UnprotectedReceipt

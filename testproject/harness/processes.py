@@ -13,13 +13,12 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Self
 
 START_LIMIT = 60.0  # seconds; a loaded machine may take several to import Django
 STOP_LIMIT = 30.0
@@ -111,9 +110,6 @@ def _guard(owner: int) -> int:
 
     atexit.register(end)
     return pipe.fileno()
-
-
-D = TypeVar("D", bound="Daemon")
 
 
 class Daemon:
@@ -209,77 +205,3 @@ class Daemon:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
-
-
-def start_again(daemon: D) -> D:
-    """Start a daemon again and return it. For a ``Keeper``."""
-    daemon.start()
-    return daemon
-
-
-class Kept(Protocol):
-    """A process that a keeper restarts."""
-
-    @property
-    def alive(self) -> bool: ...
-
-
-K = TypeVar("K", bound=Kept)
-
-
-class Keeper(Generic[K]):
-    """Restarts processes that have died, as a process manager does, until it is told to stop.
-
-    A process may have been killed on purpose, or may have ended by itself. Celery's workers sometimes end by themselves
-    when their broker dies, because of faults in how they reconnect. A process manager restarts them then, so each
-    outage of a broker excuses one such end of each process. More ends than that are a fault, which ``complaint``
-    reports.
-    """
-
-    def __init__(
-        self, *starts: Callable[[], K], killed: Callable[[], int] = lambda: 0, outages: Callable[[], int] = lambda: 0
-    ) -> None:
-        """
-        :param starts: each starts a process and returns it.
-        :param killed: returns how many of the processes have been killed on purpose so far.
-        :param outages: returns how often their broker has been killed so far.
-        """
-        self.restarts = 0
-        #: All processes that were ever started, dead or alive.
-        self.started = [start() for start in starts]
-        self.error: Exception | None = None
-        self._killed, self._outages = killed, outages
-        self._running = dict(zip(starts, self.started, strict=True))
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
-        self._thread.start()
-
-    def _keep(self) -> None:
-        while not self._stopped.wait(LOOK_EVERY):
-            for start, process in self._running.items():
-                if process.alive:
-                    continue
-                try:
-                    self._running[start] = start()
-                except Exception as error:  # noqa: BLE001 - the owner's thread reports it
-                    self.error = error
-                    return
-                self.started.append(self._running[start])
-                self.restarts += 1
-
-    @property
-    def ended(self) -> int:
-        """How many processes have ended by themselves."""
-        return max(0, self.restarts - self._killed())
-
-    def complaint(self) -> str:
-        """What is wrong with the processes, or an empty text."""
-        if self.error is not None:
-            return f"could not be started again: {self.error}"
-        excused = self._outages() * len(self._running)
-        return "" if self.ended <= excused else f"ended by itself {self.ended} times, {excused} times with its broker"
-
-    def stop(self) -> None:
-        """Stop restarting processes. The running ones continue."""
-        self._stopped.set()
-        self._thread.join()

@@ -8,7 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from django.db import connections
+from django.db import connection, connections, transaction
+
+from tests.providers import eventually
 
 T = TypeVar("T")
 
@@ -44,6 +46,32 @@ def held(call: Callable[[], T], gate: Gate) -> Iterator[Future[T]]:
         finally:
             gate.open()
         future.result(PATIENCE)  # its errors are the test's
+
+
+def is_waited_for() -> bool:
+    """Whether a statement waits for a lock of this thread's transaction, on PostgreSQL."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))")
+        return bool(cursor.rowcount > 0)
+
+
+@contextmanager
+def changing_elsewhere(changes: Callable[[], object], then: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Another transaction has made changes, and commits them once a statement of the block waits for it."""
+    changed = threading.Event()
+
+    def change_and_hold() -> None:
+        with transaction.atomic():
+            changes()
+            changed.set()
+            assert eventually(is_waited_for)
+            then()
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(_call, change_and_hold)
+        assert changed.wait(PATIENCE)
+        yield
+        other.result(PATIENCE)
 
 
 def _call(call: Callable[[], T]) -> T:

@@ -15,7 +15,7 @@ from idempotency.store.postgresql import claims
 from testproject.models import Transfer
 from tests.concurrency.beginnings import BEGINNINGS, INSERT, execute, first, write
 from tests.concurrency.failures import cut_connection, fail
-from tests.concurrency.racing import PATIENCE, elsewhere
+from tests.concurrency.racing import PATIENCE, elsewhere, is_waited_for
 from tests.concurrency.traces import record
 from tests.providers import eventually
 from tests.records import HOUR, from_now
@@ -45,15 +45,12 @@ CREATE CONSTRAINT TRIGGER refuse_transfer AFTER INSERT ON testproject_transfer D
     FOR EACH ROW EXECUTE FUNCTION refuse_transfer()
 """
 
-SCENARIOS: dict[str, Callable[[], Any]] = {}
+SCENARIOS: dict[str, Callable[[], Any]] = {name: first(*statements) for name, statements in BEGINNINGS.items()}
 
 
 def scenario(handler: Callable[[], Any]) -> Callable[[], Any]:
     SCENARIOS[handler.__name__] = handler
     return handler
-
-
-SCENARIOS |= {name: first(*statements) for name, statements in BEGINNINGS.items()}
 
 
 @scenario
@@ -75,24 +72,10 @@ def a_savepoint_that_is_undone() -> None:
 
 
 @scenario
-def select_for_update() -> int:
-    write()
-    return len(Transfer.objects.select_for_update())
-
-
-@scenario
 def select_for_update_by_a_cursor_of_the_server() -> list[str]:
     found = [user.username for user in get_user_model().objects.select_for_update().iterator(chunk_size=1)]
     write()
     return [*found, *(row.label for row in Transfer.objects.iterator(chunk_size=1))]
-
-
-@scenario
-def a_cursor_of_the_server_that_is_read_after_the_first_statement() -> list[int]:
-    execute("SELECT 1")
-    with connection.chunked_cursor() as cursor:
-        cursor.execute("SELECT generate_series(1, 3)")
-        return [number for (number,) in cursor]
 
 
 @scenario
@@ -101,20 +84,6 @@ def copy_first() -> list[Any]:
         rows = list(copy.rows())
     write()
     return rows
-
-
-@scenario
-def copy_in_first() -> list[Any]:
-    execute("CREATE TEMPORARY TABLE copied (x int) ON COMMIT DROP")
-    with connection.cursor() as cursor, cursor.copy("COPY copied FROM STDIN") as copy:
-        copy.write_row([1])
-    return execute("SELECT x FROM copied")
-
-
-@scenario
-def stream_first() -> list[Any]:
-    with connection.cursor() as cursor:
-        return [number for (number,) in cursor.stream("SELECT generate_series(1, 3)")]
 
 
 @scenario
@@ -181,11 +150,6 @@ def a_wrapper_that_writes_before_each_statement() -> Any:
 
 
 @scenario
-def large_results() -> Any:
-    return len(execute("SELECT repeat('x', 100) FROM generate_series(1, 20000)")[0])
-
-
-@scenario
 def rows_of_a_first_statement_one_by_one() -> Any:
     with connection.cursor() as cursor:
         cursor.execute("SELECT generate_series(1, 5) AS n")
@@ -233,24 +197,6 @@ def an_error_that_is_swallowed() -> str:
 
 
 @scenario
-def a_commit_after_a_write() -> None:
-    write()
-    execute("COMMIT")
-
-
-@scenario
-def a_commit_and_an_error_in_one_text() -> Any:
-    write()
-    return execute("COMMIT; SELECT 1 / 0")
-
-
-@scenario
-def on_commit() -> None:
-    write()
-    transaction.on_commit(lambda: write("in on_commit"))
-
-
-@scenario
 def an_error_in_on_commit() -> None:
     write()
     transaction.on_commit(fail)
@@ -282,12 +228,6 @@ def closed_by_the_driver() -> None:
 
 
 @scenario
-def closed_by_django() -> None:
-    write()
-    connection.close()
-
-
-@scenario
 def told_something_before_the_update() -> None:
     """Not every word of the server is its last."""
     connection.connection.execute("LISTEN edge")
@@ -302,11 +242,6 @@ def taken_over() -> None:
 
 
 @scenario
-def taken_over_without_a_statement() -> None:
-    elsewhere(lambda: IdempotencyRecord.objects.update(attempt=2))
-
-
-@scenario
 def taken_over_while_the_update_waits() -> None:
     """The record matches when the update begins, and does not when the update gets its lock."""
     if record().attempt > 1:
@@ -317,18 +252,12 @@ def taken_over_while_the_update_waits() -> None:
         with transaction.atomic():
             IdempotencyRecord.objects.update(attempt=2)
             locked.set()
-            assert eventually(lambda: execute("SELECT FROM pg_locks WHERE NOT granted")[1] > 0)
+            assert eventually(is_waited_for)
         connections.close_all()
 
     write()
     threading.Thread(target=take_over).start()
     assert locked.wait(PATIENCE)
-
-
-@scenario
-def purged() -> None:
-    write()
-    elsewhere(lambda: IdempotencyRecord.objects.all().delete())
 
 
 @scenario
@@ -348,28 +277,3 @@ def a_write_skew() -> None:
     label = f"{Transfer.objects.count()} before"
     elsewhere(insert_as_well)
     write(label)
-
-
-@scenario
-def a_deadlock() -> None:
-    """The other one waits for a row that this one has, and this one for the other's; the server ends this one."""
-    execute("SET LOCAL deadlock_timeout = '10ms'")
-    execute("SELECT pg_advisory_xact_lock(1)")
-    locked = threading.Event()
-
-    def lock() -> None:
-        with transaction.atomic():
-            execute("SET LOCAL deadlock_timeout = '1min'")
-            execute("SELECT pg_advisory_xact_lock(2)")
-            locked.set()
-            execute("SELECT pg_advisory_xact_lock(1)")
-        connections.close_all()
-
-    other = threading.Thread(target=lock)
-    other.start()
-    try:
-        assert locked.wait(60)
-        execute("SELECT pg_advisory_xact_lock(2)")
-    finally:
-        connection.connection.rollback()
-        other.join(60)

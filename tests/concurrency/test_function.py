@@ -11,10 +11,8 @@ from django.db import transaction
 from idempotency import PARK, claim, current_claim
 from idempotency.exceptions import (
     AccountRequiredError,
-    InProgressError,
     KeyInvalidError,
     KeyReusedError,
-    LeaseLostError,
     OutcomeUnknownError,
     OutcomeUnreadableError,
     PayloadInvalidError,
@@ -68,12 +66,6 @@ def test_a_block_that_raises_is_undone_and_released(account: str) -> None:
 def test_a_result_that_is_not_json_undoes_the_block(account: str, result: Any) -> None:
     with pytest.raises(TypeError, match="must be JSON"):
         spoilt(account, lambda run: setattr(run, "result", result))
-    assert effects() == []
-
-
-def test_a_lost_lease_undoes_the_block_and_says_so(account: str) -> None:
-    with pytest.raises(LeaseLostError):
-        spoilt(account, lambda run: IdempotencyRecord.objects.update(attempt=2))
     assert effects() == []
 
 
@@ -135,12 +127,3 @@ def test_an_inner_block_has_a_claim_of_its_own(account: str) -> None:
         "outer": "completed",
         "inner": "completed",
     }
-
-
-def test_an_abandoned_block_is_taken_over(account: str) -> None:
-    send(account)
-    IdempotencyRecord.objects.update(status="in_progress", lease_expires_at="2100-01-01T00:00Z")
-    with pytest.raises(InProgressError):
-        send(account)
-    IdempotencyRecord.objects.update(lease_expires_at="2000-01-01T00:00Z")
-    assert send(account).result["attempt"] == 2

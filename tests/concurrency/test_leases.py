@@ -17,7 +17,7 @@ from idempotency.protocol import claims, renewal
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import failing_database
 from tests.concurrency.racing import PATIENCE, Gate, elsewhere, held
-from tests.concurrency.traces import effects, end_lease, is_replay, record, session_settings
+from tests.concurrency.traces import effects, end_lease, is_replay, record
 from tests.concurrency.urls import handler
 from tests.providers import eventually
 
@@ -204,20 +204,6 @@ def session_is_gone(pid: int) -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid])
         return bool(cursor.fetchone()[0] == 0)
-
-
-@pytest.mark.failure_22
-@pytest.mark.postgres
-def test_settings_end_with_their_transaction(post: Post) -> None:
-    """A pooler in transaction mode hands the session to somebody else right after."""
-    names = ("lock_timeout", "idle_in_transaction_session_timeout", "statement_timeout", "synchronous_commit")
-    before = session_settings(*names)
-    for path in ("/inside/", "/again/", "/bounded/"):
-        post(path, key=path)
-        handler.before = lambda request: 1 / 0
-        post(path, key=f"{path}failing")
-        handler.reset()
-    assert session_settings(*names) == before
 
 
 class InATestCase(TestCase):

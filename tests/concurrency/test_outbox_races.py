@@ -94,10 +94,9 @@ def relay(batch_size: int = 100) -> int:
     return sum(batch.sent for batch in relay_batches(batch_size=batch_size))
 
 
-@pytest.mark.parametrize("batch_size", [3, 100])
-def test_relays_at_once_send_each_message_once(batch_size: int) -> None:
+def test_relays_at_once_send_each_message_once() -> None:
     make_messages(120)
-    assert sum(race([partial(relay, batch_size)] * 4)) == 120
+    assert sum(race([partial(relay, 3)] * 4)) == 120
     assert sorted(broker.payloads) == [*range(120)]
     assert statuses() == [("sent", 1)] * 120
 

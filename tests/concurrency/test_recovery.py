@@ -19,8 +19,8 @@ from idempotency.options.values import MAX_WAIT
 from idempotency.protocol import claims
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import IN_PROGRESS, UNKNOWN, failing_database, just_before, problem
-from tests.concurrency.racing import PATIENCE, Gate, held, race
-from tests.concurrency.traces import abandon, effects, end_lease, is_replay, record, state
+from tests.concurrency.racing import PATIENCE, Gate, held
+from tests.concurrency.traces import effects, end_lease, is_replay, record, state
 from tests.concurrency.urls import handler
 from tests.operations import redeclare
 
@@ -157,39 +157,6 @@ def test_a_finding_that_can_not_be_recorded_is_asked_for_again(
     end_lease()
     handler.find_out = ANSWERS["completed"]
     assert post("/reconciled/").status_code == 201
-
-
-def test_a_reconciler_that_lost_its_record_while_asking_settles_nothing(post: Post, abandoned_one: None) -> None:
-    def purged(row: IdempotencyRecord) -> Unknown:
-        IdempotencyRecord.objects.all().delete()
-        return Unknown()
-
-    handler.find_out = purged
-    assert post("/reconciled/").status_code == 409
-    assert post("/reconciled/").status_code == 201
-
-
-# By the sweep
-
-
-def abandon_many(post: Post, count: int, *paths: str) -> None:
-    for number in range(count):
-        post(paths[number % len(paths)], key=f"k{number}")
-    abandon()
-    for number in range(count):
-        end_lease(f"k{number}")
-
-
-@pytest.mark.failure_9
-def test_many_sweeps_at_once_settle_each_claim_once(post: Post) -> None:
-    abandon_many(post, 12, "/inside/", "/reconciled/")
-    asked: list[str] = []
-    handler.find_out = lambda row: asked.append(row.idempotency_key) or ANSWERS["completed"](row)
-    results = race([recover_once] * 4)
-
-    assert sum(result.recoverable for result in results) == 6
-    assert sum(result.completed for result in results) == 6
-    assert sorted(asked) == sorted(f"k{number}" for number in range(1, 12, 2))
 
 
 def test_a_claim_that_was_renewed_since_the_sweep_saw_it_is_left_alone(abandoned_one: None) -> None:

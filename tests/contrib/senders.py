@@ -14,7 +14,7 @@ from requests.adapters import HTTPAdapter
 
 from idempotency.contrib import httpx as with_httpx
 from idempotency.contrib import requests as with_requests
-from idempotency.contrib.retrying import RetryPolicy
+from idempotency.contrib.retrying import KeyStatus, RetryPolicy
 
 #: Nothing here speaks TLS, and to read the certificates for each request takes longer than to send it.
 NO_TLS = False
@@ -47,6 +47,7 @@ class Sender:
     allowed: list[float] = field(default_factory=list)
     #: Called with each wait, for what is to happen meanwhile.
     meanwhile: Callable[[], object] = lambda: None
+    status_error: type[Exception] = field(init=False)
     unresolved: Any = field(init=False)
     transport_errors: type[Exception] = field(init=False)
     undecodable: type[Exception] = field(init=False)
@@ -56,6 +57,10 @@ class Sender:
         self.meanwhile()
 
     def send(self, url: str, content: Any = b"{}", *, method: str = "POST", name: str = "", **options: Any) -> Answer:
+        raise NotImplementedError
+
+    def fetch_status(self, url: str, key: str) -> KeyStatus:
+        """What has become of a key."""
         raise NotImplementedError
 
     def give_up(self, url: str, **options: Any) -> Any:
@@ -95,6 +100,7 @@ class IdempotentRecordingAdapter(with_requests.IdempotentAdapter, RecordingAdapt
 
 
 class Httpx(Sender):
+    status_error = httpx.HTTPStatusError
     unresolved = with_httpx.UnresolvedRequestError
     transport_errors = httpx.TransportError
     undecodable = httpx.DecodingError
@@ -102,6 +108,10 @@ class Httpx(Sender):
     def send(self, url: str, content: Any = b"{}", *, method: str = "POST", name: str = "", **options: Any) -> Answer:
         options["extensions"] = {"idempotency_name": name} if name else {}
         return self.request(method, url, content=content, **options)
+
+    def fetch_status(self, url: str, key: str) -> KeyStatus:
+        with httpx.Client(transport=with_httpx.IdempotentTransport(), base_url=url) as client:
+            return with_httpx.fetch_key_status(client, "/keys/charges/", key)
 
     def request(self, method: str, url: str, **options: Any) -> Answer:
         inner = RecordingTransport(verify=NO_TLS)
@@ -115,6 +125,13 @@ async def no_sleep(seconds: float) -> None: ...
 
 
 class AsyncHttpx(Httpx):
+    def fetch_status(self, url: str, key: str) -> KeyStatus:
+        async def fetch() -> KeyStatus:
+            async with httpx.AsyncClient() as client:
+                return await with_httpx.afetch_key_status(client, f"{url}/keys/charges/", key)
+
+        return asyncio.run(fetch())
+
     def request(self, method: str, url: str, **options: Any) -> Answer:
         async def sleep(seconds: float) -> None:
             self.sleep(seconds)
@@ -130,6 +147,13 @@ class AsyncHttpx(Httpx):
 
 
 class Requests(Sender):
+    def fetch_status(self, url: str, key: str) -> KeyStatus:
+        with requests.Session() as session:
+            session.trust_env = False
+            session.mount("http://", with_requests.IdempotentAdapter())
+            return with_requests.fetch_key_status(session, f"{url}/keys/charges/", key)
+
+    status_error = requests.HTTPError
     unresolved = with_requests.UnresolvedRequestError
     transport_errors = requests.RequestException
     undecodable = requests.exceptions.ContentDecodingError

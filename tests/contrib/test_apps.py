@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+import idempotency.contrib.celery
+import idempotency.contrib.httpx
+import idempotency.contrib.ninja
+import idempotency.contrib.opentelemetry
+import idempotency.contrib.prometheus
+import idempotency.contrib.requests
+import idempotency.contrib.spectacular  # noqa: F401
+
 PROJECT = """
-import django, sys
+import django, json, sys
 from django.conf import settings
 
 settings.configure(
@@ -50,16 +61,14 @@ urlpatterns = [path("admin/", admin.site.urls)]
 call_command("migrate", verbosity=0)
 """
 
-TABLES = """
-print(sorted(name for name in connection.introspection.table_names() if name.startswith("idempotency")))
-"""
-
 USED = """
-from datetime import timedelta
 from django.contrib.auth.models import User
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
 from django.test import Client
 from idempotency import claim
 from idempotency.contrib.metrics import read_gauges
+from idempotency.http import adapter
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.erasure import erase_account
 from idempotency.operate.stats import stats
@@ -71,24 +80,32 @@ for _ in range(2):
 record = IdempotencyRecord.objects.get()
 client = Client()
 client.force_login(User.objects.create_superuser("olga"))
-for url in ("", "idempotency/", "idempotency/idempotencyrecord/", f"idempotency/idempotencyrecord/{record.pk}/change/"):
+pages = ["", "idempotency/", "idempotency/idempotencyrecord/", f"idempotency/idempotencyrecord/{record.pk}/change/"]
+for url in pages:
     page = client.get(f"/admin/{url}")
     assert page.status_code == 200, (url, page)
 for command in ("recover_idempotency", "purge_idempotency", "idempotency_stats"):
     call_command(command, verbosity=0, **({"json": True} if command == "idempotency_stats" else {}))
 call_command("idempotency_stats", by_operation=True)
 counted = stats()
-print(counted.completed.value, counted.claims.value, counted.replays.value, str(counted.since_purge.kind))
-print(sorted(name for name in read_gauges() if "outbox" in name and read_gauges()[name]))
-print(erase_account("1", by="a test")[0].records)
+said = {
+    "tables": [name for name in sorted(connection.introspection.table_names()) if name.startswith("idempotency")],
+    "adapters": [known.__name__ for known in adapter.adapters],
+    "counted": [counted.completed.value, counted.claims.value, counted.replays.value, counted.since_purge.kind],
+    "gauges": sorted(name for name in read_gauges() if "outbox" in name and read_gauges()[name]),
+    "erased": erase_account("1", by="a test")[0].records,
+    "imported": [name for name in ("celery", "prometheus_client") if name in sys.modules],
+    "relays": "relay_outbox" in get_commands(),
+}
 admin.site.unregister(IdempotencyRecord)
 if "idempotency.contrib.dashboard" in sys.argv:
     assert client.get("/admin/idempotency_dashboard/idempotencycounter/").status_code == 200
-print("celery" in sys.modules, "prometheus_client" in sys.modules)
-"""
 
-REFUSED = """
-from django.core.exceptions import ImproperlyConfigured
+import celery
+import idempotency.contrib.celery, idempotency.outbox
+said["missing"] = [message.id for message in run_checks() if message.id == "idempotency.W017"]
+assert not hasattr(idempotency.outbox, "nonsense")
+assert not hasattr(idempotency.contrib.celery, "nonsense")
 def publishing():
     from idempotency.outbox import publish
 def relaying():
@@ -97,98 +114,142 @@ def consuming():
     from idempotency.contrib.celery import idempotent_task
 def counting():
     from idempotency.contrib.dashboard.counters import counters
-import idempotency.outbox
-assert not hasattr(idempotency.outbox, "nonsense")
-import idempotency.contrib.celery
-assert not hasattr(idempotency.contrib.celery, "nonsense")
+said["refused"] = []
 for used in (publishing, relaying, consuming, counting):
     try:
         used()
     except ImproperlyConfigured as error:
-        print(error)
-print("relay_outbox" in get_commands())
+        assert "is not in INSTALLED_APPS" in str(error)
+        said["refused"].append(str(error).split("'")[1])
+print(json.dumps(said))
 """
 
+OUTBOX, DASHBOARD, CELERY = "idempotency.outbox", "idempotency.contrib.dashboard", "idempotency.contrib.celery"
+RECORDS = ["idempotency_record", "idempotency_step"]
+ALONE = {
+    "tables": RECORDS,
+    "adapters": ["Adapter"],
+    "counted": [1, None, None, "unknown"],
+    "gauges": [],
+    "erased": 1,
+    "imported": [],
+    "relays": False,
+    "missing": ["idempotency.W017"],
+    "refused": [OUTBOX, OUTBOX, CELERY, DASHBOARD],
+}
+WITH: dict[tuple[str, ...], dict[str, Any]] = {
+    (): {},
+    (OUTBOX,): {
+        "tables": ["idempotency_outbox_message", *RECORDS],
+        "gauges": ["idempotency_outbox_messages", "idempotency_outbox_oldest_due_seconds"],
+        "relays": True,
+        "refused": [CELERY, DASHBOARD],
+    },
+    (DASHBOARD,): {
+        "tables": ["idempotency_dashboard_counter", *RECORDS],
+        "counted": [1, 1, 1, "recent"],
+        "refused": [OUTBOX, OUTBOX, CELERY],
+    },
+    (CELERY, "idempotency.contrib.prometheus"): {
+        "imported": ["celery", "prometheus_client"],
+        "missing": [],
+        "refused": [OUTBOX, OUTBOX, DASHBOARD],
+    },
+    ("idempotency.contrib.opentelemetry", "rest_framework", "ninja"): {
+        "adapters": ["NinjaAdapter", "RestFrameworkAdapter", "Adapter"]
+    },
+}
 
-def run(script: str, *apps: str) -> list[str]:
+
+@pytest.mark.parametrize(("apps", "more"), WITH.items(), ids=str)
+def test_each_app_brings_its_own_and_works_without_the_others(apps: tuple[str, ...], more: dict[str, Any]) -> None:
+    for framework in {"rest_framework", "ninja"} & set(apps):
+        pytest.importorskip(framework)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROJECT + script, *apps], capture_output=True, text=True, check=False
+        [sys.executable, "-W", "error", "-c", PROJECT + USED, *apps], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    assert json.loads(done.stdout.splitlines()[-1]) == ALONE | more
 
 
-RECORDS = ["idempotency_record", "idempotency_step"]
+# What an integration needs to be imported: its libraries, which its error names. A client needs no Django project
 
 
-@pytest.mark.parametrize(
-    ("apps", "tables"),
-    [
-        ([], RECORDS),
-        (["idempotency.outbox"], ["idempotency_outbox_message", *RECORDS]),
-        (["idempotency.contrib.dashboard"], ["idempotency_dashboard_counter", *RECORDS]),
-        (["idempotency.contrib.celery", "idempotency.contrib.prometheus"], RECORDS),
-        (["idempotency.contrib.opentelemetry"], RECORDS),
-    ],
-    ids=str,
-)
-def test_an_app_brings_its_own_tables(apps: list[str], tables: list[str]) -> None:
-    assert run(TABLES, *apps) == [str(tables)]
+# Imported before a library is taken away.
 
 
 @pytest.mark.parametrize(
-    ("apps", "said"),
+    ("module", "missing", "extra"),
     [
-        ([], ["1 None None unknown", "[]", "1", "False False"]),
-        (["idempotency.contrib.dashboard"], ["1 1 1 recent", "[]", "1", "False False"]),
-        (
-            ["idempotency.outbox"],
-            [
-                "1 None None unknown",
-                "['idempotency_outbox_messages', 'idempotency_outbox_oldest_due_seconds']",
-                "1",
-                "False False",
-            ],
-        ),
+        ("idempotency.contrib.celery", "celery.signals", "celery"),
+        ("idempotency.contrib.httpx", "httpx", "httpx"),
+        ("idempotency.contrib.httpx", "tenacity", "httpx"),
+        ("idempotency.contrib.requests", "requests", "requests"),
+        ("idempotency.contrib.requests", "tenacity", "requests"),
+        ("idempotency.contrib.retrying", "tenacity", "httpx"),
+        ("idempotency.contrib.ninja", "ninja.utils", "ninja"),
+        ("idempotency.contrib.spectacular", "drf_spectacular", "spectacular"),
+        ("idempotency.contrib.prometheus", "prometheus_client", "prometheus"),
+        ("idempotency.contrib.opentelemetry", "opentelemetry.trace", "opentelemetry"),
     ],
-    ids=str,
 )
-def test_every_part_works_without_the_others(apps: list[str], said: list[str]) -> None:
-    assert run(USED, *apps)[-4:] == said
+def test_without_its_libraries_the_error_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, module: str, missing: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(ImportError, match=rf"pip install 'django-idempotency\[{extra}\]'"):
+        importlib.import_module(module)
 
 
-def test_what_is_used_without_its_app_says_which_one() -> None:
-    *errors, has_command = run(REFUSED)
-    apps = ["idempotency.outbox", "idempotency.outbox", "idempotency.contrib.celery", "idempotency.contrib.dashboard"]
-    assert [error.split("'")[1] for error in errors] == apps
-    assert all("is not in INSTALLED_APPS" in error for error in errors)
-    assert has_command == "False"
+def test_a_release_of_ninja_without_what_is_private_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("ninja.operation.Operation._result_to_response")
+    monkeypatch.delitem(sys.modules, "idempotency.contrib.ninja")
+    with pytest.raises(ImportError, match=r"a release of Django Ninja that it was tested with\. .*"):
+        importlib.import_module("idempotency.contrib.ninja")
 
 
-ADAPTERS = """
-from idempotency.http import adapter
-print([known.__name__ for known in adapter.adapters])
+CLIENT = """
+import sys
+import httpx
+from idempotency.contrib.httpx import IdempotentTransport
+from idempotency.contrib.requests import IdempotentAdapter
+IdempotentAdapter()
+sent = []
+def answer(request):
+    sent.append(request.headers["Idempotency-Key"])
+    return httpx.Response(503 if len(sent) == 1 else 201)
+with httpx.Client(transport=IdempotentTransport(httpx.MockTransport(answer), sleep=lambda seconds: None)) as client:
+    assert client.post("https://shop.test/").status_code == 201
+assert len(sent) == 2 and len(set(sent)) == 1
+from django.conf import settings
+assert not settings.configured, "a client needs no project"
+assert "idempotency.models" not in sys.modules
 """
 
 
-@pytest.mark.parametrize(
-    ("apps", "adapters"),
-    [([], ["Adapter"]), (["rest_framework", "ninja"], ["NinjaAdapter", "RestFrameworkAdapter", "Adapter"])],
-    ids=str,
+LATE_CELERY = """
+import sys
+import django
+from django.conf import settings
+
+settings.configure(
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "idempotency", "idempotency.contrib.celery"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
 )
-def test_a_framework_has_an_adapter_if_it_is_an_app(apps: list[str], adapters: list[str]) -> None:
-    for framework in apps:
-        pytest.importorskip(framework)
-    assert run(ADAPTERS, *apps) == [str(adapters)]
+assert "celery" not in sys.modules
+django.setup()
+from idempotency.contrib.celery.checks import check_tasks
+from idempotency.contrib.celery.messages import carry_on_identity
 
+from celery.signals import before_task_publish
+from django.core.checks.registry import registry
 
-CHECKED = """
-import celery
-from django.core.checks import run_checks
-print([message.id for message in run_checks() if message.id == "idempotency.W017"])
+assert [receiver() for _, receiver in before_task_publish.receivers] == [carry_on_identity]
+assert check_tasks in registry.registered_checks
 """
 
 
-@pytest.mark.parametrize(("apps", "found"), [([], ["idempotency.W017"]), (["idempotency.contrib.celery"], [])], ids=str)
-def test_a_check_finds_celery_without_its_app(apps: list[str], found: list[str]) -> None:
-    assert run(CHECKED, *apps) == [str(found)]
+@pytest.mark.parametrize("script", [CLIENT, LATE_CELERY], ids=["a client", "a project that imports celery late"])
+def test_in_a_process_of_its_own_nothing_else_is_needed_for(script: str) -> None:
+    subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": ":".join(sys.path)}, check=True)

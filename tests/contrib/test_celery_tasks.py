@@ -1,22 +1,18 @@
-"""The Celery tasks: bounded, found by autodiscovery, and of use in a worker that has loaded no view. Scenario 29."""
+"""The Celery tasks: bounded, and found by their names. A worker runs one in ``tests/test_orders.py``."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
-from django.conf import settings
+from celery import current_app
 
 from idempotency import Operation
 from idempotency.contrib.celery import tasks
+from idempotency.contrib.celery.policy import import_tasks
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox.models import MessageStatus
@@ -31,13 +27,6 @@ again = Operation("tests.tasks.reexecute")
 
 def abandon(count: int = 1, operation: str = again.name, **fields: Any) -> list[int]:
     return make_records(count, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation=operation, **fields)
-
-
-def states() -> dict[str, Counter[str]]:
-    found: dict[str, Counter[str]] = {}
-    for name, status in IdempotencyRecord.objects.values_list("operation", "status"):
-        found.setdefault(name, Counter())[status] += 1
-    return found
 
 
 #: What each task is asked to do, and what it returns when it is done and when it has to stop after two batches.
@@ -108,80 +97,66 @@ def test_the_tasks_bear_the_names_that_a_schedule_names() -> None:
         assert task.soft_time_limit is None
 
 
-# A worker that has loaded no view
+# Outside of a worker, the sweep knows the operations of Celery's tasks
 
-#: An app of a project's, that declares its operations where they are discovered, and a settings module that has it.
-OPERATIONS = """
-from idempotency import PARK, Completed, Operation, Reconcile
-Operation("shop.reexecute")
-Operation("shop.park", transaction=False, recovery=PARK)
-Operation("shop.reconcile", transaction=False, recovery=Reconcile(lambda record: Completed({"id": record.pk})))
-"""
-SETTINGS = """
-from testproject.settings import *
-INSTALLED_APPS = [*INSTALLED_APPS, "shop"]
-ROOT_URLCONF = "shop.urls_that_no_worker_may_import"
-"""
-CELERY_APP = """
-import json, os
-from celery import Celery
-app = Celery("shop", broker="filesystem://", backend=os.environ["RESULTS"])
-app.conf.broker_transport_options = json.loads(os.environ["TRANSPORT"])
-app.conf.broker_connection_retry_on_startup = True
-app.autodiscover_tasks()
+
+#: A process that has imported no module of tasks. What is run there prints its answer as JSON.
+OUTSIDE = """
+import json, sys
+from celery import current_app
+import django
+django.setup()
+from idempotency.operation import registry
+assert registry.get("receipts.send") is None, "something has imported the tasks"
 """
 
-
-FOUND = {"recoverable": 2, "completed": 2, "parked": 2, "postponed": 0} | {
-    "unknown_operations": {"of.another.project": 2},
-    "exhausted": True,
-}
-SETTLED = {
-    "shop.reexecute": {"recoverable": 2},
-    "shop.park": {"parked": 2},
-    "shop.reconcile": {"completed": 2},
-    "of.another.project": {"in_progress": 2},
-}
+COMMAND = """
+from django.core.management import call_command
+code = 0
+try:
+    call_command("recover_idempotency", verbosity=0, dry_run=bool(int(sys.argv[1])))
+except SystemExit as ended:
+    code = ended.code
+print(json.dumps(code))
+"""
 
 
-@pytest.mark.once
-@pytest.mark.scenario_29
-def test_a_celery_worker_recovers_what_it_knows_and_reports_the_rest(tmp_path: Path) -> None:
-    for name in SETTLED:
-        abandon(2, name)
-    package, here = tmp_path / "shop", tmp_path / "broker"
-    package.mkdir()
-    for name, text in {"__init__": "", "operations": OPERATIONS, "settings": SETTINGS, "celery": CELERY_APP}.items():
-        (package / f"{name}.py").write_text(text)
-    (here / "results").mkdir(parents=True)
-    transport: dict[str, object] = dict.fromkeys(("data_folder_in", "data_folder_out"), str(here))
-    transport |= {"control_folder": str(here / "control"), "polling_interval": 0.1}
-    environment = {
-        **processes.environment(),
-        "PYTHONPATH": f"{tmp_path}:{settings.BASE_DIR}",
-        "DJANGO_SETTINGS_MODULE": "shop.settings",
-        "RESULTS": f"file://{here}/results",
-        "TRANSPORT": json.dumps(transport),
-        "CELERY_SKIP_CHECKS": "true",  # else a worker runs Django's when it starts, which load the URLconf
-    }
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "celery", "-A", "shop.celery", "worker", "--pool", "solo", "--loglevel", "WARNING"],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        # By its name, as a schedule sends it.
-        with Celery("asking", broker="filesystem://", backend=environment["RESULTS"], set_as_current=False) as asking:
-            asking.conf.broker_transport_options = transport
-            found = asking.send_task("idempotency.contrib.celery.tasks.recover_expired_leases").get(
-                timeout=60, interval=0.1
-            )
-    finally:
-        worker.terminate()
-        log, _ = worker.communicate(timeout=60)
-    assert found == FOUND, log
-    assert "2 abandoned claim(s) of operation 'of.another.project' are left alone" in log
-    assert states() == SETTLED
+def run(script: str, *arguments: str, **env: str) -> tuple[list[str], str]:
+    """The lines that a process printed, and what it said besides."""
+    process = processes.start(OUTSIDE + script, *arguments, env=env)
+    printed, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    return printed.splitlines(), said
+
+
+def test_the_sweep_of_the_command_line_settles_the_claims_of_tasks() -> None:
+    make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation="receipts.send")
+    assert run(COMMAND, "1")[0] == ["1 claim abandoned.", "  receipts.send: 1 (reexecute)", "0"]
+    assert run(COMMAND, "0") == (["0"], "")
+    assert IdempotencyRecord.objects.get().status == Status.RECOVERABLE
+
+
+def test_a_worker_does_not_import_its_tasks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery would set Django up again, and with it the logging that the worker has set up."""
+    imported: list[bool] = []
+    loader = current_app.loader
+    monkeypatch.setattr(loader, "import_default_modules", lambda: imported.append(True))
+    for is_worker, count in ((True, 0), (False, 1)):
+        monkeypatch.setattr(loader, "worker_initialized", is_worker)
+        import_tasks()
+        assert len(imported) == count
+
+
+BROKEN = """
+current_app.conf.imports = ["tests.no_such_module"]
+"""
+
+
+def test_tasks_that_can_not_be_imported_are_reported_and_leave_the_rest() -> None:
+    make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation="tests.elsewhere")
+    make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation="charges.create")
+    printed, said = run(BROKEN + COMMAND, "0")
+    assert printed == ["4"]
+    assert "No module named 'tests.no_such_module'" in said
+    assert "import the module of its task" in said
+    assert sorted(IdempotencyRecord.objects.values_list("status", flat=True)) == ["in_progress", "recoverable"]

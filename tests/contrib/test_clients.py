@@ -6,12 +6,13 @@ import pickle
 import re
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 from uuid import RFC_4122, UUID
 
 import pytest
 
-from idempotency.contrib.retrying import RetryPolicy
+from idempotency.contrib.retrying import KeyStatus, RetryPolicy
 from tests.contrib.senders import Sender
 from tests.contrib.servers import Fault, Server, answer, cut, cut_in_the_middle, hang, problem, serving
 
@@ -237,3 +238,39 @@ def test_a_body_that_can_be_read_only_once_is_sent_again(sender: Sender, server:
 def test_a_bound_that_bounds_nothing_is_refused(bounds: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"RetryPolicy.{next(iter(bounds))} must be above 0"):
         RetryPolicy(**bounds)
+
+
+# A client that resumes asks first
+
+
+DONE = (
+    b'{"status": "completed", "response_status": 201, "created_at": "2026-11-22T10:00:00Z",'
+    b' "completed_at": "2026-11-22T10:00:01.500000Z", "expires_at": "2026-11-25T10:00:01.500000Z"}'
+)
+
+
+def test_a_client_learns_what_has_become_of_its_key(server: Server, sender: Sender) -> None:
+    server.script = [
+        answer(200, DONE),
+        answer(200, b'{"status": "completed", "created_at": "2026-11-22T11:00:00+01:00"}'),
+        answer(200, b'{"status": "in_progress", "created_at": null}', retry_after="2"),
+        answer(404),
+        *[answer(200, wrong) for wrong in (b"<html>", b"[]", b'{"status": 1}')],
+    ]
+    told = sender.fetch_status(server.url, '"k"')
+    at = datetime(2026, 11, 22, 10, tzinfo=UTC)
+    assert told == KeyStatus(
+        "completed",
+        response_status=201,
+        created_at=at,
+        completed_at=at.replace(second=1, microsecond=500_000),
+        expires_at=at.replace(day=25, second=1, microsecond=500_000),
+    )
+    assert sender.fetch_status(server.url, '"k"').created_at == at  # of any offset
+    assert sender.fetch_status(server.url, '"k"') == KeyStatus("in_progress", retry_after=2.0)
+    with pytest.raises(sender.status_error):
+        sender.fetch_status(server.url, '"k"')
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"status of a key|Expecting value"):
+            sender.fetch_status(server.url, '"k"')
+    assert {(sent.method, sent.path, sent.key) for sent in server.requests} == {("GET", "/keys/charges/", '"k"')}

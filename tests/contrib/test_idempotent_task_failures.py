@@ -259,12 +259,6 @@ def test_a_chain_of_three_hops_keeps_one_trace(inbox: Inbox) -> None:
     assert effects() == {"hop 2": 1, "hop 1": 1, "hop 0": 1}
 
 
-def test_outside_of_an_operation_nothing_is_inherited(inbox: Inbox) -> None:
-    send.delay("a")
-    [message] = inbox.messages()
-    assert KEY not in message
-
-
 def test_the_first_version_of_celerys_protocol_is_left_alone(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox.app.amqp, "create_task_message", inbox.app.amqp.as_task_v1)
     with claim("tests.outer", account_id="7", key="of-the-client") as run:

@@ -24,7 +24,7 @@ from testproject.provider import Provider, running_provider
 from tests.crash.storms import Storm
 from tests.harness.postgres import Server, running_standby
 from tests.harness.proxy import Proxy
-from tests.harness.world import Database, environment, markdown, migrate
+from tests.harness.world import Database, environment, migrate
 from tests.harness.zygote import ROOT, Zygote, wait_until
 
 STANDBY = "standby_1"
@@ -74,24 +74,6 @@ class Failover:
     def is_as_expected(self) -> bool:
         """A control that loses and doubles nothing shows nothing."""
         return self.is_whole and self.is_safe == (self.mode in SAFE) == (not self.warned)
-
-    def row(self) -> list[object]:
-        return [
-            self.mode,
-            self.acknowledged["inside"], self.lost["inside"], self.torn, self.doubled["inside"],
-            *(n for name in ("ask", "park") for n in (self.acknowledged[name], self.doubled[name])),
-            self.parked["park"], "yes" if self.warned else "no",
-        ]  # fmt: skip
-
-
-HEADS = (
-    *("commits wait for", "rows", "lost", "torn", "doubled"),
-    *("Reconcile", "doubled", "PARK", "doubled", "parked", "warned"),
-)
-
-
-def table(runs: list[Failover]) -> str:
-    return markdown(HEADS, [run.row() for run in runs])
 
 
 class Pair:

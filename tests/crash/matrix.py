@@ -1,4 +1,4 @@
-"""All cells, several at a time, or a crowd of the same kind; and the table of how they ended."""
+"""All cells, several at a time, or a crowd of the same kind."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from functools import partial
 
 from tests.crash.arena import Arena
 from tests.crash.cells import Verdict, run_cell
-from tests.crash.points import DECLARATIONS, FAULTS, POINTS, Cell, excluded
-from tests.harness.world import markdown
+from tests.crash.points import Cell, excluded
 
 #: Cells wait for leases, locks and frozen processes more than they compute.
 AT_ONCE = 12
@@ -28,36 +27,6 @@ class Matrix:
     @property
     def failures(self) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if not verdict.passed]
-
-    def totals(self) -> str:
-        verdicts = self.verdicts
-        excluded = sum(len(cells) for cells in self.excluded.values())
-        return (
-            f"{self.database}: {len(verdicts)} cells run, {len(verdicts) - len(self.failures)} ok, "
-            f"{len(self.failures)} failed, {excluded} excluded; "
-            f"doubled {sum(v.doubled for v in verdicts)}, lost {sum(v.lost for v in verdicts)}, "
-            f"stale writes {sum(v.stale_writes for v in verdicts)}, "
-            f"fired {sum(v.fired for v in verdicts)} of {len(verdicts)}; "
-            f"{sum(v.processes for v in verdicts)} processes, {sum(v.parked for v in verdicts)} parked"
-        )
-
-    def table(self) -> str:
-        """A row a place, a column a fault, and in each a mark for every declaration in their order."""
-        marks: dict[tuple[str, str, str], str] = {}
-        for cells in self.excluded.values():
-            marks |= {cell.kind: "–" for cell in cells}
-        for verdict in self.verdicts:
-            if marks.get(verdict.cell.kind) != "✗":
-                marks[verdict.cell.kind] = "✓" if verdict.passed else "✗"
-        rows = [
-            [words, *(" ".join(marks.get((point, fault, name), " ") for name in DECLARATIONS) for fault in FAULTS)]
-            for point, words in POINTS.items()
-        ]
-        return markdown(["place", *FAULTS], rows)
-
-    def reasons(self) -> str:
-        counts = {reason: len({cell.kind for cell in cells}) for reason, cells in self.excluded.items()}
-        return "\n".join(f"- {n} {'cell' if n == 1 else 'cells'}: {reason}." for reason, n in counts.items())
 
 
 def run_matrix(

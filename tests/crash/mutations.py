@@ -19,10 +19,15 @@ from idempotency.operate import sweep
 from idempotency.protocol import claims, execution, recovery, steps
 from idempotency.store.postgresql import claims as statements
 
-FENCED = ("COMPLETE", "COMPLETE_AND_COMMIT", "RELEASE", "SET_LEASE", "PARK")
+MUTATIONS: dict[str, Callable[[], None]] = {}
 
 
-def _rewrite(names: tuple[str, ...], old: str, new: str) -> None:
+def mutation(apply: Callable[[], None]) -> Callable[[], None]:
+    MUTATIONS[apply.__name__] = apply
+    return apply
+
+
+def rewrite(old: str, new: str, *names: str) -> None:
     for name in names:
         statement = getattr(statements, name)
         if old not in statement:
@@ -30,17 +35,20 @@ def _rewrite(names: tuple[str, ...], old: str, new: str) -> None:
         setattr(statements, name, statement.replace(old, new))
 
 
-def _replace(owner: Any, name: str, replacement: Any) -> None:
+def replace(owner: Any, name: str, replacement: Any) -> None:
     if not hasattr(owner, name):
         raise LookupError(f"{owner.__name__} has no {name} for a mutation to replace")
     setattr(owner, name, replacement)
 
 
+@mutation
 def without_attempt() -> None:
     """No attempt in the compare-and-set."""
-    _rewrite(FENCED, "AND attempt = %s", "AND attempt > -%s")
+    fenced = ("COMPLETE", "COMPLETE_AND_COMMIT", "RELEASE", "SET_LEASE", "PARK")
+    rewrite("AND attempt = %s", "AND attempt > -%s", *fenced)
 
 
+@mutation
 def completion_on_its_own() -> None:
     """The outcome is recorded in a transaction after the business transaction."""
 
@@ -52,58 +60,45 @@ def completion_on_its_own() -> None:
         claims.record(run.claim.ownership, run.outcome)
         run.is_committed = True
 
-    _replace(execution, "_in_transaction", in_transaction)
+    replace(execution, "_in_transaction", in_transaction)
 
 
+@mutation
 def release_unfenced() -> None:
     """An error path gives up whatever it finds."""
-    _rewrite(("RELEASE",), "AND attempt = %s", "AND attempt > -%s")
-    _rewrite(("RELEASE",), "AND status || '' = 'in_progress'", "")
+    rewrite("AND attempt = %s", "AND attempt > -%s", "RELEASE")
+    rewrite("AND status || '' = 'in_progress'", "", "RELEASE")
 
 
+@mutation
 def clock_of_the_application() -> None:
     """Leases are judged by the clock of whoever asks."""
-    changed = tuple(name for name in vars(statements) if "statement_timestamp()" in str(getattr(statements, name)))
-    _rewrite(changed, "statement_timestamp()", f"to_timestamp({time.time()})")
+    changed = [name for name in vars(statements) if "statement_timestamp()" in str(getattr(statements, name))]
+    rewrite("statement_timestamp()", f"to_timestamp({time.time()})", *changed)
 
 
+@mutation
 def park_runs_again() -> None:
     """Recovery re-executes what its author declared must not be."""
     lifecycle._ABANDONED[Recovery.PARK] = Decision.TAKE_OVER
     sweep._SETTLED_AS[Recovery.PARK] = Status.RECOVERABLE
 
 
+@mutation
 def step_unfenced() -> None:
     """A step runs without proof that its attempt still owns the record."""
-    _replace(steps, "prove_ownership", lambda owned: None)
+    replace(steps, "prove_ownership", lambda owned: None)
 
 
+@mutation
 def take_over_of_the_living() -> None:
     """A claim is taken over whether or not its lease is over."""
     decide = lifecycle.decide
-
-    def impatient(status: Status, *, lease_over: bool, **facts: Any) -> Decision:
-        return decide(status, lease_over=True, **facts)
-
-    _replace(claims, "decide", impatient)
-    _rewrite(("TAKE_OVER",), "AND lease_expires_at <= statement_timestamp()", "")
+    replace(claims, "decide", lambda status, **facts: decide(status, **{**facts, "lease_over": True}))
+    rewrite("AND lease_expires_at <= statement_timestamp()", "", "TAKE_OVER")
 
 
+@mutation
 def not_executed_is_assumed() -> None:
     """Recovery assumes that what was abandoned did not happen."""
-    _replace(recovery, "_ask", lambda claim: recovery.NotExecuted())
-
-
-MUTATIONS: dict[str, Callable[[], None]] = {
-    mutation.__name__: mutation
-    for mutation in (
-        without_attempt,
-        completion_on_its_own,
-        release_unfenced,
-        clock_of_the_application,
-        park_runs_again,
-        step_unfenced,
-        take_over_of_the_living,
-        not_executed_is_assumed,
-    )
-}
+    replace(recovery, "_ask", lambda claim: recovery.NotExecuted())

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.db.models import F
 
 from idempotency import Operation
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
+from idempotency.operate import batches
 from idempotency.operate.batches import BatchResult
 from idempotency.operate.erasure import erase_batches, find_rows
 from idempotency.operate.purge import purge_batches, purge_body_batches
@@ -20,11 +21,13 @@ from idempotency.operate.sweep import recover_batches
 from idempotency.outbox.backlog import purge_sent_batches
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_batches
-from idempotency.store import store_for
-from tests.concurrency.racing import elsewhere
-from tests.database.statements import before_statement, explaining, fill, fill_outbox
+from idempotency.protocol.faults import fault_point
+from idempotency.store import Store, store_for
+from idempotency.store.postgresql import PostgreSQLStore
+from tests.concurrency.racing import elsewhere, race
+from tests.database.statements import before_statement, execute, explaining, fill, fill_outbox
 from tests.outbox import make_messages
-from tests.records import HOUR, from_now, make_bodies, make_records
+from tests.records import HOUR, from_now, make_bodies, make_records, remaining
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,9 +38,12 @@ again = Operation("tests.batches")
 class Work:
     """One kind of it."""
 
-    make_due: Callable[[int], object]
+    make_due: Callable[..., Any]
     batches: Callable[..., Iterator[BatchResult]]
     largest: int
+    #: Which records are left, and the word by which the statement is known that changes what was found.
+    left: Callable[[], set[int]] = remaining
+    changes: str = "DELETE"
 
     def take(self, batch_size: int) -> BatchResult:
         return next(self.batches(batch_size=batch_size))
@@ -47,7 +53,13 @@ PURGE = Work(make_records, purge_batches, 10_000)
 PURGE_MESSAGES = Work(
     lambda count: make_messages(count, MessageStatus.SENT, sent=-96 * HOUR), purge_sent_batches, 10_000
 )
-PURGE_BODIES = Work(make_bodies, purge_body_batches, 10_000)
+PURGE_BODIES = Work(
+    make_bodies,
+    purge_body_batches,
+    10_000,
+    lambda: {*IdempotencyRecord.objects.exclude(body_expires_at=None).values_list("pk", flat=True)},
+    "response_headers",
+)
 RELAY = Work(make_messages, relay_batches, 500)
 SWEEP = Work(
     lambda count: make_records(count, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation=again.name),
@@ -103,6 +115,81 @@ def test_each_batch_is_a_transaction_of_its_own(work: Work) -> None:
     next(batches)
     assert not connection.in_atomic_block
     assert elsewhere(lambda: sum(batch.touched for batch in work.batches(batch_size=5))) == 3
+
+
+# What both purges of records have in common
+
+every_purge = pytest.mark.parametrize("work", [PURGE, PURGE_BODIES], ids=["purge", "bodies"])
+
+
+@every_purge
+def test_a_batch_takes_the_oldest(work: Work) -> None:
+    newest = work.make_due(5)
+    work.make_due(5, **({"expires": -2 * HOUR} if work is PURGE else {"due": 2 * HOUR}))
+    batch = work.take(4)
+    assert (batch.touched, batch.exhausted) == (4, False)
+    assert work.left() > {*newest}
+
+
+@pytest.mark.failure_9
+@pytest.mark.failure_30
+@every_purge
+def test_purges_at_once_share_the_work(work: Work) -> None:
+    kept = make_records(20, expires=HOUR) + make_records(20, Status.IN_PROGRESS, lease=-HOUR, expires=HOUR)
+    work.make_due(150)
+    # A database that locks no rows while it looks lets one find what another one has taken, and end.
+    shares = race([lambda: sum(batch.touched for batch in work.batches(batch_size=7))] * 4)
+    assert sum(shares) + sum(batch.touched for batch in work.batches()) == 150
+    assert not work.left() - {*kept}
+    assert remaining() >= {*kept}
+
+
+@pytest.mark.failure_30
+@every_purge
+def test_a_record_that_is_claimed_anew_between_finding_and_changing_stays(work: Work) -> None:
+    revived, *_ = work.make_due(3)
+
+    def claim_anew() -> None:
+        IdempotencyRecord.objects.filter(pk=revived).update(status=Status.IN_PROGRESS)
+
+    with before_statement(work.changes, claim_anew):
+        batch = work.take(10)
+    assert (batch.touched, batch.exhausted) == (2, True)
+    assert work.left() == {revived}
+
+
+@pytest.mark.postgres
+@pytest.mark.failure_30
+@every_purge
+@pytest.mark.parametrize("vendor", [PostgreSQLStore, Store], ids=["postgresql", "portable"])
+def test_a_record_that_is_locked_is_passed_over(
+    work: Work, vendor: type[Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that starts the record over has its row. MySQL and MariaDB run the portable statement, as here."""
+    claimed, *_ = work.make_due(3)
+    monkeypatch.setattr(batches, "store_for", lambda using: vendor(connections[using]))
+    with transaction.atomic():
+        IdempotencyRecord.objects.filter(pk=claimed).update(error="is written at this moment")
+        # A batch that takes nothing is the last one, so that a loop over batches ends.
+        assert elsewhere(lambda: [batch.touched for batch in work.batches(batch_size=1)]) == [1, 1, 0]
+    assert work.left() == {claimed}
+
+
+@every_purge
+def test_a_batch_that_is_cut_off_before_its_commit_has_changed_nothing(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due = work.make_due(3)
+
+    def die() -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setitem(fault_point, "purge.selected", die)
+        with pytest.raises(SystemExit):
+            work.take(5)
+    assert work.left() == {*due}
+    assert work.take(5).touched == 3
 
 
 #: What of each is refused under REPEATABLE READ if a row has changed since the snapshot.
@@ -169,18 +256,8 @@ def test_a_purge_of_records_walks_its_index_although_the_planner_knows_nothing_o
     """As after an upgrade of the server. It would sort all that is due for each batch."""
     fill(20_000)
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
-    plans: list[str] = []
-
-    def explain(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:
-        if "SKIP LOCKED" in statement:
-            with connection.cursor() as cursor:
-                cursor.cursor.execute(f"EXPLAIN {statement}", parameters)
-                plans.append("\n".join(line for (line,) in cursor.fetchall()))
-        return execute(statement, parameters, many, context)
-
-    with connection.cursor() as cursor:
-        cursor.execute("DELETE FROM pg_statistic WHERE starelid = 'idempotency_record'::regclass")
-    with connection.execute_wrapper(explain):
+    with explaining("SKIP LOCKED") as plans:
+        execute("DELETE FROM pg_statistic WHERE starelid = 'idempotency_record'::regclass")
         assert PURGE.take(10).touched == 10
     (plan,) = plans
     assert "Index Scan using idempotency_record_due" in plan

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 
 from idempotency import claim
 from idempotency.exceptions import InProgressError, LeaseLostError
@@ -19,10 +16,10 @@ from idempotency.models import IdempotencyRecord
 from idempotency.store import Row, store_for
 from idempotency.store.postgresql import CitusStore
 from testproject.models import Transfer
-from tests.concurrency.racing import PATIENCE
+from tests.aliases import pool_of_one, reconnected
+from tests.concurrency.racing import changing_elsewhere
 from tests.database.statements import execute
 from tests.http.callers import claim_anew
-from tests.providers import eventually
 from tests.records import HOUR
 from tools.benchmarks.instruments import round_trips
 
@@ -127,29 +124,10 @@ def test_autocommit_is_off_in_the_handler() -> None:
     assert seen == [False]
 
 
-@contextmanager
-def connected_with(**options: Any) -> Iterator[None]:
-    in_force = connection.settings_dict["OPTIONS"]
-    connection.close()
-    in_force.update(options)
-    connection.ensure_connection()
-    try:
-        yield
-    finally:
-        connection.close()
-        for name in options:
-            del in_force[name]
-
-
-@pytest.fixture
-def server_side_binding() -> Iterator[None]:
-    with connected_with(server_side_binding=True):
-        yield
-
-
 @pytest.fixture
 def preparing() -> Iterator[None]:
-    with connected_with(server_side_binding=True, prepare_threshold=0):
+    with reconnected(server_side_binding=True, prepare_threshold=0):
+        connection.ensure_connection()
         yield
 
 
@@ -173,43 +151,22 @@ def insert() -> int | Row | None:
     return store_for("default").insert_claim(SCOPE, "v1:", lease=HOUR, ttl=HOUR, wait_for_disk=True)
 
 
-def insert_while_another_transaction(changes: Callable[[], object]) -> int | Row | None:
-    """Insert a claim that has to wait for another transaction, which has made these changes."""
-    changed = threading.Event()
-
-    def is_waiting() -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT FROM pg_locks WHERE NOT granted")
-            return cursor.rowcount > 0
-
-    def change_and_hold() -> None:
-        with transaction.atomic():
-            changes()
-            changed.set()
-            assert eventually(is_waiting)
-
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(change_and_hold)
-        assert changed.wait(PATIENCE)
-        inserted = insert()
-        other.result(PATIENCE)
-        pool.submit(connections.close_all).result(PATIENCE)
-    return inserted
-
-
 @pytest.mark.usefixtures("preparing")
 def test_one_message_claims_or_reads_whatever_happens_meanwhile() -> None:
-    assert insert_while_another_transaction(insert) is None  # the record is too new to be read
+    with changing_elsewhere(insert):
+        assert insert() is None  # the record is too new to be read
     found = insert()
     assert isinstance(found, Row)
     # The old record is read, but the claim counts.
-    claimed = insert_while_another_transaction(IdempotencyRecord.objects.all().delete)
+    with changing_elsewhere(IdempotencyRecord.objects.all().delete):
+        claimed = insert()
     assert claimed == IdempotencyRecord.objects.get().pk != found.fence.id
 
 
-@pytest.mark.usefixtures("server_side_binding")
 def test_where_the_server_binds_parameters_each_statement_is_a_message() -> None:
-    assert messages(write) == 5
+    with reconnected(server_side_binding=True):
+        connection.ensure_connection()
+        assert messages(write) == 5
 
 
 def test_on_citus_each_statement_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,18 +183,9 @@ def test_in_a_transaction_that_a_test_has_opened_nothing_is_committed() -> None:
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """One session that all connections of this thread are lent, one after the other."""
-    pytest.importorskip("psycopg_pool", reason="psycopg is installed without its pool")
-    mine = connections["default"]
-    pooled = mine.copy()
-    pooled.settings_dict["CONN_MAX_AGE"] = 0
-    pooled.settings_dict["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 1}
-    connections["default"] = pooled
-    yield pooled
-    pooled.close()
-    pooled.close_pool()
-    connections["default"] = mine
+def pool() -> Iterator[Any]:
+    with pool_of_one(min_size=1) as pooled:
+        yield pooled
 
 
 def test_a_pool_gets_its_session_back_as_it_was(pool: Any) -> None:

@@ -109,7 +109,7 @@ def test_a_message_costs_one_statement() -> None:
 def test_a_delayed_message_is_kept_back() -> None:
     message = send(delay=timedelta(hours=1))
     assert message.next_try_at - message.created_at == timedelta(hours=1)
-    assert relay_once().sent == 0
+    assert (relay_once().sent, broker.nudges) == (0, 0)
     OutboxMessage.objects.update(next_try_at=from_now(timedelta(0)))
     assert relay_once().sent == 1
 
@@ -262,15 +262,6 @@ def test_the_sender_is_nudged_once_a_transaction_and_after_its_commit() -> None:
     assert (broker.nudges, other_broker.nudges) == (2, 1)
 
 
-def test_a_transaction_that_rolls_back_nudges_nobody() -> None:
-    with transaction.atomic():
-        publish("a", sender=SENDER)
-        transaction.set_rollback(True)
-    with transaction.atomic():
-        pass
-    assert broker.nudges == 0
-
-
 def test_a_nudge_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise ConnectionError("the broker is down")
@@ -298,11 +289,6 @@ def test_a_nudge_that_publishes_and_relays_by_itself_is_nudged_for_that() -> Non
         publish("a", 2, sender=SENDER)
     assert broker.nudges == 2
     assert broker.payloads == [1, 2]
-
-
-def test_nobody_is_nudged_for_what_is_not_due() -> None:
-    send(delay=timedelta(seconds=10))
-    assert broker.nudges == 0
 
 
 def test_a_sender_that_can_not_be_nudged_is_left_alone() -> None:

@@ -110,14 +110,6 @@ def test_only_a_dead_message_is_requeued(status: MessageStatus) -> None:
     assert not LogEntry.objects.exists()
 
 
-def test_of_two_who_requeue_one_is_told_that_it_is_done() -> None:
-    make_messages(1, MessageStatus.DEAD)
-    seen = OutboxMessage.objects.get()
-    requeue(seen, by="one")
-    with pytest.raises(ResolutionRefusedError):
-        requeue(seen, by="another")
-
-
 @pytest.mark.parametrize("column", ["attempts", "next_try_at"])
 def test_a_message_that_died_again_since_it_was_seen_is_left_alone(column: str) -> None:
     make_messages(1, MessageStatus.DEAD)

@@ -14,12 +14,11 @@ from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_batches, purge_body_batches, purge_once
-from idempotency.outcome import BODY_GONE
 from idempotency.store import Fence, store_for
 from tests.database.claiming import OUTCOME
 from tests.database.statements import explaining, fill, relations_read
 from tests.partitions import partition
-from tests.records import HOUR, make_bodies, make_records, remaining
+from tests.records import HOUR, make_bodies, make_records
 
 pytestmark = [pytest.mark.django_db, pytest.mark.postgres, pytest.mark.whole_table]
 
@@ -102,27 +101,29 @@ def in_every_partition(make: Callable[..., list[int]], **fields: Any) -> list[in
 
 
 @pytest.mark.usefixtures("partitioned")
-def test_a_bounded_purge_takes_the_oldest_records_of_all_partitions() -> None:
+@pytest.mark.parametrize(
+    ("make", "due", "batches", "left"),
+    [
+        (make_records, {"expires": lambda n: (n - 100) * HOUR}, purge_batches, {}),
+        (make_bodies, {"due": lambda n: (100 - n) * HOUR}, purge_body_batches, {"body_expires_at__isnull": False}),
+    ],
+    ids=["records", "bodies"],
+)
+def test_a_bounded_purge_takes_the_oldest_of_all_partitions(make: Any, due: Any, batches: Any, left: Any) -> None:
     """A purge that falls behind would otherwise never reach the last partition."""
-    kept = in_every_partition(make_records, expires=lambda n: HOUR)
-    due = in_every_partition(make_records, expires=lambda n: (n - 100) * HOUR)
+    kept = in_every_partition(make_records, expires=lambda n: HOUR) if make is make_records else []
+    made = in_every_partition(make, **due)
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(DISTINCT tableoid) FROM (SELECT tableoid FROM idempotency_record) AS records")
         assert cursor.fetchone() == (4,)
-    assert purge_once(batch_size=3).deleted == 3
-    assert remaining() == {*kept, *due[3:]}
-    assert [batch.deleted for batch in purge_batches(batch_size=5)] == [5, 5, 3]
+
+    def remaining() -> set[int]:
+        return {*IdempotencyRecord.objects.filter(**left).values_list("pk", flat=True)}
+
+    assert next(batches(batch_size=3)).deleted == 3
+    assert remaining() == {*kept, *made[3:]}
+    assert [batch.deleted for batch in batches(batch_size=5)] == [5, 5, 3]
     assert remaining() == {*kept} == {*IdempotencyStep.objects.values_list("record_id", flat=True)}
-
-
-@pytest.mark.usefixtures("partitioned")
-def test_a_bounded_purge_takes_the_oldest_bodies_of_all_partitions() -> None:
-    bodies = in_every_partition(make_bodies, due=lambda n: (100 - n) * HOUR)
-    assert next(purge_body_batches(batch_size=3)).deleted == 3
-    assert {*IdempotencyRecord.objects.exclude(body_expires_at=None).values_list("pk", flat=True)} == {*bodies[3:]}
-    assert [batch.deleted for batch in purge_body_batches(batch_size=5)] == [5, 5, 3]
-    assert set(IdempotencyRecord.objects.values_list("response_body", flat=True)) == {BODY_GONE}
-    assert not IdempotencyStep.objects.exists()
 
 
 @pytest.mark.usefixtures("partitioned")

@@ -85,15 +85,6 @@ def test_the_longest_abandoned_comes_first() -> None:
     assert abandoned().get().pk == late
 
 
-def test_one_batch_holds_claims_of_every_declaration() -> None:
-    abandon(2)
-    abandon(2, parks)
-    abandon(2, asks)
-    result = recover_once(batch_size=5)
-    assert (result.touched, result.exhausted) == (5, False)
-    assert (recover_once(batch_size=5).touched, recover_once(batch_size=5).exhausted) == (1, True)
-
-
 @pytest.mark.parametrize("finding", [NotExecuted(), Unknown(), Completed({})], ids=lambda found: type(found).__name__)
 def test_what_a_reconciler_finds_that_was_taken_over_meanwhile_is_not_counted(
     monkeypatch: pytest.MonkeyPatch, finding: Any

@@ -59,12 +59,6 @@ def test_a_message_that_is_refused_is_tried_again_later_and_later() -> None:
     assert message(pk).error == ""
 
 
-def test_a_sender_that_is_not_there_any_more_is_a_refusal() -> None:
-    (pk,) = make_messages(sender="tests.outbox.removed")
-    assert relay_once().postponed == 1
-    assert "removed" in message(pk).error
-
-
 def test_an_error_is_kept_as_far_as_a_database_can(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "idempotency")  # what the log captured could not be reported by a test process
     (pk,) = make_messages()

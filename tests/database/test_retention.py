@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,19 +17,15 @@ from django.utils import timezone
 from idempotency.lifecycle import Status
 from idempotency.management import running
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.operate.purge import PurgeResult, due, purge_batches, purge_once
-from idempotency.operation import Operation
+from idempotency.operate.purge import PurgeResult, due, purge_body_batches, purge_once
 from idempotency.outbox.models import MessageStatus, OutboxMessage
-from idempotency.protocol import claims
-from idempotency.protocol.ownership import Ownership
+from idempotency.outcome import BODY_GONE
 from idempotency.signals import purged
 from tests.commands import run_command
-from tests.concurrency.racing import PATIENCE, race
+from tests.concurrency.racing import PATIENCE
 from tests.database import processes
-from tests.database.claiming import OUTCOME, PAYLOAD, acquire
-from tests.database.statements import before_statement
 from tests.outbox import make_messages, statuses
-from tests.records import HOUR, make_records, remaining
+from tests.records import HOUR, from_now, make_bodies, make_records, remaining
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -43,22 +38,6 @@ def test_a_claim_is_never_purged(lease: timedelta | None, include_parked: bool) 
     assert remaining() == {*kept}
 
 
-def test_a_batch_takes_no_more_than_its_size_oldest_first() -> None:
-    newest = make_records(5)
-    oldest = make_records(5, expires=-2 * HOUR)
-    batch = purge_once(batch_size=4)
-    assert (batch.deleted, batch.exhausted) == (4, False)
-    assert remaining() == {*newest, oldest[-1]}
-
-
-def test_records_that_expire_at_one_instant_are_all_purged() -> None:
-    ids = make_records(25)
-    instant = IdempotencyRecord.objects.values_list("expires_at", flat=True).get(pk=ids[0])
-    IdempotencyRecord.objects.update(expires_at=instant)
-    assert sum(batch.deleted for batch in purge_batches(batch_size=10)) == 25
-    assert remaining() == set()
-
-
 @pytest.mark.failure_5
 def test_the_application_clock_plays_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = make_records(1, expires=HOUR)
@@ -67,29 +46,6 @@ def test_the_application_clock_plays_no_part(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(timezone, "now", lambda: ahead)
     assert purge_once().deleted == 1
     assert remaining() == {*kept}
-
-
-@pytest.mark.failure_9
-@pytest.mark.failure_30
-def test_two_purges_at_once_share_the_work() -> None:
-    make_records(300)
-    kept = make_records(20, expires=HOUR) + make_records(20, Status.IN_PROGRESS, lease=-HOUR)
-    shares = race([lambda: sum(batch.deleted for batch in purge_batches(batch_size=7))] * 4)
-    assert sum(shares) == 300
-    assert remaining() == {*kept}
-
-
-@pytest.mark.failure_30
-def test_a_record_that_is_claimed_anew_between_finding_and_deleting_stays() -> None:
-    revived, *_ = make_records(3)
-
-    def claim_anew() -> None:
-        IdempotencyRecord.objects.filter(pk=revived).update(status=Status.IN_PROGRESS)
-
-    with before_statement("DELETE", claim_anew):
-        batch = purge_once()
-    assert (batch.deleted, batch.exhausted) == (2, True)
-    assert remaining() == {revived}
 
 
 @pytest.mark.scenario_27
@@ -132,8 +88,6 @@ def test_steps_are_found_by_their_accounts_and_not_by_every_pair_of_account_and_
 
 # The command: records first and then sent messages, its report, its exit codes, and its load
 
-
-purged_under_load = Operation("tests.purged_under_load")
 
 NOT_DUE = {MessageStatus.SENT: {"sent": -HOUR}, MessageStatus.DEAD: {"due": -96 * HOUR}, MessageStatus.PENDING: {}}
 
@@ -260,10 +214,10 @@ def test_a_pause_lies_between_batches_only(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(slept) <= running.SLICE
 
 
-# Ended in the middle, and run again
+# Killed in the middle, and run again
 
-STOPPED = """
-import os, signal, sys
+KILLED = """
+import os, signal
 import django
 django.setup()
 from django.core.management import call_command
@@ -272,80 +226,77 @@ reached = []
 def selected():
     reached.append(1)
     if len(reached) == 3:
-        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+        os.kill(os.getpid(), signal.SIGKILL)
 fault_point["purge.selected"] = selected
 call_command("purge_idempotency", batch_size=5)
 """
 
 
 @pytest.mark.scenario_27
-@pytest.mark.parametrize(
-    ("name", "code", "deleted"),
-    [("SIGKILL", -signal.SIGKILL, 10), ("SIGTERM", 143, 15), ("SIGINT", 130, 15)],
-    ids=["killed", "terminated", "interrupted"],
-)
-def test_a_purge_that_is_ended_in_a_batch_is_simply_run_again(name: str, code: int, deleted: int) -> None:
-    """A killed one has lost its batch as a whole. One that may end by itself commits it first."""
+def test_a_purge_that_is_killed_in_a_batch_has_lost_it_as_a_whole_and_is_simply_run_again() -> None:
     ids = make_records(30)
     for pk in ids:
         IdempotencyStep.objects.create(account_id="1", record_id=pk, name="charge", result="1")
-    ended = processes.start(STOPPED, name)
-    _, errors = ended.communicate(timeout=PATIENCE)
-    # A management command that is called from a script raises; the exit code is its error's.
-    assert ended.returncode == (code if code < 0 else 1), errors
-    assert code < 0 or f"Stopped by {name}" in errors
+    killed = processes.start(KILLED)
+    killed.communicate(timeout=PATIENCE)
+    assert killed.returncode == -signal.SIGKILL
     with transaction.atomic():
         list(IdempotencyRecord.objects.select_for_update())  # waits for the end of the killed process's session
-    left = {*ids[deleted:]}
-    assert remaining() == left == {*IdempotencyStep.objects.values_list("record_id", flat=True)}
-    assert purge(batch_size=5) == (0, [f"Purged {len(left)} records from database 'default'."])
+    assert remaining() == {*ids[10:]} == {*IdempotencyStep.objects.values_list("record_id", flat=True)}
+    assert purge(batch_size=5) == (0, ["Purged 20 records from database 'default'."])
     assert not IdempotencyStep.objects.exists()
 
 
-@pytest.mark.scenario_27
-def test_purge_under_load() -> None:
-    """Bounded batches, no live claim touched, and no claim waits for the purge long enough to be turned away.
+# Responses past a retention of their own are deleted, and their records stay
 
-    Claimants claim new keys, and keys that are being purged at that moment, and complete every other claim. A claim
-    that met a lock for longer than the claims' own limit would raise.
-    """
-    rounds, claimants = 40, 4
-    keys = [[f"{number}-{i}" for i in range(rounds)] for number in range(claimants)]
-    # The retention of half of the keys is over, all the same to their claimants.
-    for key in sorted(key for of_one in keys for key in of_one[::2]):
-        make_records(1, operation=purged_under_load.name, idempotency_key=key, request_hash=PAYLOAD.request_hash)
-    make_records(600)
-    live = make_records(5, Status.IN_PROGRESS, lease=HOUR, expires=-HOUR)
-    abandoned = make_records(5, Status.IN_PROGRESS, lease=-HOUR, expires=-HOUR)
-    completed: set[int] = set()
-    open_claims: set[int] = set()
-    ended: list[str] = []
-    codes: set[int] = set()
 
-    def claim_all(of_one: list[str]) -> None:
-        try:
-            for number, key in enumerate(of_one):
-                claim = acquire(purged_under_load, key)
-                assert isinstance(claim, Ownership), f"{key} was answered from a record past retention"
-                if number % 4 < 2:
-                    with transaction.atomic(durable=True):
-                        claims.complete(claim, OUTCOME)
-                    completed.add(claim.fence.id)
-                else:
-                    open_claims.add(claim.fence.id)
-        finally:
-            ended.append(of_one[0])
+def gone() -> set[int]:
+    bodies = IdempotencyRecord.objects.filter(body_expires_at=None).values_list("pk", "response_body")
+    return {pk for pk, body in bodies if body == BODY_GONE}
 
-    def purge_again_and_again() -> None:
-        while len(ended) < claimants:
-            codes.add(purge(batch_size=10, max_batches=5)[0])
-        codes.add(purge(batch_size=10)[0])
 
-    race([*(partial(claim_all, of_one) for of_one in keys), *[purge_again_and_again] * 2])
-    assert codes <= {0, 3}
-    assert len(completed) == len(open_claims) == claimants * rounds / 2
-    assert remaining() == {*live, *abandoned} | completed | open_claims
-    records = IdempotencyRecord.objects.filter(operation=purged_under_load.name)
-    assert set(records.completed().values_list("pk", flat=True)) == completed
-    assert set(records.in_progress().values_list("pk", flat=True)) == open_claims
-    assert sorted(records.values_list("idempotency_key", flat=True)) == sorted(key for of_one in keys for key in of_one)
+def purge_bodies() -> list[int]:
+    return [batch.deleted for batch in purge_body_batches()]
+
+
+def test_what_is_due_is_deleted_and_the_rest_of_the_record_stays() -> None:
+    due = make_bodies(10)
+    make_bodies(1, due=-HOUR)  # is not due yet
+    make_records(1, expires=HOUR)  # is kept as long as its record
+    IdempotencyRecord.objects.filter(pk__in=make_bodies(1)).update(status=Status.PARKED)  # is not completed
+    before = IdempotencyRecord.objects.values().get(pk=due[0])
+    assert purge_bodies() == [10]
+    assert gone() == {*due}
+    changed = {"response_body": BODY_GONE, "response_headers": [], "error": None, "body_expires_at": None}
+    assert IdempotencyRecord.objects.values().get(pk=due[0]) == before | changed
+
+
+def test_what_the_steps_tell_is_deleted_with_the_response() -> None:
+    due, kept = make_bodies(1) + make_bodies(1, due=-HOUR)
+    for pk in (due, kept):
+        IdempotencyStep.objects.create(account_id="1", record_id=pk, name="charge", result="1")
+    assert purge_bodies() == [1]
+    assert IdempotencyStep.objects.get().record_id == kept
+
+
+def test_the_command_purges_records_then_responses_then_messages() -> None:
+    make_bodies(2)
+    make_records(1)
+    make_messages(1, "sent", sent=-96 * HOUR)
+    both = make_bodies(1)
+    IdempotencyRecord.objects.filter(pk__in=both).update(expires_at=from_now(-HOUR))  # is purged as a whole
+    lines = ["2 records", "2 recorded responses", "1 sent message"]
+    for options, verb in (({"dry_run": True}, "Would purge"), ({}, "Purged")):
+        assert run_command("purge_idempotency", **options)[:2] == (
+            0,
+            [f"{verb} {line} from database 'default'." for line in lines],
+        )
+    assert len(gone()) == IdempotencyRecord.objects.count() == 2
+
+
+@pytest.mark.parametrize(("bodies", "more"), [(5, True), (4, False)], ids=["more is due", "the last batch was full"])
+def test_a_run_tells_whether_it_has_left_responses(bodies: int, more: bool) -> None:
+    make_bodies(bodies)
+    code, lines, _ = run_command("purge_idempotency", batch_size=2, max_batches=2)
+    assert (code, "Stopped by --max-batches 2. More is due." in lines) == ((3, True) if more else (0, False))
+    assert len(gone()) == 4

@@ -19,6 +19,7 @@ from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from idempotency.store import Fence, Store, store_for
 from idempotency.store.postgresql import CitusStore, PostgreSQLStore, choose, claims
+from tests.aliases import reconnected
 from tests.concurrency.racing import race
 from tests.database.claiming import OUTCOME
 
@@ -45,13 +46,9 @@ def store(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(params=[False, True], ids=["", "server_side_binding"])
 def binding(request: pytest.FixtureRequest) -> Iterator[bool]:
-    options = connection.settings_dict["OPTIONS"]
-    connection.close()
-    options["server_side_binding"] = request.param
-    vars(connection.features).pop("uses_server_side_binding", None)
-    yield request.param
-    connection.close()
-    del options["server_side_binding"]
+    with reconnected(server_side_binding=request.param):
+        vars(connection.features).pop("uses_server_side_binding", None)
+        yield request.param
     vars(connection.features).pop("uses_server_side_binding", None)
 
 

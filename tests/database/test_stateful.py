@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
         mine = self.records.get(held.scope) is record and record.attempt == held.attempt
         is_repeated = mine and (record.status, record.result) == ("completed", result)
         try:
-            claims.record(held.claim.ownership, outcome_of_result(result, operation))
+            claims.record(held.claim.ownership, outcome_of_result(result, operation.policy))
         except LeaseLostError:
             assert not held.owns(self.records)
             assert not is_repeated

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from testproject.harness.processes import Keeper
 from testproject.harness.redis import Redis
-from testproject.harness.strikes import Strike, held
 from tests.delivery import names, tally
 from tests.delivery.stage import Scene, Stage
 from tests.delivery.tally import Verdict, judge
+from tests.harness.keeper import Keeper
 from tests.harness.proxy import Proxy
+from tests.harness.strikes import Strike, held
 from tests.harness.world import LONG_AGO
 from tests.harness.zygote import Fork
 

@@ -13,8 +13,8 @@ MAX_ATTEMPTS = 3
 #: The queue that nudges go to, and that nobody consumes: the relays are processes of the harness's own, which it kills.
 NUDGES = "delivery.nudges"
 
-#: Senders of the outbox: the shipped one, and those of ``senders``.
+#: Senders of the outbox: the shipped one, and those of ``tasks``.
 ONCE = "idempotency.contrib.celery.send"
-TWICE = "tests.delivery.senders.send_twice"
-WITHOUT_IDENTITY = "tests.delivery.senders.send_without_identity"
-MOST = "tests.delivery.senders.send_most"
+TWICE = "tests.delivery.tasks.send_twice"
+WITHOUT_IDENTITY = "tests.delivery.tasks.send_without_identity"
+MOST = "tests.delivery.tasks.send_most"

@@ -22,9 +22,10 @@ from idempotency.outbox import publish
 from idempotency.outbox.relay import relay_batches
 from idempotency.protocol import faults
 from testproject.celery import app
-from testproject.harness.strikes import Marks, Strike, Strikes
+from testproject.harness.marks import Marks
 from tests.delivery import names, tasks
 from tests.harness.channel import Channel
+from tests.harness.strikes import Strike, Strikes
 
 Spec = dict[str, Any]
 #: What a process tells of its work when it has done it.

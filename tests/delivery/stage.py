@@ -17,12 +17,13 @@ from uuid import uuid4
 
 from kombu import Connection
 
-from testproject.harness.processes import Keeper
+from testproject.harness.marks import Marks
 from testproject.harness.redis import Redis, redelivering, running_redis
-from testproject.harness.strikes import Marks, Strike
 from testproject.provider import Provider
 from tests.delivery import names
+from tests.harness.keeper import Keeper
 from tests.harness.rabbitmq import Rabbit, running_rabbitmq
+from tests.harness.strikes import Strike
 from tests.harness.world import LONG_AGO, Database, World, world
 from tests.harness.zygote import Fork, ImpossibleError
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from testproject.harness.effects import judge_effects
 from tests.delivery import names
 from tests.delivery.stage import Scene
-from tests.harness.world import markdown
 
 
 @dataclass
@@ -129,20 +128,3 @@ def judge(
         states == Counter(completed=verdict.kept.expected + len(left_out), recoverable=cut_off),
         f"the records are {dict(states)}",
     )
-
-
-def table(verdicts: Iterable[Verdict]) -> str:
-    """All that was counted on one broker, in Markdown."""
-    heads = ["fault", "struck", "deliveries", "doubled, lost, rolled back", "dead-lettered", "sent again"]
-    heads += ["control: deliveries", "doubled, lost, rolled back", ""]
-    rows: list[list[object]] = []
-    for verdict in verdicts:
-        kept, plain = verdict.kept, verdict.plain
-        rows.append([verdict.fault, verdict.struck, f"{kept.deliveries} of {kept.expected}", _effects(kept)])
-        rows[-1] += [verdict.dead_letters, verdict.lost_by_broker, plain.deliveries, _effects(plain)]
-        rows[-1].append("✓" if verdict.passed else "✗")
-    return markdown(heads, rows)
-
-
-def _effects(found: Count) -> str:
-    return f"{found.doubled}, {found.lost}, {found.ghosts}"

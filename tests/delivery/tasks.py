@@ -13,12 +13,15 @@ from django.conf import settings
 from django.db import transaction
 
 from idempotency import current_claim
+from idempotency.contrib import celery
 from idempotency.contrib.celery import idempotent_task
+from idempotency.outbox.models import OutboxMessage
 from testproject.celery import app
-from testproject.harness.strikes import Marks, Strikes
+from testproject.harness.marks import Marks
 from testproject.models import Transfer
 from testproject.provider.client import pay
 from tests.delivery.names import DEAD, KEPT, MAX_ATTEMPTS, PLAIN
+from tests.harness.strikes import Strikes
 
 DELIVERY: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
 
@@ -58,3 +61,24 @@ def count_deliveries() -> None:
     def note(kwargs: dict[str, Any] | None = None, **others: Any) -> None:
         strikes.label = ""
         strikes.marks.note("deliveries", (kwargs or {}).get("label", ""))
+
+
+# Senders of the outbox besides the shipped one: one that publishes twice, and two that are broken
+
+
+def send_twice(message: OutboxMessage) -> None:
+    celery.send(message)
+    celery.send(message)
+
+
+def send_without_identity(message: OutboxMessage) -> None:
+    """What is to be one message for ever is a new one each time."""
+    message.message_id = uuid4()
+    message.idempotency_key = str(message.message_id)
+    celery.send(message)
+
+
+def send_most(message: OutboxMessage) -> None:
+    """Says of every third message that it was sent, and sends it not."""
+    if message.pk % 3:
+        celery.send(message)

@@ -15,9 +15,11 @@ import pytest
 from django.conf import settings
 
 from testproject.harness import redis
-from testproject.harness.processes import Daemon, Keeper, ProcessError, short_directory, start_again
+from testproject.harness.marks import Marks
+from testproject.harness.processes import Daemon, ProcessError, short_directory
 from testproject.harness.redis import RedisMissingError, find_redis
-from testproject.harness.strikes import Marks, Strike, Strikes, held, read, written
+from tests.harness.keeper import Keeper
+from tests.harness.strikes import Strike, Strikes, held
 from tests.providers import PATIENCE, eventually
 
 #: Owns two processes, kills one of them, and dies.
@@ -41,6 +43,11 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
+
+
+def start(daemon: Daemon) -> Daemon:
+    daemon.start()
+    return daemon
 
 
 def test_a_daemon_is_killed_with_what_it_forked_and_started_again(tmp_path: Path) -> None:
@@ -83,7 +90,7 @@ def test_what_has_ended_is_started_again_and_is_a_fault_unless_it_or_the_broker_
     tmp_path: Path, ends: int, killed: int, outages: int, excused: bool
 ) -> None:
     sleeper = Daemon("worker", ["sleep", "1000"], tmp_path)
-    keeper = Keeper(partial(start_again, sleeper), killed=lambda: killed, outages=lambda: outages)
+    keeper = Keeper(partial(start, sleeper), killed=lambda: killed, outages=lambda: outages)
     for restarts in range(1, ends + 1):
         os.kill(sleeper.pid, signal.SIGKILL)
         assert eventually(lambda restarts=restarts: keeper.restarts == restarts)
@@ -96,12 +103,12 @@ def test_what_has_ended_is_started_again_and_is_a_fault_unless_it_or_the_broker_
 def test_what_does_not_start_again_is_reported(tmp_path: Path) -> None:
     sleeper = Daemon("worker", ["sleep", "1000"], tmp_path)
 
-    def start() -> Daemon:
+    def start_once() -> Daemon:
         if sleeper.log.exists():
             raise ProcessError("no luck")
-        return start_again(sleeper)
+        return start(sleeper)
 
-    keeper = Keeper(start, outages=lambda: 1)
+    keeper = Keeper(start_once, outages=lambda: 1)
     sleeper.kill()
     assert eventually(lambda: str(keeper.error) == "no luck")
     keeper.stop()
@@ -129,13 +136,12 @@ def test_a_sockets_directory_is_short_wherever_temporary_files_are(
 # A strike hits whom it is meant for, as often as planned, and leaves a mark that outlives it
 
 
-def forked(work: Callable[[], object], *, group: bool = False) -> int:
+def forked(work: Callable[[], object]) -> int:
     """The status with which a forked process ends that does the work; negative, if a signal ended it."""
     pid = os.fork()
     if pid == 0:
         try:
-            if group:
-                os.setsid()
+            os.setsid()
             work()
         finally:
             os._exit(0)
@@ -145,14 +151,14 @@ def forked(work: Callable[[], object], *, group: bool = False) -> int:
 def struck(tmp_path: Path, strike: Strike, *passes: tuple[str, str]) -> int:
     def work() -> None:
         for place, label in passes:
-            Strikes(Marks(tmp_path), read(written([strike]))).at(place, label)
+            Strikes(Marks(tmp_path), [strike]).at(place, label)
 
-    return forked(work, group=True)
+    return forked(work)
 
 
 @pytest.mark.parametrize("act", ["child", "group"])
 def test_a_process_kills_itself_at_its_place_with_its_message_once(tmp_path: Path, act: str) -> None:
-    strike = Strike("work", act, label="a-1")
+    strike = Strike("work", act, every=2, offset=1, among="a-")
 
     assert struck(tmp_path, strike, ("start", "a-1"), ("work", "a-2"), ("work", "b-1")) == 0
     assert struck(tmp_path, strike, ("work", "a-1")) == -signal.SIGKILL
@@ -165,14 +171,6 @@ def test_one_in_so_many_messages_is_struck_so_many_times(tmp_path: Path) -> None
     ends = [struck(tmp_path, strike, ("work", f"a-{number}")) for number in range(4) for _ in range(3)]
 
     assert [end == -signal.SIGKILL for end in ends] == [True, True, False, False, False, False] * 2
-
-
-def test_two_strikes_may_be_about_different_messages() -> None:
-    strike = Strike("work", "child", every=4, offset=2, among="-kept-")
-    labels = [f"run-{kind}-{number}" for kind in ("kept", "plain") for number in range(8)]
-
-    met = [label for label in labels if strike.meets("work", label, int(label.rpartition("-")[2]))]
-    assert met == ["run-kept-2", "run-kept-6"]
 
 
 def test_where_nobody_knows_of_messages_passes_are_counted(tmp_path: Path) -> None:

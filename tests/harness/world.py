@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,18 +136,3 @@ def own_database(url: str) -> Iterator[str]:
 def migrate(url: str) -> None:
     """The tables, and the one user whom every effect belongs to."""
     subprocess.run([sys.executable, "-W", "ignore", "-c", PREPARE], cwd=ROOT, env=environment(url), check=True)
-
-
-def say(*words: object) -> None:
-    """Tell whoever has started a run in full how it goes."""
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
-
-
-def markdown(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A table whose columns can be read as they stand: the first one's cells on the left, the others' on the right."""
-    lines = [[str(cell) for cell in line] for line in (heads, *rows)]
-    first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
-    rule = ["-" * first, *("-" * (width - 1) + ":" for width in others)]
-    padded = [[line[0].ljust(first), *map(str.rjust, line[1:], others)] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.harness.world import markdown
+from tools.reports import markdown
 
 
 class Table:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.db import connection, connections, transaction
+from django.db import connection
 
 from idempotency import claim
 from idempotency.models import IdempotencyRecord
 from idempotency.store.postgresql import PostgreSQLStore
 from testproject.models import Transfer
 from tests.concurrency.beginnings import execute, of, write
-from tests.concurrency.racing import PATIENCE
+from tests.concurrency.racing import PATIENCE, changing_elsewhere
 from tests.concurrency.scenarios import CREATE_TRIGGER, SCENARIOS
 from tests.concurrency.traces import effects, record
 from tests.providers import eventually
@@ -125,19 +125,9 @@ def test_a_signal_while_commit_waits_changes_nothing(
         IdempotencyRecord.objects.all().delete()
         Transfer.objects.all().delete()
         connection.close()
-        locked, ended = threading.Event(), threading.Event()
-
-        def lock() -> None:
-            with transaction.atomic():
-                execute("SELECT FROM auth_user FOR UPDATE")
-                locked.set()
-                assert eventually(lambda: execute("SELECT FROM pg_locks WHERE NOT granted")[1] > 0)
-                interrupt(raised)
-                assert ended.wait(PATIENCE)
-
-        with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(lock)
-            assert locked.wait(PATIENCE)
+        ended = threading.Event()
+        lock = partial(execute, "SELECT FROM auth_user FOR UPDATE")
+        with changing_elsewhere(lock, lambda: interrupt(raised) or ended.wait(PATIENCE)):
             connection.ensure_connection()
             session = connection.connection.info.backend_pid
             try:
@@ -146,8 +136,6 @@ def test_a_signal_while_commit_waits_changes_nothing(
                 end = of(error)
             finally:
                 ended.set()
-            other.result(PATIENCE)
-            pool.submit(connections.close_all).result(PATIENCE)
         assert not connection.in_atomic_block
         connection.close()
         connection.run_on_commit.clear()  # Django keeps them if its COMMIT is interrupted

@@ -43,18 +43,6 @@ def test_an_operation_with_a_reconciler_that_failed_keeps_its_claim_until_somebo
     assert (answer.status_code, answer.json(), handler.attempts) == (200, {"found": 2}, [1])
 
 
-def test_outside_of_a_transaction_a_lost_lease_is_answered_from_the_winner(post: Post) -> None:
-    winner: list[Any] = []
-
-    def taken_over(request: Any) -> None:
-        if handler.attempts == [1]:
-            end_lease()
-            winner.append(post("/again/"))
-
-    handler.before = taken_over
-    assert is_replay(post("/again/"), winner[0])
-
-
 def test_a_late_attempt_learns_nothing_of_another_payload_that_has_its_key_since(post: Post) -> None:
     def replaced(request: Any) -> None:
         if handler.attempts == [1]:

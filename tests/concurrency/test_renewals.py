@@ -1,4 +1,4 @@
-"""Renewals while the server of one database is silent: in the other databases, and in this one afterwards."""
+"""Renewals while the server of one database is silent, and where no connection of a pool is free."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 
-from idempotency import REEXECUTE, claim, require_claim
+from idempotency import REEXECUTE, Operation, claim, current_claim, require_claim
 from idempotency.exceptions import InProgressError, UnavailableError
 from idempotency.store import own_connection
-from tests.aliases import another_alias
+from tests.aliases import another_alias, pool_of_one
 from tests.concurrency.racing import PATIENCE, elsewhere
 from tests.concurrency.traces import record
 from tests.harness.proxy import Proxy
 from tests.providers import eventually
 
-pytestmark = [pytest.mark.except_sqlite, pytest.mark.failure_78, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.except_sqlite, pytest.mark.django_db(transaction=True)]
 
 #: Renewed often, so that a renewal soon meets the silence.
 BRIEF = timedelta(seconds=0.9)
@@ -49,6 +50,7 @@ def lease_end() -> datetime:
     return end
 
 
+@pytest.mark.failure_78
 def test_a_silent_database_takes_no_lease_in_another_one(silent: Proxy, renewals: threading.Semaphore) -> None:
     effects: list[int] = []
     beating: Any = {"heartbeat": timedelta(minutes=5)}
@@ -73,6 +75,7 @@ def test_a_silent_database_takes_no_lease_in_another_one(silent: Proxy, renewals
     assert effects == [1]
 
 
+@pytest.mark.failure_78
 @pytest.mark.parametrize("since", ["before the connection", "before the statement"])
 def test_leases_are_renewed_again_once_a_silent_server_answers(
     silent: Proxy, since: str, monkeypatch: pytest.MonkeyPatch
@@ -88,3 +91,45 @@ def test_leases_are_renewed_again_once_a_silent_server_answers(
             held.renew()
         held.renew()
         run.result = 1
+
+
+# Where every connection of the pool is taken by the handlers themselves
+
+
+LEASE = timedelta(seconds=0.6)
+
+
+@pytest.fixture
+def full_pool() -> Iterator[None]:
+    """Threads wait in vain for as long as a handler has the session."""
+    with pool_of_one(timeout=0.2):
+        yield
+
+
+@pytest.mark.postgres
+@pytest.mark.failure_75
+@pytest.mark.parametrize("transaction", [True, False])
+def test_a_handler_renews_though_the_pool_has_no_connection_left(full_pool: None, transaction: bool) -> None:
+    policy: Any = {} if transaction else {"recovery": REEXECUTE}
+    operation = Operation(f"tests.pool.{transaction}", transaction=transaction, **policy)
+    with claim(operation, account_id="1", key="k") as run:
+        held = current_claim()
+        assert held is not None
+        if not transaction:
+            assert connection.connection is not None
+        held.renew()
+        run.result = held.attempt
+    assert run.result == 1
+
+
+@pytest.mark.postgres
+@pytest.mark.failure_75
+def test_a_heartbeat_beats_though_the_pool_has_no_connection_left(
+    full_pool: None, renewals: threading.Semaphore
+) -> None:
+    with claim("tests.pool.beating", account_id="1", key="k", lease=LEASE, heartbeat=10 * LEASE) as run:
+        connection.ensure_connection()
+        for _ in range(4):  # longer than the lease
+            assert renewals.acquire(timeout=PATIENCE)
+        run.result = 1
+    assert not run.replayed

@@ -1,67 +1,21 @@
 """Strikes break a process at a planned place, as often as planned, and are counted.
 
-Before a strike, the process leaves a mark: a file that only one process can create, and that survives every kill. So
-counting files counts the strikes.
+Before a strike, the process leaves a mark: a file that only one process can create, and that survives every kill.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
-from .processes import wait_until
+from testproject.harness.marks import Marks
+from testproject.harness.processes import wait_until
 
 #: How many seconds a held process waits for its owner. A run that works needs far less.
 PATIENCE = 180.0
-
-
-class Marks:
-    """A directory of marks, which all processes share."""
-
-    def __init__(self, directory: Path | str) -> None:
-        self.directory = Path(directory)
-
-    def leave(self, name: str, text: str = "") -> bool:
-        """Create a mark with its text in one step.
-
-        :returns: False if the mark existed already.
-        """
-        draft = self.directory / f".{name}.{os.getpid()}"
-        draft.write_text(text)
-        try:
-            os.link(draft, self.directory / name)
-        except FileExistsError:
-            return False
-        finally:
-            draft.unlink()
-        return True
-
-    def exists(self, name: str) -> bool:
-        return (self.directory / name).exists()
-
-    def found(self, pattern: str) -> list[Path]:
-        return sorted(self.directory.glob(pattern))
-
-    def count(self, pattern: str) -> int:
-        return len(self.found(pattern))
-
-    def note(self, name: str, word: str) -> None:
-        """Append a line to a file, to which many processes may append at once."""
-        descriptor = os.open(self.directory / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            os.write(descriptor, f"{word}\n".encode())  # writing a short line is atomic
-        finally:
-            os.close(descriptor)
-
-    def notes(self, name: str) -> list[str]:
-        """The lines that were appended."""
-        path = self.directory / name
-        return path.read_text().split() if path.exists() else []
 
 
 @dataclass(frozen=True)
@@ -80,12 +34,9 @@ class Strike:
     among: str = ""
     #: How often one message is hit, at most.
     times: int = 1
-    #: If this is set, only the message with this label is hit.
-    label: str = ""
 
     def meets(self, place: str, label: str, number: int) -> bool:
-        is_one = (number - self.offset) % self.every == 0 and self.among in label and self.label in {"", label}
-        return place == self.place and is_one
+        return place == self.place and (number - self.offset) % self.every == 0 and self.among in label
 
 
 class Strikes:
@@ -129,15 +80,6 @@ ACTS: dict[str, Callable[[Marks, str], None]] = {
     "freeze": lambda marks, label: os.kill(os.getpid(), signal.SIGSTOP),
     "hold": hold,
 }
-
-
-def written(strikes: Iterable[Strike]) -> str:
-    """Strikes as a text, for the environment of a process."""
-    return json.dumps([asdict(strike) for strike in strikes])
-
-
-def read(text: str) -> list[Strike]:
-    return [Strike(**strike) for strike in json.loads(text)]
 
 
 def held(marks: Marks) -> list[str]:

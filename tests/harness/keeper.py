@@ -1,0 +1,77 @@
+"""Restarts processes that have died, as a process manager does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from testproject.harness.processes import LOOK_EVERY
+
+
+class Kept(Protocol):
+    """A process that a keeper restarts."""
+
+    @property
+    def alive(self) -> bool: ...
+
+
+K = TypeVar("K", bound=Kept)
+
+
+class Keeper(Generic[K]):
+    """Restarts processes that have died, as a process manager does, until it is told to stop.
+
+    A process may have been killed on purpose, or may have ended by itself. Celery's workers sometimes end by themselves
+    when their broker dies, because of faults in how they reconnect. A process manager restarts them then, so each
+    outage of a broker excuses one such end of each process. More ends than that are a fault, which ``complaint``
+    reports.
+    """
+
+    def __init__(
+        self, *starts: Callable[[], K], killed: Callable[[], int] = lambda: 0, outages: Callable[[], int] = lambda: 0
+    ) -> None:
+        """
+        :param starts: each starts a process and returns it.
+        :param killed: returns how many of the processes have been killed on purpose so far.
+        :param outages: returns how often their broker has been killed so far.
+        """
+        self.restarts = 0
+        #: All processes that were ever started, dead or alive.
+        self.started = [start() for start in starts]
+        self.error: Exception | None = None
+        self._killed, self._outages = killed, outages
+        self._running = dict(zip(starts, self.started, strict=True))
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._thread.start()
+
+    def _keep(self) -> None:
+        while not self._stopped.wait(LOOK_EVERY):
+            for start, process in self._running.items():
+                if process.alive:
+                    continue
+                try:
+                    self._running[start] = start()
+                except Exception as error:  # noqa: BLE001 - the owner's thread reports it
+                    self.error = error
+                    return
+                self.started.append(self._running[start])
+                self.restarts += 1
+
+    @property
+    def ended(self) -> int:
+        """How many processes have ended by themselves."""
+        return max(0, self.restarts - self._killed())
+
+    def complaint(self) -> str:
+        """What is wrong with the processes, or an empty text."""
+        if self.error is not None:
+            return f"could not be started again: {self.error}"
+        excused = self._outages() * len(self._running)
+        return "" if self.ended <= excused else f"ended by itself {self.ended} times, {excused} times with its broker"
+
+    def stop(self) -> None:
+        """Stop restarting processes. The running ones continue."""
+        self._stopped.set()
+        self._thread.join()
