@@ -33,11 +33,6 @@ def operator(client: Client) -> Client:
     return log_in(client, "view_outboxmessage", "requeue_outboxmessage")
 
 
-@pytest.fixture
-def reader(client: Client) -> Client:
-    return log_in(client, "view_outboxmessage", "requeue_outboxmessage", "view_payload")
-
-
 def found(client: Client, **query: str) -> list[int]:
     return [message.pk for message in listed(client, LIST, **query)]
 
