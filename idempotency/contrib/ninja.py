@@ -13,18 +13,16 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
-try:
+from . import needing
+
+with needing("ninja"):
     from ninja.decorators import decorate_view
     from ninja.operation import Operation as Route
     from ninja.operation import PathView
     from ninja.utils import contribute_operation_callback
 
-    Route._result_to_response  # noqa: B018 - private, so another release may do without it
-except (ImportError, AttributeError) as _error:
-    raise ImportError(
-        "idempotency.contrib.ninja needs a release of Django Ninja that it was tested with. Install it with\n"
-        "    python -m pip install 'django-idempotency[ninja]'"
-    ) from _error
+    if not hasattr(Route, "_result_to_response"):  # private, so another release may do without it
+        raise ImportError("idempotency.contrib.ninja needs a release of Django Ninja that it was tested with")
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest

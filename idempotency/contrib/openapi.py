@@ -1,7 +1,7 @@
 """The description of a protected operation in an OpenAPI schema: the header, the answers, their headers.
 
-The functions here change plain dictionaries of an OpenAPI 3 document and import no schema generator. What is described
-already stays as it is.
+The functions here change plain dictionaries of an OpenAPI 3 document and import no schema generator. Descriptions of
+the project stay as they are.
 """
 
 from __future__ import annotations

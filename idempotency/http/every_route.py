@@ -148,7 +148,7 @@ def _view_of_subclass(view: Any, view_class: Any, handlers: list[RoutedHandler],
 
 
 def _made_again(decorators: list[Any], view: Any) -> Any:
-    """The decorators around another view, each a copy of its function that holds the next one.
+    """The decorators around the protected view, each a copy of its function that holds the next one.
 
     :param decorators: the outermost first.
     :raises LookupError: one is no function, or does not hold what it decorates itself.

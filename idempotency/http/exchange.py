@@ -1,6 +1,6 @@
 """One HTTP request of one operation: from its key, over the run of its handler, to its response.
 
-What each framework does in its own way is in its adapter (``adapter.py``). Everything else is here.
+The adapter of a framework has the framework's part (``adapter.py``). All the rest is here.
 """
 
 from __future__ import annotations

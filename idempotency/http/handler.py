@@ -159,8 +159,8 @@ class Handler:
     def refuse_open_transactions(self, operation: Operation) -> None:
         """Refuse to claim within a transaction that would commit after the outcome is recorded.
 
-        The transactions that were opened around the view for what is above its protected handler, such as an override
-        that calls ``super().post()``, are committed first.
+        The transactions that were opened around the view for code above its protected handler, such as an override that
+        calls ``super().post()``, are committed first.
 
         This also connects to the other databases on which the handler needs a transaction, so that nothing is claimed
         if one of them can't be reached.

@@ -1,4 +1,4 @@
-"""Where a request's key may be, if it is not in the header: ready values of an operation's ``key``.
+"""Places of a key other than the header: ready values of an operation's ``key``.
 
 They are equal if they read the same place, so a reloaded module declares the same operation again.
 """

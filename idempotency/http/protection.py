@@ -1,4 +1,4 @@
-"""Which operation protects a handler, and which of its requests.
+"""The operation that protects a handler, and the requests that it protects.
 
 A decorator copies the attributes of what it decorates, and so does ``functools.wraps()`` on a function that never calls
 it. So an attribute proves nothing. A handler is protected if it is a ``Protection`` itself, or a decorator that holds
