@@ -20,7 +20,7 @@ from django.views import View
 from ..operation import Operation, operation_for, registry
 from ..options.table import RequestArguments
 from .adapter import Adapter, adapter_for, adapters, handlers_of, hooks_of, served_methods
-from .exchange import Exchange, is_running, is_within_a_run
+from .exchange import Exchange, is_running, runs
 from .handler import EveryDatabase, Handler, exempt, exempted_by_project, opens_its_transactions
 from .protection import (
     Protection,
@@ -116,10 +116,11 @@ class Protected(Protection):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         adapter = self._adapter_for(args, kwargs)
         call = functools.partial(self.view, *args, **kwargs)
-        if self._is_async and is_within_a_run(adapter.http):
-            return self._respond_within_a_run(call, args[0], adapter)
-        if is_running(self.operation, adapter.http):
-            return call()
+        if any(run.adapter.http is adapter.http for run in runs.get()):  # a handler of this request calls the view
+            if self._is_async:
+                return self._respond_within_a_run(call, args[0], adapter)
+            if is_running(self.operation, adapter.http):
+                return call()
         return self._responder(call, args[0], adapter)()
 
     async def _respond_within_a_run(self, call: Callable[[], Any], instance: object, adapter: Adapter) -> Any:

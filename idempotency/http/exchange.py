@@ -260,7 +260,7 @@ class HandlerRun:
         """
         owned = self.claim.ownership
         others = [using for using in self.handler.databases if using != owned.using]
-        token = _runs.set((*_runs.get(), self))
+        token = runs.set((*runs.get(), self))
         try:
             with ExitStack() as transactions:
                 for using in others:
@@ -274,7 +274,7 @@ class HandlerRun:
                 return outcome
         finally:
             self.has_ended = True
-            _runs.reset(token)
+            runs.reset(token)
 
     def outcome_of_error(self, error: Exception) -> Outcome | None:
         """Turn an exception of the handler, whose writes have been rolled back, into an outcome.
@@ -337,12 +337,7 @@ def _attach_job(policy: Policy, scope: Scope, response: Any) -> bool:
 
 #: The runs around the calling code, the innermost last. A context variable, because threads and tasks of one request
 #: may run handlers at the same time.
-_runs: ContextVar[tuple[HandlerRun, ...]] = ContextVar("idempotency_runs", default=())
-
-
-def is_within_a_run(http: HttpRequest) -> bool:
-    """Whether the calling context has a run of this request. ``is_running`` says whether it still counts."""
-    return any(run.adapter.http is http for run in _runs.get())
+runs: ContextVar[tuple[HandlerRun, ...]] = ContextVar("idempotency_runs", default=())
 
 
 def is_running(operation: Operation, http: HttpRequest) -> bool:
@@ -354,7 +349,7 @@ def is_running(operation: Operation, http: HttpRequest) -> bool:
 
     A copy of the request is another request, because it may have another key.
     """
-    here = [run.claim for run in _runs.get() if run.adapter.http is http and run.is_here()]
+    here = [run.claim for run in runs.get() if run.adapter.http is http and run.is_here()]
     if any(claim.operation.name == operation.name for claim in here):
         return True
     if not here or not (here[-1].ownership.policy.transaction and operation.declared["transaction"]):

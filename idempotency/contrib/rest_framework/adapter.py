@@ -27,7 +27,7 @@ from rest_framework.views import APIView
 from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register
 from ...http.key_status import asked_policy, tell_status
-from ...http.payload import content_length, fits_in_memory, has_parts, keep_readable, parts
+from ...http.payload import content_length, fits_in_memory, has_json_in_memory, has_parts, keep_readable, parts
 from ...http.problems import PROFILES, Profile, problem, text_of
 from ...http.protection import RoutedHandler, class_of, methods_of_class
 from ...identity.parsing import parse_json
@@ -121,9 +121,7 @@ class RestFrameworkAdapter(Adapter):
         """
         request = self.request
         return (
-            self.http.content_type == "application/json"
-            and content_length(self.http) > 0
-            and fits_in_memory(self.http)
+            has_json_in_memory(self.http)
             and type(request.negotiator) is DefaultContentNegotiation
             and type(next(iter(request.parsers), None)) is JSONParser
         )
