@@ -10,12 +10,11 @@ no fence can stop its call to the outside world.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
-from django.db.models import DateTimeField, ExpressionWrapper, F, Q, Value
+from django.db.models import F, Q
 from django.db.models.functions import Greatest, Now
 from django.http.response import HttpResponseBase
 
@@ -26,7 +25,7 @@ from ..lifecycle import Recovery, Status
 from ..models import IdempotencyRecord
 from ..operation import Policy, registry
 from ..outcome import Outcome, outcome_of, outcome_of_result
-from ..store import records_database, store_for
+from ..store import from_now, records_database, store_for
 from . import decision_log
 
 
@@ -84,8 +83,8 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
         reason,
         allowed={Status.PARKED},
         completed_at=Now(),
-        expires_at=Greatest(F("expires_at"), _from_now(operation.policy.ttl)),
-        body_expires_at=None if outcome.body_ttl is None else _from_now(outcome.body_ttl),
+        expires_at=Greatest(F("expires_at"), from_now(operation.policy.ttl)),
+        body_expires_at=None if outcome.body_ttl is None else from_now(outcome.body_ttl),
         response_status=outcome.status,
         response_headers=outcome.headers,
         response_body=outcome.body,
@@ -127,10 +126,6 @@ def release(record: IdempotencyRecord, *, by: Any, reason: str = "", force: bool
     _resolve(
         record, Status.RECOVERABLE, verb, by, reason, allowed={Status.PARKED, Status.IN_PROGRESS}, free=free, **changes
     )
-
-
-def _from_now(duration: timedelta) -> ExpressionWrapper[Any]:
-    return ExpressionWrapper(Now() + Value(duration), output_field=DateTimeField())
 
 
 def _outcome(response_or_result: Any, policy: Policy) -> Outcome:

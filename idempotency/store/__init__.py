@@ -19,7 +19,7 @@ from django.db import OperationalError, connections, router, transaction
 from ..exceptions import OuterTransactionError
 from ..models import IdempotencyRecord
 from .base import CommitError, Fence, Replication, Row, TableSize, Taken, newer_record
-from .portable import Store, status_of
+from .portable import Store, from_now, status_of
 
 __all__ = [
     "CommitError",
@@ -29,6 +29,7 @@ __all__ = [
     "Store",
     "TableSize",
     "Taken",
+    "from_now",
     "is_transaction_open",
     "newer_record",
     "own_transaction",

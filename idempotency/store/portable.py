@@ -71,8 +71,8 @@ class Store(Upkeep):
             idempotency_key=scope.idempotency_key,
             request_hash=request_hash,
             status=Status.IN_PROGRESS,
-            lease_expires_at=_from_now(lease),
-            expires_at=_from_now(ttl),
+            lease_expires_at=from_now(lease),
+            expires_at=from_now(ttl),
         )
         return record.pk
 
@@ -108,8 +108,8 @@ class Store(Upkeep):
             self._matching(observed).filter(claimable),
             status=Status.IN_PROGRESS,
             attempt=F("attempt") + 1,
-            lease_expires_at=_from_now(lease),
-            expires_at=Greatest("expires_at", _from_now(ttl)),
+            lease_expires_at=from_now(lease),
+            expires_at=Greatest("expires_at", from_now(ttl)),
         )
 
     def start_over(self, observed: Fence, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
@@ -121,8 +121,8 @@ class Store(Upkeep):
             status=Status.IN_PROGRESS,
             attempt=F("attempt") + 1,
             request_hash=request_hash,
-            lease_expires_at=_from_now(lease),
-            expires_at=_from_now(ttl),
+            lease_expires_at=from_now(lease),
+            expires_at=from_now(ttl),
             created_at=Now(),
             completed_at=None,
             response_status=None,
@@ -146,13 +146,13 @@ class Store(Upkeep):
             committed.
         :raises CommitError: COMMIT was sent along, and it has failed, or it is not known how it ended.
         """
-        end_of_body = {} if outcome.body_ttl is None else {"body_expires_at": _from_now(outcome.body_ttl)}
+        end_of_body = {} if outcome.body_ttl is None else {"body_expires_at": from_now(outcome.body_ttl)}
         return self._change_one(
             self._matching(fence, status=Status.IN_PROGRESS),
             status=Status.COMPLETED,
             completed_at=Now(),
             lease_expires_at=None,
-            expires_at=Greatest("expires_at", _from_now(ttl)),
+            expires_at=Greatest("expires_at", from_now(ttl)),
             response_status=outcome.status,
             response_headers=outcome.headers,
             response_body=outcome.body,
@@ -164,8 +164,8 @@ class Store(Upkeep):
         """Let the claim's lease end ``duration`` from now."""
         return self._change_one(
             self._matching(fence, status=Status.IN_PROGRESS),
-            lease_expires_at=_from_now(duration),
-            expires_at=Greatest("expires_at", _from_now(ttl)),
+            lease_expires_at=from_now(duration),
+            expires_at=Greatest("expires_at", from_now(ttl)),
         )
 
     def release(self, fence: Fence, error: str | None = None) -> bool:
@@ -319,5 +319,6 @@ class SQLiteStore(Store):
         return str(error).startswith("UNIQUE constraint failed")
 
 
-def _from_now(duration: timedelta) -> ExpressionWrapper[Any]:
+def from_now(duration: timedelta) -> ExpressionWrapper[Any]:
+    """The time ``duration`` from now, by the database's clock."""
     return ExpressionWrapper(Now() + Value(duration), output_field=DateTimeField())
