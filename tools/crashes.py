@@ -19,8 +19,10 @@ from tests.crash.points import DATABASES, DECLARATIONS, FAULTS, POINTS, cells
 from tests.crash.processes import Verdict
 from tests.crash.storms import run_lost_acknowledgements, run_restarts, server_to_stop
 from tests.harness.mariadb import running_mariadb
+from tests.results import note
 from tools.reports import markdown, say
 
+LEVELS = ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"]
 #: How many cells between two signs of life.
 PACE = 100
 NAMES = ("point", "fault", "declaration")
@@ -39,11 +41,15 @@ class Report:
         if not verdict.passed:
             say(verdict)
         elif self._cells % PACE == 0:
-            say(f"… {self._cells} cells, {time.monotonic() - self._started:.0f} s")
+            say(f"… {self._cells} cells, {self.seconds:.0f} s")
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
 
     def total(self, name: str, total: object, *, passed: bool) -> None:
         self.failed |= not passed
-        say(f"\n## {name}\n\n{total}; {time.monotonic() - self._started:.0f} s.{'' if passed else ' FAILED'}")
+        say(f"\n## {name}\n\n{total}; {self.seconds:.0f} s.{'' if passed else ' FAILED'}")
         self._started, self._cells = time.monotonic(), 0
 
 
@@ -55,6 +61,8 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     for name, values in zip(NAMES, (POINTS, FAULTS, DECLARATIONS), strict=True):
         parser.add_argument(f"--{name}", choices=values, action="append", help="only this one; may be repeated")
+    parser.add_argument("--kind", choices=["plain", "drf", "async"], default="plain", help="of the view")
+    parser.add_argument("--level", choices=LEVELS, default=None, help="the isolation level, on PostgreSQL")
     parser.add_argument("--zombies", type=int, default=0, help="how many frozen processes, on PostgreSQL")
     parser.add_argument("--acknowledgements", type=int, default=0, help="how many to swallow, on PostgreSQL")
     parser.add_argument("--restarts", type=int, default=0, help="how many stops of PostgreSQL in mid-load")
@@ -78,7 +86,18 @@ def main() -> int:
         if options.database == "mariadb" and url is None:
             url = stack.enter_context(running_mariadb())
         shared = stack.enter_context(arena(url, pooled=options.pgbouncer))
-        matrix = run_matrix(shared, chosen, tell=report.cell)
+        matrix = run_matrix(shared, chosen, tell=report.cell, kind=options.kind, level=options.level)
+        note(
+            "matrix",
+            database=options.database,
+            pgbouncer=options.pgbouncer,
+            kind=options.kind,
+            level=options.level,
+            cells=len(matrix.verdicts),
+            fired=sum(verdict.fired for verdict in matrix.verdicts),
+            violations=len(matrix.failures),
+            seconds=round(report.seconds),
+        )
         report.total("The matrix", totals(matrix), passed=not matrix.failures)
         say(f"\n{table(matrix)}\n\n{reasons(matrix)}")
         if options.zombies:

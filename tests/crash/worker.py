@@ -276,7 +276,7 @@ class Worker:
         view = idempotent(Operation(self.spec["operation"], **policy))(view)
         if self.kind == "drf":
             view = api_view(["POST"])(authentication_classes([])(permission_classes([])(view)))
-        urls.views["operate"] = view
+        urls.urlpatterns[0].callback = view
 
     async def _handle_async(self, request: HttpRequest) -> JsonResponse:
         return await sync_to_async(self._handle)(request)

@@ -59,7 +59,7 @@ def answer_of(effect: Any, attempt: int) -> HttpResponse:
 def handle(request: HttpRequest) -> HttpResponse:
     claim = current_claim()
     assert claim is not None
-    if claim.ownership.operation.transaction:
+    if connection.in_atomic_block:
         return answer_of(Transfer.objects.create(account_id=1, amount=1, label="effect").pk, claim.attempt)
     key = str(claim.derive_key("call"))
     act_outside(key)

@@ -1,0 +1,139 @@
+"""``python -m tools.evidence``: write the tables of docs/explanation/evidence.md that are made of results.
+
+The results are lines of ``tools/evidence/results.jsonl``. Each run of a test or tool of the method adds its own with
+``RESULTS=tools/evidence``. The latest line of a run counts. A run of no cases, or with a violation, is refused.
+``--check`` writes nothing, and exits with 1 if the page is not as the results have it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import django
+
+from tools.mutants import LIST, read_list
+from tools.reports import markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/explanation/evidence.md"
+RESULTS = Path(__file__).with_name("results.jsonl")
+
+#: For each kind of run: the promise, the fault, the figures of its cases, and the command.
+RUNS: dict[str, tuple[str, str, str, str]] = {
+    "orders": (
+        "one effect for a key; a late attempt changes nothing",
+        "orders of two actors' steps",
+        "orders",
+        "python -m pytest tests/orders -k two --count 0",
+    ),
+    "walks": ("the same", "random orders of three", "orders", "python -m pytest tests/orders -k three --count 100000"),
+    "sequences": (
+        "each function does what its documentation says",
+        "random sequences of calls, compared with a model in memory",
+        "calls",
+        "python -m pytest tests/database/test_stateful.py --count 1000",
+    ),
+    "calls": (
+        "nothing doubled, nothing lost",
+        "SIGKILL at a system call",
+        "kills",
+        "python -m pytest tests/crash/test_calls.py --count 1",
+    ),
+    "model": (
+        "every key ends completed, recoverable or parked",
+        "all histories of a model",
+        "states",
+        "python -m pytest tests/model",
+    ),
+    "matrix": ("one effect for a key", "each fault at each place", "cells", "python -m tools.crashes --kind --level"),
+    "fuzz": (
+        "no server error that the unprotected view doesn't give",
+        "random requests",
+        "requests",
+        "python -m pytest tests/http/test_fuzz.py --count 250000",
+    ),
+}
+#: What tells two runs of one kind apart.
+APART = ("what", "database", "level", "job", "declaration", "before", "options", "handler", "kind", "pgbouncer")
+
+
+def results(text: str) -> Iterator[list[dict[str, Any]]]:
+    """The latest runs of each kind, in the order of ``RUNS``.
+
+    :raises ValueError: a run is void.
+    """
+    latest = {}
+    for line in map(json.loads, text.splitlines()):
+        latest[tuple(str(line.get(name)) for name in APART)] = line
+    for kind, (*_, figure, _) in RUNS.items():
+        lines = [line for line in latest.values() if line["what"].partition(":")[0] == kind]
+        for line in lines:
+            if not line[figure] or line.get("violations", 0) or line.get("fired", 1) == 0:
+                raise ValueError(f"a void run: {line}")
+        yield lines
+
+
+def runs() -> str:
+    rows = []
+    text = RESULTS.read_text(encoding="utf-8")
+    for (promise, fault, figure, command), lines in zip(RUNS.values(), results(text), strict=True):
+        if lines:
+            fired = sum(line.get("fired", line[figure]) for line in lines)
+            databases = ", ".join(sorted({line["database"] for line in lines if "database" in line})) or "none"
+            dates = max(line["date"] for line in lines)
+            cases = f"{sum(line[figure] for line in lines):,} {figure}"
+            rows.append([promise, fault, databases, cases, f"{fired:,}", "0", f"`{command}`", dates])
+    return markdown(["promise", "fault", "database", "cases", "fired", "violations", "in full", "run on"], rows)
+
+
+def planted() -> str:
+    from tests.crash.mutations import MUTATIONS
+    from tests.model.test_model import BROKEN
+
+    mutants = read_list(LIST.read_text(encoding="utf-8"))
+    rows = [
+        ["the package, each fault seen by a named test", len(mutants), "`python tools/mutants.py`"],
+        [
+            "a process, in the crash matrix and in orders of steps",
+            len(MUTATIONS),
+            "`python -m pytest tests/crash/test_mutants.py`",
+        ],
+        ["the model, each guard removed alone", len(BROKEN), "`python -m pytest tests/model`"],
+    ]
+    return markdown(["planted in", "caught", "command"], rows)
+
+
+def redundant() -> str:
+    from tests.model.test_model import REDUNDANT
+
+    return ", ".join(f"`{guard}`" for guard in REDUNDANT)
+
+
+def page(text: str) -> str:
+    for name, make in {"runs": runs, "planted": planted, "redundant": redundant}.items():
+        block = f"<!-- {name} -->\n{make()}\n<!-- end -->"
+        text, count = re.subn(rf"<!-- {name} -->.*?<!-- end -->", lambda _, made=block: made, text, flags=re.DOTALL)
+        if count != 1:
+            raise ValueError(f"the page has {count} places for {name}")
+    return text
+
+
+def main() -> int:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+    django.setup()
+    before = PAGE.read_text(encoding="utf-8")
+    after = page(before)
+    if "--check" in sys.argv:
+        return int(before != after)
+    PAGE.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
