@@ -17,7 +17,6 @@ from typing import Any
 
 import django
 
-from tools.mutants import LIST, read_list
 from tools.reports import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,23 +91,6 @@ def runs() -> str:
     return markdown(["promise", "fault", "database", "cases", "fired", "violations", "in full", "run on"], rows)
 
 
-def planted() -> str:
-    from tests.crash.mutations import MUTATIONS
-    from tests.model.test_model import BROKEN
-
-    mutants = read_list(LIST.read_text(encoding="utf-8"))
-    rows = [
-        ["the package, each fault seen by a named test", len(mutants), "`python tools/mutants.py`"],
-        [
-            "a process, in the crash matrix and in orders of steps",
-            len(MUTATIONS),
-            "`python -m pytest tests/crash/test_mutants.py`",
-        ],
-        ["the model, each guard removed alone", len(BROKEN), "`python -m pytest tests/model`"],
-    ]
-    return markdown(["planted in", "caught", "command"], rows)
-
-
 def redundant() -> str:
     from tests.model.test_model import REDUNDANT
 
@@ -116,7 +98,7 @@ def redundant() -> str:
 
 
 def page(text: str) -> str:
-    for name, make in {"runs": runs, "planted": planted, "redundant": redundant}.items():
+    for name, make in {"runs": runs, "redundant": redundant}.items():
         block = f"<!-- {name} -->\n{make()}\n<!-- end -->"
         text, count = re.subn(rf"<!-- {name} -->.*?<!-- end -->", lambda _, made=block: made, text, flags=re.DOTALL)
         if count != 1:
