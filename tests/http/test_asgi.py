@@ -18,6 +18,8 @@ from django.test import AsyncRequestFactory
 from django.urls import resolve
 
 from idempotency import idempotent
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
 from tests.http.callers import Caller, effects, multipart
 from tests.http.serving import Framework, Serve, policies
@@ -176,6 +178,16 @@ def test_a_cancelled_async_view_ends_its_run_first(alice: Caller, serve: Serve, 
     assert effects() == 1
 
 
+@pytest.mark.failure_33
+@policies
+def test_a_failed_run_whose_client_has_gone_is_released(alice: Caller, serve: Serve, policy: Any) -> None:
+    def fail(request: HttpRequest) -> None:
+        raise ValueError
+
+    asyncio.run(Slow(serve, fail, **policy).visit_and_leave(alice))
+    assert IdempotencyRecord.objects.get().status == (Status.PARKED if policy else Status.RECOVERABLE)
+
+
 @pytest.mark.failure_39
 @pytest.mark.parametrize(
     ("size", "unprotected"), [(1_000, {200}), (3 * 1024 * 1024, {200, 400})], ids=["small", "above the limit of memory"]
@@ -208,3 +220,16 @@ def test_a_body_in_chunks_is_compared_though_drf_takes_it_for_empty(alice: Calle
     bodies = b'{"a": 1}', b'{"a": 1}', b'{"a": 2}'
     assert visited(*(Visit(alice, KEY, data=body) for body in bodies)) == [200, 200, 422]
     assert effects() == 1
+
+
+@pytest.mark.once
+@pytest.mark.failure_40
+def test_any_byte_in_a_header_is_taken_or_refused(alice: Caller, serve: Serve) -> None:
+    """What is a key by its characters stands in ``tests/unit/test_keys.py``. This is the way of its bytes to there."""
+    serve(idempotent("tests.plain")(plain_answer))
+    tried = [*range(0x2E), *b";A[\\~", 0x7F, 0x80, 0x85, 0xA0, 0xC3, 0xE9, 0xFF]
+    statuses = visited(*(Visit(alice, (b"idempotency-key", b"k" + bytes([byte]) + b"k")) for byte in tried))
+    taken = {byte for byte, status in zip(tried, statuses, strict=True) if status == 201}
+    assert set(statuses) == {201, 400}
+    assert taken == {*range(0x21, 0x2E), *b"A[\\~"} - set(b'",')
+    assert effects() == len(taken)

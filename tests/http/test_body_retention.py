@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,16 +12,17 @@ from django.http import FileResponse, HttpResponse, JsonResponse
 
 from idempotency import PARK, Attach, Operation, claim, require_claim
 from idempotency.exceptions import BodyGoneError
+from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_body_batches
 from idempotency.operate.resolutions import record_outcome
-from idempotency.outcome import BODY_GONE, outcome_of
+from idempotency.outcome import BODY_GONE, Outcome, outcome_of, response_of
 from idempotency.protocol import claims
 from tests.database.claiming import acquire
 from tests.http.callers import Caller, assert_refused, effects, replayed
 from tests.http.serving import OUTSIDE, Framework, Serve, serve_answer
 from tests.operations import forgetting_operations, redeclare
-from tests.records import HOUR, expire, from_now, purge_body_of
+from tests.records import HOUR, database_now, expire, from_now, purge_body_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -42,6 +44,17 @@ def test_a_retry_after_the_body_is_told_so_and_does_not_run(framework: Framework
     record = IdempotencyRecord.objects.get()
     assert (record.response_status, record.response_headers, record.body_expires_at) == (201, [], None)
     assert record.completed_at is not None
+
+
+def test_past_its_retention_the_record_begins_anew_with_a_body_of_its_own(framework: Framework, alice: Caller) -> None:
+    framework.serve(body_ttl=HOUR)
+    alice.post(key="k")
+    purge_body_of("k")
+    expire(IdempotencyRecord.objects.get().pk)
+    replayed(alice)
+    left = IdempotencyRecord.objects.get().body_expires_at
+    assert left is not None
+    assert timedelta(minutes=59) < left - database_now() <= HOUR
 
 
 def test_a_record_that_starts_over_forgets_when_its_body_was_due() -> None:
@@ -98,6 +111,11 @@ def test_what_has_no_body_to_keep_is_recorded_as_its_reference_alone() -> None:
         assert outcome_of(HttpResponse(b"a"), plain.policy, "7").body is not None
 
 
+def test_the_mark_of_a_deleted_body_is_never_replayed() -> None:
+    with pytest.raises(BodyGoneError):
+        response_of(Outcome(201, (), BODY_GONE))
+
+
 # Outside of HTTP
 
 
@@ -139,3 +157,12 @@ def test_an_outcome_that_a_person_records_is_kept_as_long_as_one_of_a_request(se
         assert purge_bodies() == 1
         with pytest.raises(BodyGoneError), claim(operation, account_id="1", key="k", payload={"amount": 1}):
             pass
+
+
+def test_only_a_completed_record_has_a_response_that_can_be_gone() -> None:
+    with forgetting_operations("bodies."):
+        acquire(Operation("bodies.claimed", body_ttl=HOUR))
+    # A release that doesn't know the column may have left an old time in a record that it started over.
+    IdempotencyRecord.objects.update(body_expires_at=from_now(-HOUR))
+    assert purge_bodies() == 0
+    assert IdempotencyRecord.objects.get().status == Status.IN_PROGRESS

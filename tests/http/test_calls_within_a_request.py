@@ -11,6 +11,7 @@ import contextvars
 import copy
 import functools
 import json
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,10 +21,10 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
-from idempotency import REEXECUTE, idempotent
+from idempotency import REEXECUTE, Operation, idempotent
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import Caller, assert_nothing_kept, effects, problem_code, replayed
-from tests.http.serving import Serve, policies
+from tests.http.serving import OUTSIDE, Serve, policies
 from tests.http.views import plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_76]
@@ -74,6 +75,48 @@ def answering_as(answers: list[Any]) -> HttpResponse:
 
 
 @threads
+@pytest.mark.parametrize(
+    "policy",
+    [pytest.param({}, id="in a transaction", marks=pytest.mark.except_sqlite), pytest.param(OUTSIDE, id="outside")],
+)
+@pytest.mark.parametrize("protected", [False, True], ids=["unprotected batch", "protected batch"])
+def test_two_views_of_a_pool_at_once_are_two_operations(
+    alice: Caller, serve: Serve, carry: Callable[[Call], Call], policy: Any, protected: bool
+) -> None:
+    """At the first request, the second view is called while the first is in its handler."""
+    first_runs, second_is_done = threading.Event(), threading.Event()
+
+    def one(request: HttpRequest) -> HttpResponse:
+        first_runs.set()
+        assert second_is_done.wait(PATIENCE)
+        return plain_answer(request)
+
+    views: list[Any] = [idempotent("tests.one", **policy)(one), idempotent("tests.two", **policy)(plain_answer)]
+
+    def second(request: HttpRequest) -> Any:
+        assert first_runs.wait(PATIENCE)
+        try:
+            return views[1](request)
+        finally:
+            second_is_done.set()
+
+    def view(request: HttpRequest) -> HttpResponse:
+        calls = [carry(lambda: views[0](request)), carry(lambda: second(request))]
+        with ThreadPoolExecutor(2) as pool:
+            answers = list(pool.map(in_a_thread, calls))
+        answered.append([answer.status_code for answer in answers])
+        raise ValueError
+
+    answered: list[list[int]] = []
+    serve(idempotent("tests.batch", transaction=False, recovery=REEXECUTE)(view) if protected else view)
+    for _ in range(2):
+        assert alice.post(key="k").status_code == 500
+    assert answered == [[201, 201], [201, 201]]
+    assert recorded() == {"tests.one", "tests.two"}
+    assert effects() == 2
+
+
+@threads
 @policies
 def test_a_call_from_a_thread_of_the_handler_claims_for_itself(
     alice: Caller, serve: Serve, carry: Callable[[Call], Call], policy: Any
@@ -100,6 +143,23 @@ def test_a_call_from_a_thread_of_the_handler_claims_for_itself(
         assert [answer.status_code for answer in answers] == [201, 201]
         assert answers[1]["Idempotency-Replayed"] == "true"
         assert (effects(), recorded()) == (1, {"tests.inner"})
+
+
+@threads
+@policies
+def test_the_same_operation_in_a_thread_of_its_handler_is_in_progress(
+    alice: Caller, serve: Serve, carry: Callable[[Call], Call], policy: Any
+) -> None:
+    operation = Operation("tests.same", **policy)
+    inner: Any = idempotent(operation)(plain_answer)
+
+    @serve
+    @idempotent(operation)
+    def outer(request: HttpRequest) -> Any:
+        return answering_as([in_a_thread(carry(lambda: inner(request)))])
+
+    answer, _ = replayed(alice, wrote=0)
+    assert answer.json() == {"answers": [409]}
 
 
 async def async_answer(request: HttpRequest) -> HttpResponse:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import ThreadSensitiveContext, iscoroutinefunction, sync_to_async
+from django.db import connections
 from django.http import HttpRequest, HttpResponse
+from django.test import AsyncRequestFactory
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.translation import trans_real as translation
 
@@ -101,3 +104,36 @@ def test_what_a_view_sets_reaches_the_middleware_above(
         after.clear()
         assert alice.post(key="k")["Idempotency-Replayed"] == "true"
         assert after == [("from above", "en", None)]
+
+
+def test_what_a_cancelled_view_has_set_is_there_after_its_end(alice: Caller, serve: Serve) -> None:
+    async def scenario() -> None:
+        entered, go_on = asyncio.Event(), asyncio.Event()
+
+        @idempotent("tests.cancelled")
+        async def view(request: HttpRequest) -> HttpResponse:
+            tenant.set("from the view")
+            entered.set()
+            await go_on.wait()
+            return await sync_to_async(plain_answer)(request)
+
+        async def call() -> None:
+            request: Any = AsyncRequestFactory().post("/", {}, "application/json", headers={"Idempotency-Key": "k"})
+            request.user = alice.user
+            async with ThreadSensitiveContext():
+                try:
+                    await view(request)
+                finally:
+                    after.append((tenant.get(), "", claim_in_context.get()))
+                    await sync_to_async(connections.close_all)()
+
+        after.clear()
+        task = asyncio.create_task(call())
+        await asyncio.wait_for(entered.wait(), 30)
+        task.cancel()
+        go_on.set()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert after == [("from the view", "", None)]
+
+    asyncio.run(scenario())

@@ -108,3 +108,13 @@ def test_no_object_of_ours_shows_payload_body_key_or_account() -> None:
     ]
     shown = " ".join(map(repr, seen))
     assert [secret for secret in (CARD, KEY, ACCOUNT) if secret in shown] == []
+
+
+def test_the_report_of_a_payload_without_a_canonical_form_shows_nothing_of_it() -> None:
+    """The frames that look for its canonical form have the payload in their local variables."""
+    with pytest.raises(TypeError, match="can't be fingerprinted") as raised:
+        _ = Payload({"card": [CARD], "given": object()}).request_hash
+    report = ExceptionReporter(None, raised.type, raised.value, raised.tb).get_traceback_text()
+    ours = report.partition("request_hash")[2]
+    assert "be fingerprinted" in ours
+    assert "_write" not in ours

@@ -11,6 +11,7 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.files.uploadhandler import TemporaryFileUploadHandler
 from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
 from django.views.decorators.csrf import csrf_exempt
 
 from idempotency import idempotent
@@ -77,6 +78,15 @@ def test_who_sends_no_key_is_told_where_the_operation_looks_for_it(
 
 def headers_too(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"headers": arguments["headers"]} if "headers" in arguments else {}
+
+
+@pytest.mark.parametrize(("source", "sent"), [SOURCES[name] for name in SOURCES if name != "cookie"])
+@pytest.mark.parametrize("key", ["", "x" * 256, "a b", "é"], ids=["empty", "long", "space", "not ASCII"])
+def test_it_is_validated_as_the_header_is(
+    alice: Caller, framework: Framework, source: Any, sent: Any, key: str
+) -> None:
+    framework.serve(key=source)
+    assert_refused(alice, "idempotency_key_invalid", **sent(key))
 
 
 @pytest.mark.parametrize(
@@ -146,3 +156,18 @@ def test_a_source_may_be_the_default_of_all(alice: Caller, framework: Framework,
     replayed(alice, key=None, headers={"X-Event-Id": "k"})
     assert [alice.post().status_code for _ in range(2)] == [201, 201]  # without a key it runs unprotected
     assert effects() == 3
+
+
+def test_a_form_that_was_parsed_already_has_no_json() -> None:
+    """The CSRF check reads a form before the view, and its body can't be read again."""
+
+    @idempotent("tests.parsed", key=FromJSON("id"), account=lambda request: "1")
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(status=201)
+
+    def parsed(request: HttpRequest) -> HttpResponse:
+        assert request.POST["a"] == "b"
+        return view(request)
+
+    request = RequestFactory().post("/", {"a": "b"})
+    assert parsed(request).status_code == 400

@@ -19,8 +19,8 @@ from idempotency.http.key_status import KeyStatusView
 from idempotency.models import IdempotencyRecord
 from testproject.authentication import token_required
 from tests.factories import RecordFactory
-from tests.http.callers import Caller, problem_code
-from tests.http.test_cost import LOOK, statements
+from tests.http.callers import Caller, effects, problem_code
+from tests.http.test_cost import LOOK, authentication, statements
 from tests.http.views import plain_answer
 from tests.operations import redeclare
 
@@ -115,6 +115,15 @@ def test_a_key_of_somebody_else_or_of_another_operation_is_as_unknown_as_any(
     assert of_bob[-1:] == LOOK
 
 
+def test_to_ask_is_one_read_and_runs_nothing(alice: Caller, operation: Operation) -> None:
+    before = authentication(alice)
+    done = effects()
+    with statements() as made:
+        ask(alice)
+    assert made == [*before, *LOOK]
+    assert effects() == done
+
+
 @pytest.mark.usefixtures("operation")
 def test_what_can_not_be_asked_is_refused(alice: Caller, anonymous: Caller, settings: Any) -> None:
     assert problem_code(alice.get(URL)) == "idempotency_key_missing"
@@ -147,6 +156,12 @@ def test_records_that_can_not_be_read_are_a_503(alice: Caller) -> None:
 
     with connections["default"].execute_wrapper(fail):
         assert problem_code(alice.get(URL, key="k")) == "idempotency_unavailable"
+
+
+def test_the_wait_is_as_of_a_duplicate(alice: Caller, operation: Operation) -> None:
+    RecordFactory(account_id=str(alice.user.pk), operation=operation.name, idempotency_key="k")
+    asked, retried = alice.get(URL, key="k"), alice.post(key="k")
+    assert (retried.status_code, asked["Retry-After"]) == (409, retried["Retry-After"])
 
 
 def test_a_status_of_a_newer_release_asks_to_ask_later(alice: Caller, operation: Operation) -> None:

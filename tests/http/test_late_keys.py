@@ -12,7 +12,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from idempotency import Operation, claim, idempotent
-from idempotency.exceptions import KeyInvalidError
+from idempotency.exceptions import KeyExpiredError, KeyInvalidError
 from idempotency.identity import keys
 from idempotency.identity.keys import new_key
 from idempotency.identity.scope import Scope
@@ -123,6 +123,15 @@ def test_a_derived_key_has_no_time_and_may_begin(key: str, begins: bool) -> None
     ):
         run.result = None
     assert len(records()) == begins
+
+
+def test_a_block_refuses_a_late_key_too(clock: Clock) -> None:
+    """A queue that is replayed after a week."""
+    message_id = new_key()
+    clock.advance(7 * DAY)
+    with pytest.raises(KeyExpiredError), claim("late.block", account_id="1", key=message_id, max_key_age=DAY):
+        pytest.fail("it ran")
+    assert records() == []
 
 
 @pytest.mark.parametrize("by", ["argument", "setting"])

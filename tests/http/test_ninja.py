@@ -118,6 +118,14 @@ def test_what_ninja_refuses_comes_before_a_replay_and_is_not_recorded(
     assert effects() == 2
 
 
+def test_an_account_that_only_ninja_knows_must_be_declared(api: Any, alice: Caller) -> None:
+    @api.post("/")
+    @idempotent("tests.undeclared")
+    def create(request: HttpRequest) -> Any: ...
+
+    assert problem_code(alice.post(key="k")) == "idempotency_account_required"
+
+
 @pytest.mark.parametrize(
     ("error", "status"), [(HttpError(402, "declined"), 402), (PermissionDenied(), 403), (HttpError(503, "busy"), 503)]
 )
@@ -156,6 +164,17 @@ def test_errors_are_answered_by_the_projects_own_handlers(api: Any, alice: Calle
     for trouble in ("crash", "broken"):
         assert alice.post(f"/?{trouble}=1", key=trouble).status_code == 500
     assert set(IdempotencyRecord.objects.values_list("status", flat=True)) == {"completed", "recoverable"}
+
+
+def test_headers_that_the_handler_sets_and_an_empty_answer_are_kept(api: Any, alice: Caller) -> None:
+    @api.post("/", response={204: None})
+    @protect()
+    def create(request: HttpRequest, response: HttpResponse) -> None:
+        response["Location"] = f"/transfers/{transfer(request, 1).pk}/"
+
+    first, replay = replayed(alice)
+    assert (first.status_code, first.content) == (204, b"")
+    assert first["Location"] == replay["Location"]
 
 
 def test_a_route_is_protected_whatever_its_one_method(api: Any, alice: Caller) -> None:
@@ -237,6 +256,17 @@ def test_one_function_on_two_paths_is_two_places(api: Any, alice: Caller) -> Non
         replayed(alice, place, key=key)
         for other in {*places} - {place}:
             assert problem_code(alice.post(other, key=key)) == "idempotency_key_reused"
+
+
+def test_two_paths_with_a_name_of_the_projects_own_are_one_place(api: Any, alice: Caller) -> None:
+    @api.post("/old", url_name="transfers")
+    @api.post("/new", url_name="transfers")
+    @protect()
+    def create(request: HttpRequest) -> Any:
+        return transfer(request, 1).pk
+
+    first, _ = replayed(alice, "/old")
+    assert alice.post("/new", key="k").content == first.content
 
 
 def test_a_route_that_could_not_be_protected_is_refused(api: Any) -> None:

@@ -91,6 +91,13 @@ def test_who_has_lost_the_object_gets_no_replay(alice: Caller, bob: Caller, tran
     assert update().content == first.content
 
 
+def test_the_first_request_of_somebody_else_is_refused_as_it_was(bob: Caller, transfer: Transfer) -> None:
+    for _ in range(2):
+        assert bob.request("PATCH", f"/{transfer.pk}/", {"label": "his"}, key="k").status_code == 403
+    transfer.refresh_from_db()
+    assert transfer.label == "mine"
+
+
 def test_an_object_that_the_operation_has_deleted_has_nothing_to_check(alice: Caller, transfer: Transfer) -> None:
     answers = [alice.request("DELETE", f"/{transfer.pk}/", key="k") for _ in range(2)]
     assert [answer.status_code for answer in answers] == [204, 204]

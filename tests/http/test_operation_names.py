@@ -12,13 +12,15 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
-from rest_framework.decorators import api_view
+from rest_framework import viewsets
+from rest_framework.decorators import action, api_view
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 
 from idempotency import Operation, idempotent
-from tests.http.callers import Caller, assert_refused, effects
+from tests.http.callers import Caller, assert_refused, effects, replayed
 from tests.http.declaring import protecting, refused
 from tests.http.serving import Serve
 from tests.http.views import ModelActions, PlainView, drf_answer, plain_answer
@@ -136,3 +138,23 @@ def test_two_patterns_of_one_name_are_one_place(
         assert effects() == 1
     else:
         assert_refused(alice, "idempotency_key_reused", f"/{second[0]}", key="k")
+
+
+def test_two_viewsets_that_inherit_one_handler_are_two_places(alice: Caller, settings: Any) -> None:
+    class Creating(viewsets.ViewSet):
+        @idempotent("tests.create")
+        def create(self, request: Request) -> Response:
+            return drf_answer(request)
+
+        @action(detail=False, methods=["post"], url_path="create-too")
+        @idempotent("tests.other")
+        def create_too(self, request: Request) -> Response:
+            return drf_answer(request)
+
+    router = SimpleRouter()
+    for name in ("orders", "invoices"):
+        router.register(name, type(name, (Creating,), {}), basename=name)
+    settings.ROOT_URLCONF = tuple(router.urls)
+    for place in ("", "create-too/"):
+        replayed(alice, f"/orders/{place}")
+        assert_refused(alice, "idempotency_key_reused", f"/invoices/{place}", key="k")

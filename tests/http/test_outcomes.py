@@ -9,13 +9,14 @@ import pytest
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.db import IntegrityError
 from django.http import Http404
+from django.template.response import TemplateResponse
 from rest_framework import exceptions
 
 from idempotency import PARK, REEXECUTE, signals
 from idempotency.conf import is_recordable_unless_invalid
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import Caller, assert_nothing_kept, assert_refused, effects, records, replayed
-from tests.http.serving import OUTSIDE, Framework, Serve
+from tests.http.serving import OUTSIDE, Framework, Serve, serve_answer
 from tests.http.views import CrashError, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_13]
@@ -43,6 +44,26 @@ def test_a_returned_failure_commits_and_is_replayed(alice: Caller, framework: Fr
 
 def only_success(status: int) -> bool:
     return status < 300
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("by", ["policy", "setting", "dotted path"])
+def test_the_policy_says_what_is_recordable(alice: Caller, framework: Framework, settings: Any, by: str) -> None:
+    if by != "policy":
+        settings.IDEMPOTENCY = {"RECORDABLE": only_success if by == "setting" else f"{__name__}.only_success"}
+    framework.serve(**({"recordable": only_success} if by == "policy" else {}))
+    assert_nothing_kept(alice, 404, "/?status=404")
+    replayed(alice, "/?status=200", key="k2")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("status", [400, 422])
+def test_the_same_payload_runs_again_after_a_refusal(alice: Caller, framework: Framework, status: int) -> None:
+    framework.serve(recordable=is_recordable_unless_invalid)
+    assert_nothing_kept(alice, status, f"/?status={status}")
+    # The attempt was claimed for that payload, so its key is not another payload's: it couldn't be told whether the
+    # first one is still on its way.
+    assert_refused(alice, "idempotency_key_reused", key="k")
 
 
 @pytest.fixture
@@ -96,6 +117,13 @@ def test_an_error_that_becomes_such_an_answer_is_no_failure_and_leaves_no_reason
     alice.post("/", key="k")
     assert sent == [name]
     assert IdempotencyRecord.objects.get().error == kept
+
+
+@pytest.mark.once
+def test_such_an_answer_that_fails_to_render_is_a_failure(alice: Caller, serve: Serve, sent: list[str]) -> None:
+    serve_answer(serve, lambda: TemplateResponse(None, "none.html", status=422), recordable=only_success)
+    assert alice.post("/", key="k").status_code == 500
+    assert sent == ["released"]
 
 
 def test_every_other_refusal_stays_an_outcome() -> None:

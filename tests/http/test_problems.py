@@ -177,6 +177,11 @@ def test_a_setting_replaces_the_shape_of_errors(alice: Caller, serve: Serve, set
     assert effects() == 1
 
 
+def test_a_drf_view_of_a_json_flavour_still_says_problem_json(alice: Caller, serve: Serve) -> None:
+    Framework("drf", serve).serve()
+    assert_refused(alice, "idempotency_key_missing", headers={"Accept": "application/json; indent=2"})
+
+
 # The errors of ``claim()``: in a view of its own they are answered, in a protected view they are a crash
 
 MIDDLEWARE = "idempotency.http.middleware.IdempotencyMiddleware"
@@ -277,6 +282,18 @@ def test_what_a_project_answers_to_the_error_of_an_inner_claim_is_an_outcome(
     serve_answer(serve, reuse, framework="drf")
     first, _ = replayed(alice, wrote=0)
     assert (first.status_code, first.json()) == (400, {"refused": "KeyReusedError"})
+
+
+@pytest.mark.parametrize("error", INNER, ids=lambda error: error.code)
+def test_the_error_of_a_claim_in_a_request_without_a_key_is_that_of_the_unprotected_view(
+    alice: Caller, framework: Framework, error: Exception
+) -> None:
+    def failing(request: Any) -> None:
+        raise error
+
+    framework.serve(failing, required=False)
+    answer = alice.post()
+    assert (answer.status_code, "problem" in answer["Content-Type"]) == (500, False)
 
 
 @pytest.mark.failure_1

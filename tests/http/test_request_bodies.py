@@ -211,6 +211,22 @@ def test_a_form_that_a_middleware_has_parsed_for_another_method(
     assert_refused(alice, "idempotency_key_reused", method=method, key="k", **upload(size, last=b"b"))
 
 
+@pytest.mark.parametrize("reads_body", [False, True], ids=["a stream", "a body in memory"])
+def test_a_form_without_fields_that_a_middleware_has_parsed(alice: Caller, serve: Serve, reads_body: bool) -> None:
+    protected = idempotent("tests.parsed")(lambda request: JsonResponse({"fields": len(request.POST)}))
+
+    def parsing(request: HttpRequest) -> Any:
+        if reads_body:
+            request.body  # noqa: B018 - buffers it
+        parse_as_post(request)
+        return protected(request)
+
+    serve(parsing)
+    first = alice.request("PATCH", key="k", **multipart({}))
+    assert json.loads(first.content) == {"fields": 0}
+    assert alice.request("PATCH", key="k", **multipart({})).content == first.content
+
+
 def test_a_form_that_was_asked_for_and_is_not_parsed_is_compared_by_its_bytes(alice: Caller, serve: Serve) -> None:
     """Django answers with an empty form for PATCH, and the handler may read the body."""
     protected = idempotent("tests.bytes")(lambda request: JsonResponse({"length": len(request.body)}))

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import SimpleTemplateResponse
 from rest_framework.renderers import JSONRenderer
+from rest_framework.response import Response
 
 from idempotency import idempotent, require_claim
 from idempotency.models import IdempotencyRecord
@@ -81,6 +82,17 @@ def test_a_body_of_any_kind_replays_byte_for_byte(alice: Caller, serve: Serve, m
     assert (first.status_code, first.content) == (unprotected.status_code, unprotected.content)
     for header in ("Content-Type", "Content-Encoding"):
         assert first.get(header) == replay.get(header) == unprotected.get(header)
+
+
+@pytest.mark.failure_38
+def test_gzip_of_a_middleware_is_made_anew(alice: Caller, serve: Serve, settings: Any) -> None:
+    settings.MIDDLEWARE = ["django.middleware.gzip.GZipMiddleware", *settings.MIDDLEWARE]
+    serve_answer(serve, lambda: JsonResponse({"text": "a" * 1000}))
+    compressed = [alice.post(key="k", headers={"Accept-Encoding": "gzip"}) for _ in range(2)]
+    plain = alice.post(key="k")
+    for answer in compressed:
+        assert answer["Content-Encoding"] == "gzip"
+        assert gzip.decompress(answer.content) == plain.content
 
 
 def template(text: str, **context: Any) -> SimpleTemplateResponse:
@@ -211,6 +223,15 @@ def test_a_stream_is_rebuilt_from_a_reference(alice: Caller, serve: Serve) -> No
     assert effects() == 1
     record = IdempotencyRecord.objects.get()
     assert (record.response_reference, record.response_body) == ("7", None)
+
+
+@pytest.mark.failure_31
+def test_a_drf_response_is_rebuilt_from_a_reference(alice: Caller, serve: Serve) -> None:
+    def rebuild(reference: str, request: Any) -> Response:
+        return Response({"id": int(reference)}, status=201)
+
+    serve_answer(serve, lambda: referring("7", Response({"id": 7}, status=201)), framework="drf", rebuild=rebuild)
+    replayed(alice)
 
 
 @pytest.mark.failure_51

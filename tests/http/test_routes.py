@@ -99,3 +99,17 @@ def test_a_route_argument_without_a_text_of_its_own_is_refused_with_the_remedy(
         assert alice.post("/1/", key="k").status_code == 500
     assert "Give the type a __str__" in caplog.text
     assert (effects(), records()) == (0, [])
+
+
+def test_the_route_is_read_only_for_a_key(alice: Caller, settings: Any) -> None:
+    class Unreadable:
+        """A converter's object, of which nothing can be read without an error."""
+
+        def __str__(self) -> str:
+            raise ValueError
+
+    view = idempotent("tests.route", required=False)(lambda request, value: plain_answer(request))
+    settings.ROOT_URLCONF = (path("", token_required(view), {"value": Unreadable()}),)
+    assert alice.post().status_code == 201
+    assert alice.post(key="k").status_code == 500
+    assert effects() == 1

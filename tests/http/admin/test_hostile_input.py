@@ -78,6 +78,17 @@ def test_a_page_of_no_row_leads_elsewhere(operator: Client, view: str, model: st
 
 
 @LISTS
+@pytest.mark.parametrize(
+    "pk", ["", "x", "-1", NUL, TOO_LARGE, DIGITS, NOT_ASCII, "1.5"], ids=lambda value: ascii(value[:9])
+)
+def test_a_forged_selection_decides_nothing(operator: Client, url: str, pk: str) -> None:
+    make[url]()
+    action = {LIST: "release", MESSAGES: "requeue"}[url]
+    values = {"action": action, "_selected_action": pk, "index": pk}
+    assert operator.post(url, values, follow=True).status_code in {200, 400}
+
+
+@LISTS
 @pytest.mark.parametrize("pk", [TOO_LARGE, DIGITS, NOT_ASCII, ""], ids=lambda value: ascii(value[:9]))
 @pytest.mark.parametrize(
     "attempt", ["0", str(2**63 - 1), TOO_LARGE, DIGITS, NOT_ASCII], ids=lambda value: ascii(value[:9])

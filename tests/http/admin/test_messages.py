@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from datetime import timedelta
 
 import pytest
@@ -31,6 +33,11 @@ def viewer(client: Client) -> Client:
 @pytest.fixture
 def operator(client: Client) -> Client:
     return log_in(client, "view_outboxmessage", "requeue_outboxmessage")
+
+
+@pytest.fixture
+def reader(client: Client) -> Client:
+    return log_in(client, "view_outboxmessage", "requeue_outboxmessage", "view_payload")
 
 
 def found(client: Client, **query: str) -> list[int]:
@@ -77,6 +84,15 @@ def test_each_state_is_told_in_words(viewer: Client) -> None:
     assert "pending, due" in text(viewer.get(LIST))
 
 
+def test_the_reason_is_shown_and_escaped(reader: Client) -> None:
+    (pk,) = make_messages(1, DEAD, error="ValueError: <script>alert(1)</script>", attempts=16)
+    page = reader.get(detail(pk, model="outboxmessage"))
+    assert "<script>alert" not in page.content.decode()
+    assert "ValueError: <script>alert" in html.unescape(page.content.decode())
+    (fine,) = make_messages(1)
+    assert "Last error" not in text(reader.get(detail(fine, model="outboxmessage")))
+
+
 @pytest.mark.failure_83
 @pytest.mark.parametrize("may_read", [False, True])
 def test_the_question_shows_the_error_to_those_who_may_see_payloads(client: Client, may_read: bool) -> None:
@@ -100,8 +116,44 @@ def test_a_dead_message_is_requeued_after_a_page_that_asks(operator: Client) -> 
     assert "requeued: queue made" in text(operator.get(detail(first, "history", "outboxmessage")))
 
 
+def test_what_has_become_of_a_message_meanwhile_is_said(operator: Client) -> None:
+    dead, pending, gone = make_messages(3, DEAD)
+    page = ask(operator, "requeue", dead, pending, gone, url=DEAD_LIST)
+    OutboxMessage.objects.filter(pk=pending).update(status=PENDING)
+    OutboxMessage.objects.filter(pk=gone).delete()
+    answers = decide(operator, page, DEAD_LIST, reason="queue made")
+    assert len(answers) == 3
+    assert [answer for answer in answers if "is not dead, or has changed" in answer]
+    assert f"Outbox message {gone} is gone: it was purged." in answers
+    assert answers[-1] == "Requeue: 1 outbox message."
+    assert statuses() == [("pending", 0)] * 2
+
+
+def test_the_page_of_a_dead_message_offers_to_requeue_it_and_comes_back(operator: Client) -> None:
+    (pk,) = make_messages(1, DEAD, attempts=16)
+    page = operator.get(detail(pk, model="outboxmessage"))
+    assert "It was tried 16 times" in text(page)
+    assert 'name="action" value="requeue"' in page.content.decode()
+    question = operator.post(LIST, {"action": "requeue", **hidden_fields(page)})
+    answer = operator.post(LIST, {**hidden_fields(question), "reason": "queue made"}, follow=True)
+    assert answer.redirect_chain == [(detail(pk, model="outboxmessage"), 302)]
+    assert statuses() == [("pending", 0)]
+    assert 'name="action"' not in answer.content.decode()
+    assert "It waits for a relay" in text(answer)
+
+
 def test_a_message_that_was_sent_has_nothing_to_decide(operator: Client) -> None:
     (pk,) = make_messages(1, SENT, sent=-HOUR)
     page = operator.get(detail(pk, model="outboxmessage"))
     assert "Its broker has confirmed the message" in text(page)
     assert 'name="action"' not in page.content.decode()
+
+
+def test_a_list_tells_in_one_column_how_often_a_message_was_tried_and_when_it_is_again(viewer: Client) -> None:
+    make_messages(1, attempts=1, due=timedelta(seconds=90), account_id="alice", ordering_key="o-7")
+    make_messages(1, DEAD, attempts=16)
+    rows = text(viewer.get(LIST))
+    assert re.search(
+        r"pending, not due yet 1 try, in 1 min \d+ s orders.placed account alice, in the order of o-7", rows
+    )
+    assert "dead 16 tries orders.placed" in rows

@@ -138,6 +138,29 @@ def test_a_button_leads_to_the_decision_and_back_to_the_record(operator: Client)
     assert said(answer) == [f"Idempotency record {pk} is gone: it was purged."]
 
 
+@pytest.mark.parametrize(
+    ("permissions", "actions"),
+    [
+        ([], []),
+        (["resolve_idempotencyrecord"], ["mark_not_executed", "record_outcome"]),
+        (["release_idempotencyrecord"], ["release"]),
+    ],
+)
+def test_a_button_is_offered_to_the_permitted_only(client: Client, permissions: list[str], actions: list[str]) -> None:
+    log_in(client, "view_idempotencyrecord", *permissions)
+    page = client.get(detail(record()))
+    assert offered(page) == actions
+    assert "ended without a recorded outcome" in text(page)
+
+
+def test_the_list_tells_of_attempts_and_leases_where_there_is_something_to_tell(operator: Client) -> None:
+    record(Status.COMPLETED, account_id="alice")
+    record(Status.IN_PROGRESS, lease=-timedelta(seconds=90), attempt=3, account_id="bob")
+    rows = text(operator.get(LIST))
+    assert re.search(rf"in progress, lease over attempt 3, over for 1 min \d+ s {charges.name} account bob", rows)
+    assert f"completed, 201 {charges.name} account alice" in rows
+
+
 # A decision: after a question that names what was seen, with who decided what and why
 
 
@@ -290,6 +313,13 @@ def test_what_was_decided_is_what_was_seen(operator: Client) -> None:
     assert [state_of(pk) for pk in (first, second, third)] == [("recoverable", 1), ("completed", 1), ("parked", 2)]
 
 
+def test_a_form_whose_record_is_gone_is_shown_without_it(operator: Client) -> None:
+    pk = record(idempotency_key="8e03978e")
+    page = ask(operator, "mark_not_executed", pk)
+    IdempotencyRecord.objects.all().delete()
+    assert decide(operator, page, reason="") == []
+
+
 def test_a_live_claim_is_released_by_force_alone(operator: Client) -> None:
     pk = record(Status.IN_PROGRESS, lease=HOUR, expires=2 * HOUR)
     page = ask(operator, "release", pk)
@@ -314,6 +344,14 @@ def test_no_more_are_decided_at_once_than_fit_a_page(operator: Client, monkeypat
     forged = {"action": "release", "_selected_action": pks, "decided": "yes", "reason": "x"}
     operator.post(LIST, {**forged, "seen": [f"{pk}:1:parked" for pk in [pks[0], pks[0], pks[2]]]})
     assert state_of(pks[2]) == ("parked", 1)
+
+
+@pytest.mark.parametrize("token", ["", "1", "x:1:parked", "1:1:no such state", "1:1:parked:more"])
+def test_a_forged_form_is_a_bad_request(operator: Client, token: str) -> None:
+    pk = record()
+    values = {"action": "release", "_selected_action": [pk], "decided": "yes", "seen": token, "reason": "x"}
+    assert operator.post(LIST, values).status_code == 400
+    assert state_of(pk) == ("parked", 1)
 
 
 @pytest.mark.failure_52
