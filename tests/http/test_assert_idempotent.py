@@ -216,6 +216,12 @@ def test_each_mistake_breaks_its_promises(mutant: str, serve: Serve) -> None:
     assert [name for name, text in expected.items() if text not in found[name]] == []
 
 
+@transactional
+def test_the_advice_on_an_answer_that_differs_holds(serve: Serve) -> None:
+    serve(idempotent("kit.signed")(signed(plain_answer)))
+    assert examine(leave_out=all_but("retry", "lost_response")).kept == ["retry", "lost_response"]
+
+
 OUTSIDE_MUTANTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "not declared": ({}, "crash", "The effect is not in the record's transaction"),
     "run again without a derived key": (
@@ -350,6 +356,11 @@ class KitInTestCase(TestCase):
         left_out = all_but("retry", "concurrent", "crash")
         found = broken("2 of its promises broke", path="/unprotected/DecoratedViewSet/", leave_out=left_out)
         assert found.keys() == {"retry", "crash"}
+
+    def test_a_check_that_is_left_out_is_not_missed(self) -> None:
+        report = examine("/kinds/function/", leave_out=["concurrent"])
+        assert report.left_out == ["concurrent"]
+        assert (report.kept, report.not_run) == (all_but("concurrent"), {})
 
 
 def fail(request: Any) -> Any:

@@ -27,7 +27,7 @@ from rest_framework.views import APIView
 
 from idempotency import PARK, idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
-from idempotency.http.route_audit import audit
+from idempotency.http.route_audit import Audit, audit
 from testproject.models import Transfer
 from tests.commands import run_command
 from tests.http.views import ModelActions, PlainView, plain_answer
@@ -228,6 +228,19 @@ def test_every_mutating_route_has_its_verdict() -> None:
     assert found.admin_routes > 10
 
 
+def named(found: Audit) -> dict[str, str]:
+    return {route.route: route.view for route in found.routes}
+
+
+def test_views_and_urls_have_the_names_that_a_reader_looks_for() -> None:
+    found = audit()
+    assert named(found)["/drf/transfers/pay/"] == f"{__name__}.Transfers.pay"
+    assert named(found)["/drf/function/plain/"] == "tests.http.views.plain_answer"
+    assert named(found)["/plain/"] == "tests.http.views.plain_answer"
+    assert named(found)["/pages/instance/"] == f"{__name__}.Instance"
+    assert {route.name for route in found.routes if route.route == "/drf/transfers/pay/"} == {"drf:transfer-pay"}
+
+
 def test_a_model_that_is_written_elsewhere_is_a_doubt(settings: Any) -> None:
     class Elsewhere:
         def db_for_write(self, model: type, **hints: Any) -> str | None:
@@ -249,6 +262,26 @@ def test_a_protection_that_is_hidden_from_atomic_requests_is_broken() -> None:
     }
     assert set(found) == {"/protected/methods/", "/protected/partial/"}
     assert "Put @idempotent above the other decorators of the method" in found["/protected/methods/"]
+
+
+def test_routes_of_django_ninja_are_seen(settings: Any) -> None:
+    ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
+    api = ninja.NinjaAPI(urls_namespace="audit")
+
+    @api.post("/pay")
+    @idempotent("audit.ninja")
+    def pay(request: HttpRequest) -> dict[str, str]:
+        return {}
+
+    @api.patch("/pay")
+    def change(request: HttpRequest) -> dict[str, str]:
+        return {}
+
+    settings.ROOT_URLCONF = (path("api/", api.urls),)
+    found = {(route.method, route.route): str(route.verdict) for route in audit().routes}
+    assert found.pop(("POST", "/api/pay")) == "protected"
+    assert found.pop(("PATCH", "/api/pay")) == "unprotected"
+    assert set(found.values()) == {"undeclared"}  # pages of Ninja's own
 
 
 def test_the_command_lists_what_is_protected_and_how() -> None:
@@ -300,3 +333,8 @@ def test_the_command_fails_on_what_it_is_told_to(tmp_path: Path) -> None:
         with pytest.raises(CommandError, match=message) as failed:
             run_command("idempotency_audit", *wrong)
         assert failed.value.returncode == 2
+
+
+@pytest.mark.urls("tests.base.urls")
+def test_a_project_with_one_route_is_listed() -> None:
+    assert run_command("idempotency_audit")[0] == 0

@@ -92,6 +92,11 @@ def test_a_corrected_form_has_a_key_of_its_own(browser: Client) -> None:
     assert effects() == 1
 
 
+def test_a_form_without_a_key_is_refused_and_gets_none(browser: Client) -> None:
+    assert problem_code(browser.post("/", {"recipient": "carol", "amount": 5})) == "idempotency_key_missing"
+    assert effects() == 0
+
+
 @pytest.mark.failure_80
 def test_two_orders_from_one_link_are_two_transfers(browser: Client) -> None:
     link = "/?recipient=carol&idempotency_key=of-the-link"
@@ -165,3 +170,25 @@ def test_an_empty_form_of_a_formset_stays_empty() -> None:
     formset = lines(data)
     assert formset.is_valid()
     assert formset.cleaned_data == [{}]
+
+
+@pytest.mark.parametrize(
+    ("storage", "survives"),
+    [
+        ("django.contrib.messages.storage.cookie.CookieStorage", False),
+        ("django.contrib.messages.storage.session.SessionStorage", True),
+    ],
+    ids=["cookie", "session"],
+)
+def test_what_middleware_writes_is_not_replayed(browser: Client, settings: Any, storage: str, survives: bool) -> None:
+    """The first answer is lost with its cookies, as after a double click. The session's row is not."""
+    settings.MESSAGE_STORAGE = storage
+    page = browser.get("/")
+    cookies = browser.cookies.copy()
+    first = browser.post("/", filled(page))
+    browser.cookies = cookies
+    replay = browser.post("/", filled(page))
+    assert "messages" not in replay.cookies
+    assert browser.session["last"] == Transfer.objects.get().pk
+    assert browser.get(first.url).content.decode() == ("Sent." if survives else "")
+    assert browser.get(first.url).content == b""  # once, however often the form was sent

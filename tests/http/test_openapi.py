@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
+import jsonschema
 import pytest
 import yaml
 from django.core.management import call_command
@@ -27,6 +29,7 @@ from idempotency.contrib.spectacular import AutoSchema
 from idempotency.exceptions import KeyInvalidError
 from idempotency.http.key_sources import FromForm
 from idempotency.identity.keys import parse_header
+from tests.http.callers import Caller
 from tests.http.views import LabelSerializer
 
 OURS = {"400", "401", "409", "422", "503"}
@@ -66,6 +69,26 @@ def test_the_sample_projects_schema_is_valid_and_describes_protected_operations_
     assert protected == {"post /charges/", "post /orders/"}
     assert [name for name in document["components"]["schemas"] if "Problem" in name] == ["IdempotencyProblem"]
     assert "409" not in document["paths"]["/unprotected/orders/"]["post"]["responses"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_answers_are_as_the_schema_describes_them(alice: Caller) -> None:
+    document = SchemaGenerator().get_schema(request=None, public=True)
+    responses = document["paths"]["/charges/"]["post"]["responses"]
+    problem = document["components"]["schemas"]["IdempotencyProblem"]
+    payload = {"amount": 1, "currency": "usd"}
+    answers = [alice.post("/charges/", payload, key="k") for _ in range(2)]
+    answers += [alice.post("/charges/", {**payload, "amount": 2}, key="k"), alice.post("/charges/", payload)]
+    assert [answer.status_code for answer in answers] == [201, 201, 422, 400]
+    for answer in answers:
+        described = responses[str(answer.status_code)]
+        assert answer["Content-Type"] in described["content"]
+        for header in ("Idempotency-Replayed", "Idempotency-Key") if answer.status_code == 201 else ():
+            if header in answer:
+                jsonschema.validate(answer[header], described["headers"][header]["schema"])
+    assert "Idempotency-Replayed" in answers[1]
+    for answer in answers[2:]:
+        jsonschema.validate(json.loads(answer.content), problem)
 
 
 def accepts(value: str) -> bool:
@@ -125,6 +148,12 @@ def test_an_operation_is_described_by_its_policy() -> None:
 )
 def test_a_duplicate_that_is_accepted_is_described(policy: Any, headers: set[str]) -> None:
     assert described(handler(**policy))["responses"]["202"]["headers"].keys() >= headers
+
+
+def test_answers_that_are_recorded_have_the_marker() -> None:
+    responses = described(handler())["responses"]
+    marked = {status for status, response in responses.items() if "Idempotency-Replayed" in response.get("headers", {})}
+    assert marked == {"201", "418"}
 
 
 @pytest.mark.parametrize("name", ["Idempotency-Key", "idempotency-key"])

@@ -60,6 +60,17 @@ def test_a_recoverable_record_past_its_retention_takes_another_payload(alice: Ca
     replayed(alice, data={"amount": 2})
 
 
+@pytest.mark.scenario_5
+def test_the_operations_own_ttl_decides(alice: Caller, serve: Serve, settings: Any) -> None:
+    settings.IDEMPOTENCY = {"TTL": timedelta(hours=2)}
+    own = idempotent("tests.own", ttl=timedelta(hours=5))(plain_answer)
+    serve(idempotent("tests.default")(plain_answer), **{"own/": own})
+    for url in ("/", "/own/"):
+        alice.post(url, key="k")
+    kept = {record.operation: record.expires_at - record.completed_at for record in IdempotencyRecord.objects.all()}
+    assert kept == {"tests.default": timedelta(hours=2), "tests.own": timedelta(hours=5)}
+
+
 @pytest.mark.scenario_6
 @pytest.mark.failure_46
 def test_two_accounts_with_one_key_are_two_requests(alice: Caller, bob: Caller, framework: Framework) -> None:

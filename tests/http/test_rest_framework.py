@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any, ClassVar
 
@@ -9,13 +10,15 @@ import pytest
 from django.http import HttpResponse
 from django.urls import path
 from rest_framework import exceptions, renderers, viewsets
+from rest_framework.exceptions import ErrorDetail
 from rest_framework.renderers import AdminRenderer, BrowsableAPIRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
 from idempotency import current_claim, idempotent
-from idempotency.contrib.rest_framework import IdempotentMixin
+from idempotency.contrib.rest_framework import IdempotencyAPIException, IdempotentMixin
+from idempotency.exceptions import InProgressError, KeyReusedError
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import Caller, claim_anew, effects, problem_code, records, replayed
 from tests.http.serving import Framework, Serve, drf_view, serve_answer
@@ -24,6 +27,16 @@ from tests.http.views import CrashError, LabelSerializer, drf_answer
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 PAGE = {"Accept": "text/html"}
+
+
+def test_our_errors_are_made_of_drfs_own_types() -> None:
+    exception = IdempotencyAPIException(KeyReusedError())
+    assert isinstance(exception.detail, ErrorDetail)
+    assert exception.detail.code == exception.get_codes() == "idempotency_key_reused"
+    assert exception.get_full_details() == {"message": str(exception), "code": "idempotency_key_reused"}
+    assert exception.status_code == 422
+    assert isinstance(exception.__cause__, KeyReusedError)
+    assert IdempotencyAPIException(InProgressError(retry_after=3)).wait == 3
 
 
 @pytest.mark.failure_73
@@ -342,6 +355,12 @@ class Undocumented(IdempotentMixin, APIView):
 
     def post(self, request: Request) -> Response:
         return drf_answer(request)
+
+
+def test_the_mixin_gives_no_view_a_description() -> None:
+    assert IdempotentMixin.__doc__ is None
+    assert inspect.getdoc(Undocumented) == inspect.getdoc(APIView)
+    assert Undocumented().get_view_description() == ""
 
 
 class Documented(IdempotentMixin, viewsets.GenericViewSet[Any]):

@@ -22,7 +22,7 @@ from rest_framework.views import set_rollback
 from idempotency import idempotent
 from tests.http.callers import Caller, assert_nothing_kept, assert_refused, effects, problem_code, records, replayed
 from tests.http.serving import OUTSIDE, Serve
-from tests.http.views import KINDS, VIEWSETS, PlainView, async_answer, plain_answer, work
+from tests.http.views import KINDS, VIEWSETS, AsyncMethodView, PlainView, async_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.http.views")]
 
@@ -162,6 +162,17 @@ def test_what_passes_through_an_async_view_is_refused_as_django_refuses_it(
     assert refused.status_code == 500
     assert "You cannot use ATOMIC_REQUESTS with async views." in caplog.text
     assert effects() == 0
+
+
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.parametrize("kind", ASYNC)
+def test_an_async_view_that_the_project_has_exempted_passes_through(alice: Caller, serve: Serve, kind: str) -> None:
+    view: Any = AsyncMethodView.as_view() if kind == "async_method" else idempotent("tests.async")(async_answer)
+    serve(transaction.non_atomic_requests(view))
+    got = alice.get()
+    assert got.status_code == 201
+    assert not json.loads(got.content)["in_transaction"]
+    assert json.loads(alice.post(key="k").content)["in_transaction"]
 
 
 @pytest.mark.usefixtures("atomic_requests")

@@ -13,6 +13,8 @@ from unittest.mock import Mock
 import pytest
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
 from django.db import OperationalError, connection, connections
 from django.test import override_settings
 
@@ -98,6 +100,12 @@ def test_a_wrong_setting_is_a_check_with_a_hint_and_an_error_at_the_first_use_of
             with pytest.raises(ImproperlyConfigured, match=message_id) as raised:
                 use()
             assert said in str(raised.value)
+
+
+@pytest.mark.scenario_30
+def test_the_check_command_fails_on_a_wrong_setting() -> None:
+    with override_settings(IDEMPOTENCY=[]), pytest.raises(SystemCheckError, match=r"idempotency\.E001"):
+        call_command("check")
 
 
 @pytest.mark.scenario_30

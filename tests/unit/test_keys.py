@@ -51,6 +51,15 @@ def test_every_visible_key_is_taken_quoted_or_by_the_function_entry(key: str) ->
     assert parse_header(quoted(key)) == validate_key(key) == key
 
 
+@given(st.text())
+def test_any_text_is_a_key_or_refused(value: str) -> None:
+    try:
+        key = parse_header(value)
+    except KeyInvalidError:
+        return
+    assert validate_key(key) == key
+
+
 @given(st.lists(visible_keys.filter(lambda key: key[0] != '"'), min_size=2, max_size=3), st.sampled_from([",", ", "]))
 def test_headers_that_a_server_joined_are_refused(keys: list[str], joint: str) -> None:
     for spelling in (keys, [quoted(key) for key in keys]):

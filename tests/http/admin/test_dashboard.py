@@ -153,3 +153,11 @@ def test_each_admin_site_has_a_dashboard_of_its_own(client: Client) -> None:
 @pytest.mark.parametrize("permissions", [[], ["view_outboxmessage", "view_response_body"]])
 def test_nobody_else_sees_it(client: Client, permissions: list[str]) -> None:
     assert log_in(client, *permissions).get(DASHBOARD).status_code == 403
+
+
+def test_the_page_needs_neither_inline_code_nor_another_host(client: Client) -> None:
+    make_records(1, Status.PARKED)
+    shown = log_in(client, superuser=True).get(DASHBOARD).content.decode()
+    body = shown[shown.index("idempotency-grid") :]
+    assert re.findall(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)|\sstyle=|\son\w+=", body) == []
+    assert re.findall(r'(?:src|href)="(?:https?:)?//', shown) == []

@@ -40,6 +40,13 @@ def found(client: Client, **query: str) -> list[str]:
     return [record.idempotency_key for record in listed(client, **query)]
 
 
+def test_a_record_without_a_response_is_shown(reader: Client) -> None:
+    (pk,) = make_records(1, Status.IN_PROGRESS, lease=HOUR)
+    shown = text(reader.get(detail(pk)))
+    assert "Payload's fingerprint v1:" in shown
+    assert [heading for heading in ("Body", "Headers", "Reference", "Last error") if heading in shown] == []
+
+
 def test_a_long_body_is_shown_in_part(reader: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "MAX_SHOWN", 5)
     (pk,) = make_records(1, response_body='"0123456789"')
