@@ -71,17 +71,19 @@ def whole_body(http: HttpRequest) -> bytes:
 
     :raises BadRequest: the connection ended before all of it had arrived. A server of WSGI hands over what it has.
     """
+    length = content_length(http)
     body = http.body
-    if len(body) < content_length(http):
+    if len(body) < length:
         raise BadRequest("The request ended before its whole body had arrived.")
     return body
 
 
 def content_length(http: HttpRequest) -> int:
+    """:raises BadRequest: it is no number. Django's own ``body`` would raise ``ValueError``."""
     try:
         return int(http.META.get("CONTENT_LENGTH") or 0)
     except ValueError:
-        return 0
+        raise BadRequest("Content-Length is not a number.") from None
 
 
 def fits_in_memory(http: HttpRequest) -> bool:
