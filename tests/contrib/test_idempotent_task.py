@@ -6,12 +6,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject
 from django.db.models import F
 
 from idempotency import Operation
 from idempotency.contrib.celery import redrive
-from idempotency.contrib.celery.deliveries import LONGEST_WAIT, MessageRefused, longest_wait
+from idempotency.contrib.celery.deliveries import LONGEST_WAIT, longest_wait
 from idempotency.contrib.celery.policy import policy_of
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
@@ -170,7 +170,7 @@ def test_a_message_that_cannot_be_published_again_goes_back_to_its_queue(
         elsewhere.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{free_port()}/0")
         delivered = inbox.deliver()
     assert delivered.answer == "requeued"
-    assert isinstance(delivered.result, MessageRefused)
+    assert isinstance(delivered.result, Reject)
     [message] = inbox.messages()
     assert (message["id"], message["retries"], "idempotency_waited" in message) == (message_id, 0, False)
 
@@ -181,7 +181,7 @@ def test_a_message_that_cannot_be_published_again_goes_back_to_its_queue(
 @pytest.mark.failure_57
 @pytest.mark.parametrize(
     ("task", "answer", "error"),
-    [(send, "acknowledged", Ignore), (auto, "acknowledged", Ignore), (bare, "rejected", MessageRefused)],
+    [(send, "acknowledged", Ignore), (auto, "acknowledged", Ignore), (bare, "rejected", Reject)],
     ids=["plain", "autoretry for every Exception", "without dead letters"],
 )
 def test_an_id_with_another_payload_is_refused_and_the_first_result_stays(

@@ -41,7 +41,7 @@ MAX_REASON_LENGTH = 255
 LONGEST_WAIT = timedelta(hours=1)
 
 
-class MessageRefused(Ignore, Reject):  # type: ignore[misc]
+class _Refused(Ignore, Reject):  # type: ignore[misc]
     """Tells the worker to reject the message.
 
     It is also an ``Ignore``, because ``autoretry_for`` ignores that class. Otherwise, if a task is retried for every
@@ -116,7 +116,7 @@ class Delivery:
         :param error: why the message can't be consumed now.
         :param ended: how many attempts of the record this delivery has used and ended.
         :raises Ignore: always, if the message was published; the worker then acknowledges this delivery.
-        :raises MessageRefused: the broker can't be reached, or the message has waited too long.
+        :raises Reject: the broker can't be reached, or the message has waited too long.
         """
         if self.request.is_eager:
             raise error  # there is no message
@@ -152,13 +152,13 @@ class Delivery:
 
         :param attempt: the record's attempt number, if this delivery has claimed it.
         :raises Ignore: the message was published; the worker acknowledges this delivery.
-        :raises MessageRefused: there is no such queue, or the broker can't be reached.
+        :raises Reject: there is no such queue, or the broker can't be reached.
         """
         if self.request.is_eager and error is not None:
             raise error
         if self.policy.dead_letter is None:
             self.log(logging.ERROR, f"is rejected: {reason}")
-            raise MessageRefused(reason, requeue=False) from error
+            raise _Refused(reason, requeue=False) from error
         self._publish_or_keep(**self._to_dead_letters(reason, attempt))
         self.log(logging.ERROR, f"is dead-lettered to {self.policy.dead_letter!r}: {reason}")
         raise Ignore(f"dead-lettered to {self.policy.dead_letter!r}: {reason}") from error
@@ -188,7 +188,7 @@ class Delivery:
             # Ask the broker to deliver this message again. If the connection is gone, it does so without being asked.
             # But with acks_late off the message is acknowledged already, and it is lost.
             self.log(logging.ERROR, f"could not be published again: {lost}")
-            raise MessageRefused(str(lost), requeue=True) from lost
+            raise _Refused(str(lost), requeue=True) from lost
 
 
 def dead_letter_failed_message(sender: Any = None, task_id: str = "", exception: Any = None, **others: Any) -> None:
