@@ -104,8 +104,10 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
             vars(module).update({} if file else defined, DATABASES={"default": {}})
             exec(compile(source, f"{name}: {module.__name__}", "exec"), vars(module))
             if file and file[1] == "settings":
+                shown = {key: value for key, value in vars(module).items() if key == "IDEMPOTENCY"}
                 with (
-                    override_settings(**{key: value for key, value in vars(module).items() if key == "IDEMPOTENCY"}),
+                    # Without routes: EVERY_ROUTE would protect the sample's for the tests that follow.
+                    override_settings(ROOT_URLCONF=(), **shown),
                     patch.dict(connections.settings, {**vars(module)["DATABASES"], **connections.settings}),
                 ):
                     assert checks.check_settings(None) == []
