@@ -10,7 +10,9 @@ from tests.crash.arena import Arena
 from tests.crash.calls import JOBS, kill_at_each_call
 from tests.results import note
 
-pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace: tests/servers.sh install strace")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace: tests/servers.sh install strace"),
+]
 
 #: The reduced run kills at each so many-th call, beginning with another one each time.
 STRIDE = 16
