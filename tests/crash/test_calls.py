@@ -10,9 +10,7 @@ from tests.crash.arena import Arena
 from tests.crash.calls import JOBS, kill_at_each_call
 from tests.results import note
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace: tests/servers.sh install strace"),
-]
+pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace: tests/servers.sh install strace")
 
 #: The reduced run kills at each so many-th call, beginning with another one each time.
 STRIDE = 16
@@ -25,9 +23,9 @@ def test_a_kill_at_any_system_call_doubles_and_loses_nothing(
     kills = kill_at_each_call(shared, job, stride=count or STRIDE, first=seed)
 
     assert not kills.problems, "\n".join(kills.problems)
-    assert kills.calls > 0
+    assert kills.fired > 0
     # A run may need a call less than the one that was traced, and so never come to the last ones.
-    assert kills.fired > 0.8 * kills.calls
+    assert kills.calls - kills.fired <= max(1, kills.calls // 5)
     note("calls", job=job, database=shared.database, kills=kills.calls, fired=kills.fired, violations=0)
 
 
