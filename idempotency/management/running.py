@@ -107,7 +107,7 @@ class Stop:
         end = time.monotonic() + seconds
         while self.signum is None and (left := end - time.monotonic()) > 0:
             # An Event could not end it: the signal's handler may interrupt Event.wait() while that holds the lock.
-            time.sleep(min(left, SLICE))
+            time.sleep(min(left, SLICE))  # the pause between two rounds of --watch; a signal ends it after a slice
         return self.signum is None
 
     def end_command(self, left: str) -> None:

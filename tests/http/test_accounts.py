@@ -16,12 +16,14 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.functional import SimpleLazyObject
 from django.views.decorators.csrf import csrf_exempt
+from rest_framework.authentication import BaseAuthentication
 from rest_framework.authtoken.models import Token
 from rest_framework.decorators import api_view, permission_classes, throttle_classes
+from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.throttling import UserRateThrottle
+from rest_framework.throttling import SimpleRateThrottle, UserRateThrottle
 from rest_framework.views import APIView
 
 from idempotency import Operation, idempotent
@@ -223,6 +225,39 @@ def test_a_handler_that_throttles_itself_is_stopped(alice: Caller, serve: Serve)
     serve(Throttling.as_view())
     assert [alice.post(key=key).status_code for key in ("k1", "k2", "k3", "k3", "k1")] == [201, 201, 429, 429, 201]
     assert effects() == 2
+
+
+@pytest.mark.failure_86
+def test_a_throttle_before_authentication_bounds_the_passwords_that_are_checked(serve: Serve) -> None:
+    checked: list[str] = []
+
+    class Slow(SimpleRateThrottle):
+        rate = "3/hour"
+
+        def get_cache_key(self, request: Request, view: Any) -> str:
+            return "passwords"
+
+    class Password(BaseAuthentication):
+        def authenticate(self, request: Request) -> Any:
+            checked.append(request.META["HTTP_X_PASSWORD"])
+            raise AuthenticationFailed
+
+    class Guarded(APIView):
+        throttle_classes = (Slow,)
+        authentication_classes = (Password,)
+
+        def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+            self.check_throttles(request)
+            self.perform_authentication(request)
+
+        @idempotent("tests.guarded")
+        def post(self, request: Request) -> Response:
+            raise AssertionError
+
+    serve(Guarded.as_view())
+    for password in "abcdefghijkl":
+        Caller(None).post(key="k", headers={"X-Password": password})
+    assert checked == ["a", "b", "c"]
 
 
 class Customer(AbstractBaseUser):
