@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 DATABASE = "postgres"
@@ -64,10 +65,7 @@ def embedded_postgres(parameters: Mapping[str, str] | None = None, binaries: Pat
     """Start a new server, yield its ``DATABASE_URL``, and delete the server with all its data.
 
     The server listens only on a Unix socket, in a directory that only its own user can enter. It runs until the block
-    ends in the process that started it. A forked child that leaves the block or exits does not stop it. If the owner is
-    killed, the server is stopped and deleted, too.
-
-    Both libpq and django-environ understand the URL.
+    ends in the process that started it, or that process is killed. Both libpq and django-environ understand the URL.
 
     :param parameters: server settings by name, for example ``{"max_connections": "400"}``. They override
         ``DEFAULT_PARAMETERS``.
@@ -158,8 +156,7 @@ def _make_directory() -> Path:
             directory.rmdir()
             continue
         if _running_as_root():
-            account = pwd.getpwnam(UNPRIVILEGED_USER)
-            os.chown(directory, account.pw_uid, account.pw_gid)
+            shutil.chown(directory, UNPRIVILEGED_USER)
         return directory
     raise EmbeddedPostgresError(
         "No temporary directory is writable, short enough for a Unix socket and open to the server's user. "
@@ -191,9 +188,8 @@ def _reachable_binaries(binaries: Path, directory: Path) -> Path:
     if libraries.is_dir():
         shutil.copytree(libraries, copy.parents[1] / libraries.name, symlinks=True)
     account = pwd.getpwnam(UNPRIVILEGED_USER)
-    for parent, directories, files in os.walk(directory / "programs"):
-        for name in [".", *directories, *files]:
-            os.chown(Path(parent, name), account.pw_uid, account.pw_gid, follow_symlinks=False)
+    for path in (directory / "programs", *(directory / "programs").rglob("*")):
+        os.chown(path, account.pw_uid, account.pw_gid, follow_symlinks=False)
     return copy / binaries.name
 
 
@@ -220,8 +216,10 @@ def _run(command: list[str], directory: Path, log: Path | None = None) -> None:
     # Leave out PGDATA, PGHOST and similar variables, which may be set for another server, and locales, because a
     # missing locale is fatal.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
-    user = UNPRIVILEGED_USER if _running_as_root() else None
-    group = pwd.getpwnam(UNPRIVILEGED_USER).pw_gid if _running_as_root() else None
+    identity: dict[str, Any] = {}
+    if _running_as_root():
+        group = pwd.getpwnam(UNPRIVILEGED_USER).pw_gid
+        identity = {"user": UNPRIVILEGED_USER, "group": group, "extra_groups": []}
     # Write to a file and not to a pipe, because the server inherits pg_ctl's descriptors and a pipe would never end.
     with tempfile.TemporaryFile() as output:
         completed = subprocess.run(
@@ -231,10 +229,8 @@ def _run(command: list[str], directory: Path, log: Path | None = None) -> None:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            user=user,
-            group=group,
-            extra_groups=[] if _running_as_root() else None,
             check=False,
+            **identity,
         )
         if completed.returncode == 0:
             return

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from django import forms
 from django.core.exceptions import BadRequest
+from django.forms.models import modelform_factory
 from django.http import HttpRequest
 
 from .models import MAX_AMOUNT, Export, Notification, Transfer
 from .provider.faults import FAULTS
 
-if TYPE_CHECKING:  # Django's class takes no type argument when the code runs
-    TransferModelForm = forms.ModelForm[Transfer]
-    NotificationModelForm = forms.ModelForm[Notification]
-    ExportModelForm = forms.ModelForm[Export]
-else:
-    TransferModelForm = NotificationModelForm = ExportModelForm = forms.ModelForm
+TransferForm = modelform_factory(Transfer, fields=["recipient", "amount", "label"])
+NotificationForm = modelform_factory(Notification, fields=["recipient", "message", "label"])
+ExportForm = modelform_factory(Export, fields=["label"])
 
 
 def json_of(request: HttpRequest) -> dict[str, Any]:
@@ -34,24 +32,6 @@ def json_of(request: HttpRequest) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise BadRequest("The body must be a JSON object.")
     return parsed
-
-
-class TransferForm(TransferModelForm):
-    class Meta:
-        model = Transfer
-        fields: ClassVar = ["recipient", "amount", "label"]
-
-
-class NotificationForm(NotificationModelForm):
-    class Meta:
-        model = Notification
-        fields: ClassVar = ["recipient", "message", "label"]
-
-
-class ExportForm(ExportModelForm):
-    class Meta:
-        model = Export
-        fields: ClassVar = ["label"]
 
 
 class PayoutForm(forms.Form):

@@ -33,18 +33,13 @@ class CardDeclinedError(APIException):
 
 
 class OrderSerializer(serializers.Serializer[Any]):
+    id = serializers.IntegerField(read_only=True)
     amount = serializers.IntegerField(min_value=1, max_value=MAX_AMOUNT)
     label: Any = serializers.CharField(max_length=128, allow_blank=True, default="")
-    source: Any = serializers.ChoiceField(choices=SOURCES, default="card")
+    source: Any = serializers.ChoiceField(choices=SOURCES, default="card", write_only=True)
 
 
-class CreatedOrderSerializer(serializers.Serializer[Any]):
-    id = serializers.IntegerField()
-    label: Any = serializers.CharField()
-    amount = serializers.IntegerField()
-
-
-@extend_schema(request=OrderSerializer, responses={201: CreatedOrderSerializer})
+@extend_schema(request=OrderSerializer, responses={201: OrderSerializer})
 @api_view(["POST"])
 @idempotent("orders.charge")
 def create_order(request: Request) -> Response:
@@ -54,7 +49,7 @@ def create_order(request: Request) -> Response:
     return _charge(Charge, request, order)
 
 
-@extend_schema(request=OrderSerializer, responses={201: CreatedOrderSerializer})
+@extend_schema(request=OrderSerializer, responses={201: OrderSerializer})
 @api_view(["POST"])
 def create_unprotected_order(request: Request) -> Response:
     """POST /unprotected/orders/: the control."""
@@ -83,5 +78,4 @@ def _charge(model: type[BaseCharge], request: Request, order: dict[str, Any]) ->
     )
     if order["source"] == "declined":
         raise CardDeclinedError
-    created = {"id": charge.pk, "label": charge.label, "amount": charge.amount}
-    return Response(created, status=status.HTTP_201_CREATED)
+    return Response(OrderSerializer(charge).data, status=status.HTTP_201_CREATED)

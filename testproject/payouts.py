@@ -75,21 +75,11 @@ def ask_provider(record: IdempotencyRecord) -> Finding:
 
 def _keep(account_id: int, key: UUID, effect: Effect) -> Payout:
     """Write the row for what the provider did, unless an earlier attempt has written it."""
-    values = {
-        "account_id": account_id,
-        "label": effect.label,
-        "amount": effect.amount,
-        "provider_id": effect.id,
-    }
+    values = {"account_id": account_id, "label": effect.label, "amount": effect.amount, "provider_id": effect.id}
     return Payout.objects.get_or_create(key=key, defaults=values)[0]
 
 
 def _created(payout: Payout) -> HttpResponse:
     """Make the response from the row only, so that a reconciler and the handler make the same response."""
-    created = {
-        "id": payout.pk,
-        "provider_id": payout.provider_id,
-        "label": payout.label,
-        "amount": payout.amount,
-    }
-    return JsonResponse(created, status=201)
+    fields = {"id": payout.pk, "provider_id": payout.provider_id, "label": payout.label, "amount": payout.amount}
+    return JsonResponse(fields, status=201)

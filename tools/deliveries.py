@@ -16,7 +16,7 @@ from testproject.harness.redis import RedisMissingError
 from tests.delivery.faults import FAULTS, run
 from tests.delivery.stage import BROKERS, stage
 from tests.delivery.tally import Count, Verdict
-from tests.harness.rabbitmq import RabbitMissingError
+from tests.harness.programs import ProgramMissingError
 from tests.harness.zygote import ImpossibleError
 from tools.reports import markdown, say
 
@@ -42,7 +42,7 @@ def main() -> int:
                     say(verdict)
                     verdicts.append(verdict)
                     failed |= not verdict.passed
-        except (RedisMissingError, RabbitMissingError) as error:
+        except (RedisMissingError, ProgramMissingError) as error:
             say(error)
             return 2
     for broker in BROKERS:

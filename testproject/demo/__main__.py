@@ -12,28 +12,20 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 
 import django
 from rich.console import Console
 
 from testproject.harness.marks import Marks
 from testproject.harness.processes import ProcessError
-from testproject.harness.redis import Redis, RedisMissingError, running_redis
-
-#: What would lead the demo's messages to another broker than its own.
-OTHER_BROKERS = (
-    *("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL"),
-    *("RESULT_BACKEND", "CELERY_RESULT_BACKEND", "CELERY_TASK_ALWAYS_EAGER"),
-)
-INTERRUPTED = 130
+from testproject.harness.redis import RedisMissingError, running_redis
 
 
 def main() -> int:
     charges, orders = map(int, sys.argv[1:])
-    signal.signal(signal.SIGTERM, interrupt)
-    for name in OTHER_BROKERS:
-        os.environ.pop(name, None)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as a Ctrl-C, so that the server is stopped
+    for name in [name for name in os.environ if name.startswith(("CELERY_", "RESULT_BACKEND"))]:
+        del os.environ[name]  # it would lead the demo's messages to another broker than its own
     console = Console(highlight=False)
     try:
         with ExitStack() as stack:
@@ -43,18 +35,13 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         console.print("Interrupted. The server and its workers are stopped.")
-        return INTERRUPTED
-
-
-def interrupt(signum: int, frame: FrameType | None) -> None:
-    """A SIGTERM takes the way of a Ctrl-C, so that the server is stopped."""
-    raise KeyboardInterrupt
+        return 130
 
 
 def run(charges: int, orders: int, console: Console, stack: ExitStack) -> int:
     """Bring everything up, let the storms rage, and judge them."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="demo-")))
-    redis: Redis | None = None
+    redis = None
     console.print(
         f"[bold]Sending {charges:,} charges over a bad network to a server that is being killed.[/]\n"
         "Clients cut their connection or send duplicates at the same instant, and retry under one Idempotency-Key "

@@ -1,4 +1,4 @@
-"""One badly behaved client: it sends its charge, loses the answer in some way, and retries until it knows the outcome.
+"""Badly behaved clients: each sends its charge, loses the answer in some way, and retries until it knows the outcome.
 
 The package's own transport does the retrying, with one key and one payload, over a network that makes the trouble and
 counts every request. What the client is told in the end is kept for the verdict.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import httpx
@@ -27,20 +29,33 @@ SHORT_WORK = (0, 25)
 
 #: A client comes back soon, after a Retry-After if there is one, and is ended by its patience: on a loaded machine it
 #: may meet many killed workers in a row. Besides a conflict it retries a 500, which may be a killed worker's last word.
-POLICY = RetryPolicy(
-    attempts=100_000,
-    total=120.0,
-    first_wait=0.15,
-    longest_wait=0.15,
-    statuses=frozenset({408, 425, 429, *range(500, 600)}),
-)
+STATUSES = frozenset({408, 425, 429, *range(500, 600)})
+POLICY = RetryPolicy(attempts=100_000, total=120.0, first_wait=0.15, longest_wait=0.15, statuses=STATUSES)
 KILLINGS = frozenset({Trouble.KILL_AT_WORK, Trouble.KILL_AT_REPLY})
 #: What an answer is counted as, by its problem's code.
 CODES = {"idempotency_in_progress": "conflict", "idempotency_key_reused": "key_reused"}
+#: Clients of a charge that is sent several times at the same instant.
+BURST = (Trouble.CALM, Trouble.CALM, Trouble.CUT, Trouble.CUT)
 
 
 class StoppedError(Exception):
     """The storm is over before the client knows its outcome."""
+
+
+@dataclass
+class History:
+    """All that the clients of one charge were told in the end, at one endpoint."""
+
+    charge: Charge
+    answers: list[httpx.Response] = field(default_factory=list)  # to the charge's own payload
+    answers_to_changed: list[httpx.Response] = field(default_factory=list)  # to another payload under its key
+    gave_up: int = 0  # clients that never got a final answer
+
+    def keep(self, answer: httpx.Response | None, *, changed: bool = False) -> None:
+        if answer is None:
+            self.gave_up += 1
+        else:
+            (self.answers_to_changed if changed else self.answers).append(answer)
 
 
 @dataclass
@@ -53,6 +68,8 @@ class Endpoint:
     #: Set when the storm is over.
     stop: threading.Event
     wire: httpx.BaseTransport
+    #: One for each charge.
+    histories: list[History]
     seen: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -124,3 +141,34 @@ def code_of(response: httpx.Response) -> str:
     """The problem's code, if the response is one."""
     is_problem = response.headers.get("Content-Type") == "application/problem+json"
     return str(response.json()["code"]) if is_problem else ""
+
+
+@contextmanager
+def storm(endpoints: Sequence[Endpoint], stop: threading.Event, at_once: int) -> Iterator[list[Future[None]]]:
+    """Send each endpoint's charges in the background of the block. After it nothing new is sent."""
+    pool = ThreadPoolExecutor(at_once, thread_name_prefix="charge")
+    try:
+        turns = zip(*(endpoint.histories for endpoint in endpoints), strict=True)
+        pairs = [pair for turn in turns for pair in zip(turn, endpoints, strict=True)]
+        yield [pool.submit(see_through, history, endpoint) for history, endpoint in pairs]
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def see_through(history: History, endpoint: Endpoint) -> None:
+    charge = history.charge
+    troubles = BURST if charge.trouble is Trouble.BURST else (charge.trouble,)
+    barrier = threading.Barrier(len(troubles))
+
+    def pursue(trouble: Trouble) -> None:
+        barrier.wait()
+        history.keep(Client(charge, endpoint, trouble).pursue())
+
+    with ThreadPoolExecutor(len(troubles)) as pool:
+        list(pool.map(pursue, troubles))
+    # Only once the outcome is known: before, a changed payload might rightly be the first to arrive.
+    if history.answers and charge.is_sent_late:
+        history.keep(Client(charge, endpoint).pursue())
+    if history.answers and charge.is_sent_changed:
+        history.keep(Client(charge, endpoint).pursue(changed=True), changed=True)

@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -27,10 +28,9 @@ from testproject.models import Charge as ChargeRow
 from testproject.models import Receipt, UnprotectedCharge, UnprotectedReceipt
 
 from .charges import Charge
-from .client import Endpoint
+from .client import Endpoint, History, storm
 from .hop import Hop
-from .storm import Storm
-from .verdict import ROWS, History, complaints, judge
+from .verdict import ROWS, complaints, judge
 
 HEALTH = b"GET /health/ HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 WORKERS = 4
@@ -56,71 +56,74 @@ class Show:
     def play(self, noun: str, count: int, redis: Redis | None = None) -> None:
         """Let a storm rage to its end, and judge it. With ``redis`` it is of orders, and their messages must arrive."""
         started, before, stop = time.monotonic(), self.marks.count("died.*"), threading.Event()
+        hop: Hop | None = None
         with ExitStack() as stack:
             server, port = stack.enter_context(self._serving())
             self.console.print(f"[dim]{WORKERS} gunicorn workers serve 127.0.0.1:{port}.[/dim]")
             # No kept connections: see ``server``.
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
             wire = stack.enter_context(httpx.HTTPTransport(limits=limits))
-            courses = {}
+            endpoints = []
             for name, path in (("protected", ""), ("unprotected", "unprotected/")):
-                endpoint = Endpoint(name, f"http://127.0.0.1:{port}/{path}{noun}/", self.tokens, stop, wire)
-                labels = [f"{self._begins(noun, name)}{number}" for number in range(count)]
-                courses[name] = endpoint, [Charge(*each, redis is not None) for each in enumerate(labels)]
-            hop: Hop | None = None
+                charges = [
+                    Charge(number, f"{self._begins(noun, name)}{number}", bool(redis)) for number in range(count)
+                ]
+                url, histories = f"http://127.0.0.1:{port}/{path}{noun}/", [History(charge) for charge in charges]
+                endpoints.append(Endpoint(name, url, self.tokens, stop, wire, histories))
             if redis is not None:
-                expected = sum(not charge.declined for charge in courses["protected"][1])
+                expected = sum(not history.charge.declined for history in endpoints[0].histories)
                 hop = Hop(redis, self._begins(noun, "protected"), expected)
                 for daemon in hop.daemons:
                     stack.callback(daemon.stop)
-            storm = Storm(courses)
-            stack.enter_context(storm.running(stop, AT_ONCE[noun]))
-            self._wait(storm, hop, server, noun)
+            futures = stack.enter_context(storm(endpoints, stop, AT_ONCE[noun]))
+            self._wait(futures, endpoints, hop, server, noun)
         # The server has ended, so nothing is under way any more and what is counted stays.
         figures = Counter(kills=self.marks.count("died.*") - before) + (hop.figures if hop else Counter())
-        seen = {name: endpoint.seen for name, (endpoint, _) in courses.items()}
-        self._judge(noun, storm, seen, figures, time.monotonic() - started)
+        self._judge(noun, endpoints, figures, time.monotonic() - started)
 
     def _begins(self, noun: str, name: str) -> str:
         """The beginning of the keys and labels at an endpoint, and of no others."""
         return f"{self.run}.{noun}.{name}-"
 
-    def _wait(self, storm: Storm, hop: Hop | None, server: Daemon, noun: str) -> None:
+    def _wait(
+        self, futures: list[Future[None]], endpoints: list[Endpoint], hop: Hop | None, server: Daemon, noun: str
+    ) -> None:
         started, lines, over = time.monotonic(), 0, False
         while not over:
             if os.getppid() != OWNER:  # it was killed, and the database with it
                 raise KeyboardInterrupt
-            over = storm.wait(0.1)
-            if hop is not None:
-                over = hop.is_over() and over
+            done, waiting = wait(futures, timeout=0.1)
+            for future in done:
+                future.result()
+            over = (hop is None or hop.is_over()) and not waiting
             seconds = time.monotonic() - started
             if seconds > LINE_EVERY * (lines + 1):
                 lines += 1
-                progress = "; ".join(self._progress(noun, *course) for course in storm.histories.items())
+                progress = "; ".join(self._progress(noun, endpoint) for endpoint in endpoints)
                 self.console.print(f"{seconds:4.0f} s  {progress}", soft_wrap=True)
             if not server.alive or seconds > TIME_LIMIT:
                 logs = [f"\n{daemon.log_tail()}" for daemon in (server, *(hop.daemons if hop else ()))]
                 raise ProcessError(f"The storm did not end. The logs end with:{''.join(logs)}")
 
-    def _progress(self, noun: str, name: str, histories: Sequence[History]) -> str:
+    def _progress(self, noun: str, endpoint: Endpoint) -> str:
         """How many charges or orders have taken effect, and with how many effects."""
-        charges, receipts = effects_in_the_database(self._begins(noun, name), protected=name == "protected")
+        charges, receipts = self._effects(noun, endpoint.name)
         effects = receipts if noun == "orders" else Counter({label: len(ids) for label, ids in charges.items()})
-        expected = [history.charge.label for history in histories if not history.charge.declined]
+        expected = [history.charge.label for history in endpoint.histories if not history.charge.declined]
         done = sum(label in effects for label in expected)
-        return f"{name}: {done:,} of {len(expected):,} {noun}, {effects.total():,} effects"
+        return f"{endpoint.name}: {done:,} of {len(expected):,} {noun}, {effects.total():,} effects"
 
-    def _judge(
-        self, noun: str, storm: Storm, seen: dict[str, Counter[str]], figures: Counter[str], seconds: float
-    ) -> None:
+    def _judge(self, noun: str, endpoints: list[Endpoint], figures: Counter[str], seconds: float) -> None:
         found = {}
-        for name, histories in storm.histories.items():
-            begins = self._begins(noun, name)
-            charges, receipts = effects_in_the_database(begins, protected=name == "protected")
-            found[name] = judge(histories, charges, receipts if noun == "orders" else None)
-            found[name].figures.update(seen[name] + figures)
-            found[name].figures["take_overs"] = take_overs(begins)
-            of, what = found[name].figures, "messages" if noun == "orders" else noun
+        for endpoint in endpoints:
+            name, what = endpoint.name, "messages" if noun == "orders" else noun
+            charges, receipts = self._effects(noun, name)
+            found[name] = judge(endpoint.histories, charges, receipts if noun == "orders" else None)
+            of = found[name].figures
+            of.update(endpoint.seen + figures)
+            # How often a claim changed hands, because its worker had died.
+            records = IdempotencyRecord.objects.filter(idempotency_key__startswith=self._begins(noun, name))
+            of["take_overs"] = sum(attempt - 1 for attempt in records.values_list("attempt", flat=True))
             self.summary.append(
                 f"{name}: {of['expected']:,} {what}, {of['effects']:,} effects, {of['doubled']:,} doubled, "
                 f"{of['lost']:,} lost, {of['wrong']:,} wrong answers."
@@ -138,6 +141,17 @@ class Show:
         self.problems += complaints(rows, **found)
         if self.problems:
             self.problems += found["protected"].examples
+
+    def _effects(self, noun: str, name: str) -> tuple[dict[str, list[int]], Counter[str]]:
+        """The ids of the charges, and the number of receipts, by their labels. Unplanned ones are included."""
+        models = (ChargeRow, Receipt) if name == "protected" else (UnprotectedCharge, UnprotectedReceipt)
+        of_charges, of_receipts = (
+            model._default_manager.filter(label__startswith=self._begins(noun, name)) for model in models
+        )
+        charges: dict[str, list[int]] = {}
+        for label, pk in of_charges.values_list("label", "pk"):
+            charges.setdefault(label, []).append(pk)
+        return charges, Counter(of_receipts.values_list("label", flat=True))
 
     @contextmanager
     def _serving(self) -> Iterator[tuple[Daemon, int]]:
@@ -159,19 +173,3 @@ class Show:
             with server:
                 listener.close()  # only gunicorn holds it from here: if it dies, clients are refused
                 yield server, port
-
-
-def effects_in_the_database(begins: str, *, protected: bool) -> tuple[dict[str, list[int]], Counter[str]]:
-    """The ids of the charges, and the number of receipts, by their labels. Unplanned ones are included."""
-    charges: dict[str, list[int]] = {}
-    of_charges, of_receipts = (ChargeRow, Receipt) if protected else (UnprotectedCharge, UnprotectedReceipt)
-    for label, pk in of_charges._default_manager.filter(label__startswith=begins).values_list("label", "pk"):
-        charges.setdefault(label, []).append(pk)
-    receipts = of_receipts._default_manager.filter(label__startswith=begins).values_list("label", flat=True)
-    return charges, Counter(receipts)
-
-
-def take_overs(begins: str) -> int:
-    """How often a claim changed hands, because its worker had died."""
-    records = IdempotencyRecord.objects.filter(idempotency_key__startswith=begins)
-    return sum(attempt - 1 for attempt in records.values_list("attempt", flat=True))

@@ -14,8 +14,7 @@ from httpx import Response
 
 from testproject.harness.effects import Effects, judge_effects
 
-from .charges import Charge
-from .client import code_of
+from .client import History, code_of
 
 LISTED = 3  # examples of each kind
 CHARGES, ORDERS = "charges", "orders"
@@ -63,23 +62,6 @@ ROWS = (
 
 
 @dataclass
-class History:
-    """All that the clients of one charge were told in the end, at one endpoint."""
-
-    charge: Charge
-    answers: list[Response] = field(default_factory=list)  # to the charge's own payload
-    answers_to_changed: list[Response] = field(default_factory=list)  # to another payload under its key
-    gave_up: int = 0  # clients that never got a final answer
-
-    def keep(self, answer: Response | None, *, changed: bool = False) -> None:
-        """Remember what a client was told in the end, or that it never learned it."""
-        if answer is None:
-            self.gave_up += 1
-        else:
-            (self.answers_to_changed if changed else self.answers).append(answer)
-
-
-@dataclass
 class Findings:
     """What was found at one endpoint: figures by their names, and the first few of what is wrong."""
 
@@ -119,11 +101,9 @@ def judge(
 
 
 def effects_of(histories: Sequence[History], found: Mapping[str, int]) -> Effects:
-    accepted = [history for history in histories if not history.charge.declined]
-    acknowledged = [
-        history.charge.label for history in accepted if any(answer.is_success for answer in history.answers)
-    ]
-    return judge_effects(found, [history.charge.label for history in accepted], acknowledged)
+    accepted = {one.charge.label: one.answers for one in histories if not one.charge.declined}
+    acknowledged = [label for label, answers in accepted.items() if any(answer.is_success for answer in answers)]
+    return judge_effects(found, accepted, acknowledged)
 
 
 def wrong_answers(history: History, ids: Sequence[int]) -> Iterator[str]:
@@ -141,7 +121,8 @@ def wrong_with(history: History, answer: Response, ids: Sequence[int]) -> str:
     first, due = history.answers[0], 402 if history.charge.declined else 201
     if answer.status_code != due:
         return f"a charge that is sent with its own payload is answered {due}"
-    if outcome(answer) != outcome(first):
+    same = ("Content-Type", "Location")
+    if answer.content != first.content or any(answer.headers.get(name) != first.headers.get(name) for name in same):
         return f"another client was answered {first.status_code} {first.text[:200]!r}"
     if history.charge.declined:
         return ""
@@ -152,19 +133,11 @@ def wrong_with(history: History, answer: Response, ids: Sequence[int]) -> str:
     return "" if named in ids or not ids else f"it names charge {named}, but the effect is {list(ids)}"
 
 
-def outcome(answer: Response) -> tuple[object, ...]:
-    """What must be the same for every client of a charge."""
-    return answer.status_code, answer.headers.get("Content-Type"), answer.headers.get("Location"), answer.content
-
-
 def complaints(rows: Sequence[Row], protected: Findings, unprotected: Findings) -> list[str]:
     """Every reason to call the storm a failure, in words; none if it passed."""
     return [
         f"{side}: {row.label}: {findings.figures[row.figure]:,}; must be {must}."
         for row in rows
-        for side, findings, must in (
-            ("protected", protected, row.must),
-            ("unprotected", unprotected, row.unprotected),
-        )
+        for side, findings, must in (("protected", protected, row.must), ("unprotected", unprotected, row.unprotected))
         if not HOLDS[must](findings.figures[row.figure], findings.figures["expected"])
     ]

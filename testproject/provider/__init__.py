@@ -9,7 +9,7 @@ the tests, and ``__main__`` is its command line.
 
 from __future__ import annotations
 
-from .ledger import Effect, effects_by_key, read_ledger
+from .ledger import Effect, read_ledger
 from .process import Provider, running_provider, running_providers
 
-__all__ = ["Effect", "Provider", "effects_by_key", "read_ledger", "running_provider", "running_providers"]
+__all__ = ["Effect", "Provider", "read_ledger", "running_provider", "running_providers"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,9 +27,11 @@ class Ledger:
         self._file = os.fdopen(descriptor, "ab", buffering=0)
         # Remove a line without an end. A crash cut it off before the answer was sent.
         os.ftruncate(descriptor, path.read_bytes().rfind(b"\n") + 1)
-        effects = read_ledger(path)
-        self.by_key = effects_by_key(effects)
-        self._next_id = len(effects) + 1
+        #: More than one effect of a key is a doubled payout.
+        self.by_key: dict[str, list[Effect]] = {}
+        self._next_id = 1
+        for effect in read_ledger(path):
+            self._keep(effect)
 
     def close(self) -> None:
         self._file.close()
@@ -43,9 +43,12 @@ class Ledger:
         if self._file.write(line) != len(line):
             raise OSError("The ledger is full.")
         os.fsync(self._file.fileno())
-        self._next_id += 1
-        self.by_key.setdefault(key, []).append(effect)
+        self._keep(effect)
         return effect
+
+    def _keep(self, effect: Effect) -> None:
+        self._next_id += 1
+        self.by_key.setdefault(effect.key, []).append(effect)
 
 
 def read_ledger(path: Path | str) -> list[Effect]:
@@ -55,11 +58,3 @@ def read_ledger(path: Path | str) -> list[Effect]:
     except FileNotFoundError:
         return []
     return [Effect(**json.loads(line)) for line in lines[:-1]]  # the text after the last line's end is incomplete
-
-
-def effects_by_key(effects: Iterable[Effect]) -> dict[str, list[Effect]]:
-    """The effects of each key. More than one is a doubled payout."""
-    found: defaultdict[str, list[Effect]] = defaultdict(list)
-    for effect in effects:
-        found[effect.key].append(effect)
-    return dict(found)

@@ -19,27 +19,21 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def running_provider(ledger: Path | str, *, deduplicate: bool = False, port: int = 0) -> Iterator[str]:
+def running_provider(ledger: Path | str, *, deduplicate: bool = False) -> Iterator[str]:
     """Run the provider on 127.0.0.1 and yield its address, "http://127.0.0.1:12345".
 
     The process ends with the block, or with its owner if that is killed.
 
     :param ledger: the file of effects. If it exists, its effects are kept.
-    :raises ProcessError: it did not start.
     """
-    command = [sys.executable, "-m", "testproject.provider", "--ledger", str(ledger), "--port", str(port)]
+    command = [sys.executable, "-m", "testproject.provider", "--ledger", str(ledger)]
     command.append("--deduplicate" if deduplicate else "--no-deduplicate")
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     said = re.compile(r"^(http://.+)\n", re.MULTILINE)
     with tempfile.TemporaryDirectory(prefix="provider-") as directory:
         log = Path(directory, "provider.log")
-        with Daemon(
-            "provider",
-            command,
-            Path(directory),
-            environment={"PYTHONPATH": path},
-            is_ready=lambda: said.search(log.read_text()) is not None,
-        ):
+        ready = lambda: said.search(log.read_text()) is not None  # noqa: E731
+        with Daemon("provider", command, Path(directory), environment={"PYTHONPATH": path}, is_ready=ready):
             yield said.findall(log.read_text())[0]
 
 

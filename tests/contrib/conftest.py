@@ -6,15 +6,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.dispatch import Signal
 
+from idempotency import Operation, signals
 from idempotency.contrib.celery import send
+from idempotency.contrib.dashboard.counters import counters
+from idempotency.contrib.prometheus import exporter
+from idempotency.identity.scope import Scope
+from idempotency.outbox.publishing import header_sources
+from idempotency.outbox.relay import sending_contexts
 from idempotency.protocol import faults
 from testproject.celery import app
 from testproject.harness.redis import Redis, running_redis
 from tests.contrib.deliveries import Inbox, acts
 from tests.contrib.senders import SENDERS, Sender
 from tests.contrib.servers import Server, serving
-from tests.harness.redis import skip_without_redis
+from tests.harness.programs import skip_without_redis
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +52,30 @@ def inbox(redis_server: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inbo
     with app.connection_for_write() as connection:
         connection.default_channel.client.flushall()
         yield Inbox(app, connection)
+
+
+SIGNALS = [signal for signal in vars(signals).values() if isinstance(signal, Signal)]
+LISTS: list[list[Any]] = [header_sources, sending_contexts, exporter._connected]
+
+
+@pytest.fixture
+def _as_if_off() -> Iterator[None]:
+    """The metrics and spans that a test switches on are off again afterwards, and it begins with nothing counted."""
+    lists = [list(one) for one in LISTS]
+    receivers = [list(signal.receivers) for signal in SIGNALS]
+    counters.reset()
+    yield
+    for one, before in zip(LISTS, lists, strict=True):
+        one[:] = before
+    for signal, kept in zip(SIGNALS, receivers, strict=True):
+        signal.receivers = kept
+        signal.sender_receivers_cache.clear()
+    counters.reset()
+
+
+def happen(event: Signal, operation: Operation, times: int = 1) -> None:
+    for _ in range(times):
+        signals.send(event, operation, Scope("private-account", operation.name, "private-key"), 1)
 
 
 @pytest.fixture

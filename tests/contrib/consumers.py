@@ -36,7 +36,6 @@ def send(label: str, amount: int = 1, **more: Any) -> dict[str, Any]:
 @shared_task(name="tests.act", bind=True, max_retries=2, default_retry_delay=0, **LATE)
 @idempotent_task("tests.act", dead_letter=DEAD, max_attempts=2)
 def act(self: Any, label: str) -> Any:
-    """Bound, and does what the test says."""
     effect(label)
     return acts[label](self)
 
@@ -44,7 +43,6 @@ def act(self: Any, label: str) -> Any:
 @shared_task(name="tests.auto", autoretry_for=(Exception,), retry_backoff=False, max_retries=2, **LATE)
 @idempotent_task("tests.auto", dead_letter=DEAD, max_attempts=1)
 def auto(label: str) -> Any:
-    """Retried by Celery for whatever is raised."""
     effect(label)
     return acts[label](None)
 
@@ -85,7 +83,6 @@ def hop(left: int) -> str:
 
 @shared_task(name="tests.plain")
 def plain(*args: Any) -> Any:
-    """Knows nothing of this package."""
     return acts[args[0]](args)
 
 

@@ -11,8 +11,7 @@ import base64
 import json
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery
 from celery.app.trace import trace_task_ret
@@ -20,12 +19,9 @@ from celery.exceptions import Reject
 from celery.worker.request import Request
 from kombu import Connection
 
-QUEUE = "celery"
-#: Where the tests' tasks dead-letter messages.
-DEAD = "tests.dead"
+QUEUE, DEAD = "celery", "tests.dead"
 #: The headers of a message that say what it is.
-KEY = "idempotency_key"
-ACCOUNT = "idempotency_account"
+KEY, ACCOUNT = "idempotency_key", "idempotency_account"
 
 #: What the next run of a task is to do after its effect, by the task's first argument.
 acts: dict[str, Callable[[Any], Any]] = {}
@@ -57,13 +53,10 @@ def acting(label: str, *each: Callable[[Any], Any]) -> None:
     acts[label] = lambda task: (left.pop(0) if len(left) > 1 else left[0])(task)
 
 
-@dataclass(frozen=True)
-class Delivered:
-    """What came of one delivery."""
+class Delivered(NamedTuple):
+    """``acknowledged``, ``rejected`` or ``requeued``, and what the task returned or raised."""
 
-    #: ``acknowledged``, ``rejected`` or ``requeued``.
     answer: str
-    #: What the task returned, or raised.
     result: Any
 
 
@@ -112,10 +105,13 @@ class Inbox:
         request.on_success(done)
         failed, result, _ = done
         (answer,) = answers
-        return Delivered(answer, _raised(result) if failed else ast.literal_eval(result))
+        if not failed:
+            return Delivered(answer, ast.literal_eval(result))
+        error = getattr(result.exception, "exc", result.exception)
+        assert not isinstance(error, Reject) or isinstance(error.requeue, bool)
+        return Delivered(answer, error)
 
     def drain(self) -> list[Delivered]:
-        """Deliver until nothing is left."""
         found = []
         while self.redis.llen(QUEUE):
             found.append(self.deliver())
@@ -125,9 +121,3 @@ class Inbox:
         """The headers of what lies in a queue, and its arguments, in the order of delivery. It stays there."""
         raw = [json.loads(text) for text in reversed(self.redis.lrange(queue, 0, -1))]
         return [one["headers"] | {"body": json.loads(base64.b64decode(one["body"]))} for one in raw]
-
-
-def _raised(failure: Any) -> BaseException:
-    error: BaseException = getattr(failure.exception, "exc", failure.exception)
-    assert not isinstance(error, Reject) or isinstance(error.requeue, bool)
-    return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -22,18 +22,14 @@ NO_TLS = False
 #: Seconds. Longer than any answer takes on a busy machine.
 PATIENCE = 30.0
 
+KEY = "Idempotency-Key"
 
-@dataclass
-class Answer:
+
+class Answer(NamedTuple):
     status: int
     body: bytes
     headers: Any
     key: Any  # that the request was sent with
-
-    @classmethod
-    def of(cls, response: httpx.Response | requests.Response) -> Answer:
-        key = response.request.headers.get("Idempotency-Key")
-        return cls(response.status_code, response.content, response.headers, key)
 
 
 @dataclass
@@ -56,11 +52,16 @@ class Sender:
         self.waits.append(seconds)
         self.meanwhile()
 
-    def send(self, url: str, content: Any = b"{}", *, method: str = "POST", name: str = "", **options: Any) -> Answer:
+    def send(
+        self, url: str, content: Any = b"{}", *, method: str = "POST", name: str = "", headers: Any = None
+    ) -> Answer:
+        response = self.request(method, url, content, name, dict(headers or {}))
+        return Answer(response.status_code, response.content, response.headers, response.request.headers.get(KEY))
+
+    def request(self, method: str, url: str, content: Any, name: str, headers: dict[str, str]) -> Any:
         raise NotImplementedError
 
     def fetch_status(self, url: str, key: str) -> KeyStatus:
-        """What has become of a key."""
         raise NotImplementedError
 
     def give_up(self, url: str, **options: Any) -> Any:
@@ -105,26 +106,39 @@ class Httpx(Sender):
     transport_errors = httpx.TransportError
     undecodable = httpx.DecodingError
 
-    def send(self, url: str, content: Any = b"{}", *, method: str = "POST", name: str = "", **options: Any) -> Answer:
-        options["extensions"] = {"idempotency_name": name} if name else {}
-        return self.request(method, url, content=content, **options)
+    def request(self, method: str, url: str, content: Any, name: str, headers: dict[str, str]) -> Any:
+        inner = RecordingTransport(verify=NO_TLS)
+        inner.allowed = self.allowed
+        transport = with_httpx.IdempotentTransport(inner, policy=self.policy, sleep=self.sleep)
+        with httpx.Client(transport=transport, timeout=self.timeout) as client:
+            return client.request(method, url, content=content, headers=headers, extensions=named(name))
 
     def fetch_status(self, url: str, key: str) -> KeyStatus:
         with httpx.Client(transport=with_httpx.IdempotentTransport(), base_url=url) as client:
             return with_httpx.fetch_key_status(client, "/keys/charges/", key)
 
-    def request(self, method: str, url: str, **options: Any) -> Answer:
-        inner = RecordingTransport(verify=NO_TLS)
-        inner.allowed = self.allowed
-        transport = with_httpx.IdempotentTransport(inner, policy=self.policy, sleep=self.sleep)
-        with httpx.Client(transport=transport, timeout=self.timeout) as client:
-            return Answer.of(client.request(method, url, **options))
+
+def named(call: str) -> dict[str, str]:
+    return {"idempotency_name": call} if call else {}
 
 
 async def no_sleep(seconds: float) -> None: ...
 
 
 class AsyncHttpx(Httpx):
+    def request(self, method: str, url: str, content: Any, name: str, headers: dict[str, str]) -> Any:
+        async def sleep(seconds: float) -> None:
+            self.sleep(seconds)
+
+        async def send() -> httpx.Response:
+            inner = AsyncRecordingTransport(verify=NO_TLS)
+            inner.allowed = self.allowed
+            transport = with_httpx.AsyncIdempotentTransport(inner, policy=self.policy, sleep=sleep)
+            async with httpx.AsyncClient(transport=transport, timeout=self.timeout) as client:
+                return await client.request(method, url, content=content, headers=headers, extensions=named(name))
+
+        return asyncio.run(send())
+
     def fetch_status(self, url: str, key: str) -> KeyStatus:
         async def fetch() -> KeyStatus:
             async with httpx.AsyncClient() as client:
@@ -132,41 +146,31 @@ class AsyncHttpx(Httpx):
 
         return asyncio.run(fetch())
 
-    def request(self, method: str, url: str, **options: Any) -> Answer:
-        async def sleep(seconds: float) -> None:
-            self.sleep(seconds)
 
-        async def send() -> Answer:
-            inner = AsyncRecordingTransport(verify=NO_TLS)
-            inner.allowed = self.allowed
-            transport = with_httpx.AsyncIdempotentTransport(inner, policy=self.policy, sleep=sleep)
-            async with httpx.AsyncClient(transport=transport, timeout=self.timeout) as client:
-                return Answer.of(await client.request(method, url, **options))
-
-        return asyncio.run(send())
+def session_with(adapter: HTTPAdapter) -> Any:
+    session = requests.Session()
+    session.trust_env = False
+    session.mount("http://", adapter)
+    return session
 
 
 class Requests(Sender):
-    def fetch_status(self, url: str, key: str) -> KeyStatus:
-        with requests.Session() as session:
-            session.trust_env = False
-            session.mount("http://", with_requests.IdempotentAdapter())
-            return with_requests.fetch_key_status(session, f"{url}/keys/charges/", key)
-
     status_error = requests.HTTPError
     unresolved = with_requests.UnresolvedRequestError
     transport_errors = requests.RequestException
     undecodable = requests.exceptions.ContentDecodingError
 
-    def send(self, url: str, content: Any = b"{}", *, method: str = "POST", name: str = "", **options: Any) -> Answer:
-        named = {with_requests.NAME_HEADER: name} if name else {}
-        options["headers"] = options.get("headers", {}) | named
-        with requests.Session() as session:
-            session.trust_env = False
-            adapter = IdempotentRecordingAdapter(policy=self.policy, sleep=self.sleep)
-            adapter.allowed = self.allowed
-            session.mount("http://", adapter)
-            return Answer.of(session.request(method, url, data=content, timeout=self.timeout, **options))
+    def request(self, method: str, url: str, content: Any, name: str, headers: dict[str, str]) -> Any:
+        adapter = IdempotentRecordingAdapter(policy=self.policy, sleep=self.sleep)
+        adapter.allowed = self.allowed
+        if name:
+            headers[with_requests.NAME_HEADER] = name
+        with session_with(adapter) as session:
+            return session.request(method, url, data=content, headers=headers, timeout=self.timeout)
+
+    def fetch_status(self, url: str, key: str) -> KeyStatus:
+        with session_with(with_requests.IdempotentAdapter()) as session:
+            return with_requests.fetch_key_status(session, f"{url}/keys/charges/", key)
 
 
 SENDERS: dict[str, type[Sender]] = {"httpx": Httpx, "async": AsyncHttpx, "requests": Requests}

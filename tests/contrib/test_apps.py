@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+# Imported before a library is taken away.
 import idempotency.contrib.celery
 import idempotency.contrib.httpx
 import idempotency.contrib.ninja
@@ -170,12 +171,6 @@ def test_each_app_brings_its_own_and_works_without_the_others(apps: tuple[str, .
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == ALONE | more
-
-
-# What an integration needs to be imported: its libraries, which its error names. A client needs no Django project
-
-
-# Imported before a library is taken away.
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from idempotency.lifecycle import Status
 from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
+from tests.contrib.conftest import happen
 from tests.contrib.consumers import send
-from tests.contrib.exporting import _as_if_off, happen  # noqa: F401 - a fixture
 from tests.outbox import SENDER, broker
 from tests.records import make_records
 

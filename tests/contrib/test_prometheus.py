@@ -26,7 +26,7 @@ from idempotency.contrib.prometheus.views import metrics
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox.models import MessageStatus
-from tests.contrib.exporting import _as_if_off, happen  # noqa: F401 - a fixture
+from tests.contrib.conftest import happen
 from tests.outbox import make_messages
 from tests.records import MINUTE, make_records
 

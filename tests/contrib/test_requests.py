@@ -11,26 +11,17 @@ from unittest.mock import Mock
 
 import pytest
 import requests
-from requests.adapters import HTTPAdapter
 from urllib3.util import Timeout
 
 from idempotency.contrib.requests import NAME_HEADER, IdempotentAdapter, RetryPolicy, UnresolvedRequestError
+from tests.contrib.senders import PATIENCE, session_with
 from tests.contrib.servers import Server, answer, cut, cut_in_the_middle, hang
-
-PATIENCE = 30
 
 
 @pytest.fixture
 def session(waits: list[float]) -> Iterator[Any]:
     with session_with(IdempotentAdapter(sleep=waits.append)) as session:
         yield session
-
-
-def session_with(adapter: HTTPAdapter) -> Any:
-    session = requests.Session()
-    session.trust_env = False
-    session.mount("http://", adapter)
-    return session
 
 
 class Forgetful(io.RawIOBase):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.crash.arena import Arena, arena
-from tests.harness.pgbouncer import find_pgbouncer
+from tests.harness.programs import ProgramMissingError, find_program
 
 
 @pytest.fixture(scope="session")
@@ -20,8 +20,8 @@ def shared() -> Iterator[Arena]:
 @pytest.fixture(scope="session")
 def pgbouncer() -> None:
     try:
-        find_pgbouncer()
-    except RuntimeError as error:
+        find_program("pgbouncer", "pgbouncer")
+    except ProgramMissingError as error:
         pytest.skip(str(error))  # `tox -e faults` has looked before, so that it can't be left out there
 
 

@@ -13,7 +13,7 @@ import pytest
 from idempotency import Operation, claim, log, signals
 from idempotency.identity.scope import Scope
 from idempotency.outbox.models import OutboxMessage
-from tests.contrib.exporting import _as_if_off  # noqa: F401 - a fixture
+from tests.contrib.conftest import _as_if_off  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("_as_if_off")
 

@@ -9,7 +9,8 @@ import pytest
 from httpx import Response
 
 from testproject.demo.charges import FEWEST, Charge, Trouble
-from testproject.demo.verdict import CHARGES, ORDERS, ROWS, Findings, History, complaints, judge
+from testproject.demo.client import History
+from testproject.demo.verdict import CHARGES, ORDERS, ROWS, Findings, complaints, judge
 
 
 @pytest.mark.parametrize("is_order", [False, True])

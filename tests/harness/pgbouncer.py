@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,6 +13,7 @@ import psycopg
 
 from testproject.embedded import UNPRIVILEGED_USER
 from testproject.harness.processes import Daemon, answers, free_port, short_directory
+from tests.harness.programs import find_program
 
 #: Server sessions. A process that is frozen inside its transaction keeps one, so there are more of them than cells run
 #: at once, and fewer than the clients of these cells.
@@ -61,14 +61,6 @@ class Pooler:
             os.kill(self._process.pid, signal.SIGCONT)
 
 
-def find_pgbouncer() -> str:
-    """:raises RuntimeError: it is not installed. The message says what to install."""
-    found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if found is None:
-        raise RuntimeError("No pgbouncer was found. As root, on Debian or Ubuntu: tests/servers.sh install pgbouncer")
-    return found
-
-
 @contextmanager
 def running_pgbouncer(url: str, size: int = POOL_SIZE) -> Iterator[Pooler]:
     """Run one in front of the server of ``url``, with so many server sessions for each database."""
@@ -84,6 +76,7 @@ def running_pgbouncer(url: str, size: int = POOL_SIZE) -> Iterator[Pooler]:
         line = " ".join(f"{name}='{value}'" for name, value in server.items() if value)
         configuration.write_text(CONFIGURATION.format(server=line, port=port, user=server["user"], size=size))
         # It refuses to run as root.
-        command = [find_pgbouncer(), *(["-u", UNPRIVILEGED_USER] if os.geteuid() == 0 else []), str(configuration)]
+        user = ["-u", UNPRIVILEGED_USER] if os.geteuid() == 0 else []
+        command = [find_program("pgbouncer", "pgbouncer"), *user, str(configuration)]
         with Daemon("pgbouncer", command, directory, is_ready=lambda: answers(("127.0.0.1", port))) as process:
             yield Pooler(url, port, process)

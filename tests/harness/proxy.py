@@ -1,7 +1,7 @@
 """A proxy in front of a server, that cuts connections and swallows the answer that matters.
 
 It lets through what a client says, understands so much of it that it knows when the client has committed something, and
-cuts before the answer comes back. What "committed" is, a ``Dialect`` knows: the COMMIT of an outcome at PostgreSQL, a
+cuts before the answer comes back. What "committed" is, a dialect knows: the COMMIT of an outcome at PostgreSQL, a
 published message at RabbitMQ and Redis.
 """
 
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from testproject.harness.processes import short_directory
@@ -24,18 +24,11 @@ from testproject.harness.processes import short_directory
 CHUNK = 65_536
 
 
-class Dialect(Protocol):
-    """What of a conversation has to be understood."""
-
-    def commits(self, said: bytes) -> int:
-        """How many things the client has committed with what it says."""
-
-    def confirms(self, said: bytes) -> bool:
-        """Whether what the server says confirms one."""
-
-
 class Postgres:
-    """Messages of a type, a length and a body, the first one without a type. What counts is the COMMIT of a completing
+    """``commits`` is how many things the client has committed with what it says, and ``confirms`` whether the server
+    confirms one, as in each dialect.
+
+    Messages of a type, a length and a body, the first one without a type. What counts is the COMMIT of a completing
     update, at the end of its message or as the next one.
     """
 
@@ -208,7 +201,8 @@ class Proxy:
                     self._open.discard(client)
 
     def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
-        dialect: Dialect = {"amqp": Amqp, "redis+socket": Resp}.get(self._parts.scheme, Postgres)()
+        dialects: dict[str, type[Amqp | Resp]] = {"amqp": Amqp, "redis+socket": Resp}
+        dialect = dialects.get(self._parts.scheme, Postgres)()
         swallowing = False
         while True:
             heard = [client, self._closed] if self.holding else [client, server, self._closed]

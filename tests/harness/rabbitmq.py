@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -13,29 +12,14 @@ from pathlib import Path
 from kombu import Connection
 
 from testproject.harness.processes import Daemon, answers, free_port, short_directory
-
-
-class RabbitMissingError(RuntimeError):
-    """There is no such server here; the message says what to install."""
-
-
-def find_rabbitmq() -> Path:
-    """:raises RabbitMissingError: it is not installed."""
-    found = shutil.which("rabbitmq-server", path=f"/usr/lib/rabbitmq/bin:{os.environ.get('PATH', '')}:/usr/sbin")
-    if found is None:
-        raise RabbitMissingError(
-            "No RabbitMQ was found. As root, on Debian or Ubuntu: tests/servers.sh install rabbitmq"
-        )
-    return Path(found)
+from tests.harness.programs import find_program
 
 
 class Rabbit(Daemon):
     """One node. ``url`` is what Celery connects to."""
 
     def __init__(self, directory: Path, mapper: int) -> None:
-        """
-        :param mapper: the port of Erlang's port mapper.
-        """
+        """:param mapper: the port of Erlang's port mapper."""
         port = free_port()
         self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
         (directory / "enabled_plugins").write_text("[].\n")
@@ -59,7 +43,7 @@ class Rabbit(Daemon):
         }
         super().__init__(
             "rabbitmq",
-            [str(find_rabbitmq())],
+            [find_program("rabbitmq-server", "rabbitmq")],
             directory,
             environment=environment,
             # The first frame of an answer is a method.
@@ -82,7 +66,7 @@ class Rabbit(Daemon):
     def _unacknowledged(self, queue: str) -> int:
         """What only the node itself can tell, in a second."""
         done = subprocess.run(
-            [str(find_rabbitmq().with_name("rabbitmqctl")), "-q", "list_queues", "name", "messages"],
+            [find_program("rabbitmqctl", "rabbitmq"), "-q", "list_queues", "name", "messages"],
             env={**os.environ, **self.environment},
             capture_output=True,
             check=True,
@@ -96,13 +80,13 @@ class Rabbit(Daemon):
 def running_rabbitmq() -> Iterator[Rabbit]:
     """Start a node and yield it. It is stopped, and its directory deleted, with the block.
 
-    :raises RabbitMissingError: it is not installed.
+    :raises ProgramMissingError: it is not installed.
     """
-    find_rabbitmq()
+    mapping = find_program("epmd", "rabbitmq")
     with short_directory("rabbitmq-") as directory:
         mapper = free_port()
         # A node that finds no port mapper starts one that outlives it, and that nobody would know the pid of.
-        command = [shutil.which("epmd") or "epmd", "-port", str(mapper), "-address", "127.0.0.1"]
+        command = [mapping, "-port", str(mapper), "-address", "127.0.0.1"]
         with (
             Daemon("epmd", command, directory, is_ready=lambda: answers(("127.0.0.1", mapper))),
             Rabbit(directory, mapper) as node,

