@@ -16,7 +16,7 @@ from testproject.harness.redis import RedisMissingError
 from tests.delivery.faults import FAULTS, run
 from tests.delivery.stage import BROKERS, stage
 from tests.delivery.tally import Count, Verdict
-from tests.harness.programs import ProgramMissingError
+from tests.harness.servers import ProgramMissingError
 from tests.harness.zygote import ImpossibleError
 from tools.reports import markdown, say
 

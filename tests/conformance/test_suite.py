@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +20,7 @@ from idempotency.conformance.profiles import PROFILES, Level, declare
 from idempotency.conformance.target import Target
 from testproject.harness.processes import answers, free_port, wait_until
 from tests.conformance.planted import Server
+from tests.harness.servers import in_thread
 
 pytestmark = pytest.mark.once
 
@@ -29,34 +29,26 @@ BODY = '{"amount": 1, "order": "{unique}"}'
 
 @contextmanager
 def serving(directory: Path, profile: str, *faults: str, **options: Any) -> Iterator[Target]:
-    with Server(directory, profile, set(faults), **options) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield target_at(server.url)
-        finally:
-            server.shutdown()
-            thread.join()
+    with in_thread(Server(directory, profile, set(faults), **options)) as server:
+        yield target_at(server.url)
 
 
 def target_at(server: str, **options: Any) -> Target:
-    return Target(
-        **{
-            "url": f"{server}/charges",
-            "body": BODY,
-            "other_body": '{"amount": 2, "order": "{unique}"}',
-            "refused_body": '{"outcome": 402}',
-            "crashing_body": '{"outcome": 500}',
-            "other_url": f"{server}/refunds",
-            "fields": ("Content-Type: application/json", "Authorization: alice"),
-            "other_account": "Authorization: bob",
-            "count_url": f"{server}/count",
-            "duplicates": (2, 20),
-            "timeout": 10.0,
-            "patience": 5.0,
-            **options,
-        }
+    target = Target(
+        url=f"{server}/charges",
+        body=BODY,
+        other_body='{"amount": 2, "order": "{unique}"}',
+        refused_body='{"outcome": 402}',
+        crashing_body='{"outcome": 500}',
+        other_url=f"{server}/refunds",
+        fields=("Content-Type: application/json", "Authorization: alice"),
+        other_account="Authorization: bob",
+        count_url=f"{server}/count",
+        duplicates=(2, 20),
+        timeout=10.0,
+        patience=5.0,
     )
+    return replace(target, **options)
 
 
 def run(target: Target, profile: str, only: str = "", *declarations: str) -> dict[str, Result]:
@@ -156,33 +148,21 @@ def test_an_expired_key_is_new_and_one_that_never_expires_is_found(tmp_path: Pat
 @contextmanager
 def struck(directory: Path, *faults: str) -> Iterator[Target]:
     """Two processes on one port that can be killed, restarted, frozen and thawed."""
-    url, group = f"http://127.0.0.1:{free_port()}", directory / "group"
-    serve = [
-        sys.executable,
-        "-m",
-        "tests.conformance.planted",
-        str(directory),
-        url.rpartition(":")[2],
-        "stripe",
-        *faults,
-    ]
+    port, group, frozen = free_port(), directory / "group", directory / "frozen"
+    serve = [sys.executable, "-m", "tests.conformance.planted", str(directory), str(port), "stripe", *faults]
     kill, start = f"kill -KILL -$(cat {group})", f"{shlex.join(serve)} >/dev/null 2>&1 & echo $! > {group}"
     shell: Callable[[str], str] = lambda command: shlex.join(["sh", "-c", command])  # noqa: E731
     subprocess.run(shlex.split(shell(start)), check=True)
     try:
-        wait_until(lambda: answers(("127.0.0.1", int(url.rpartition(":")[2]))), "the planted server listens", 30)
-        yield target_at(
-            url,
-            patience=10.0,
-            commands={
-                "kill": shell(kill),
-                "restart": shell(start),
-                "freeze": shell(
-                    f"cp {directory / 'working'} {directory / 'frozen'}; kill -STOP $(cat {directory / 'frozen'})"
-                ),
-                "thaw": shell(f"kill -CONT $(cat {directory / 'frozen'})"),
-            },
-        )
+        wait_until(lambda: answers(("127.0.0.1", port)), "the planted server listens", 30)
+        commands = {
+            "kill": kill,
+            "restart": start,
+            "freeze": f"cp {directory / 'working'} {frozen}; kill -STOP $(cat {frozen})",
+            "thaw": f"kill -CONT $(cat {frozen})",
+        }
+        commands = {name: shell(command) for name, command in commands.items()}
+        yield target_at(f"http://127.0.0.1:{port}", patience=10.0, commands=commands)
     finally:
         subprocess.run(shlex.split(shell(kill)), check=True)
 

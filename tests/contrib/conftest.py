@@ -21,7 +21,7 @@ from testproject.harness.redis import Redis, running_redis
 from tests.contrib.deliveries import Inbox, acts
 from tests.contrib.senders import SENDERS, Sender
 from tests.contrib.servers import Server, serving
-from tests.harness.programs import skip_without_redis
+from tests.harness.servers import skip_without_redis
 
 
 @pytest.fixture(autouse=True)

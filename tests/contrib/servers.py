@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from tests.harness.servers import in_thread
+
 #: Closing a socket with this option sends a reset instead of an orderly end.
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -144,17 +146,14 @@ def pass_on(upstream: str, *, lose_answer: bool = False) -> Fault:
 def serving(*script: Fault, tls: ssl.SSLContext | None = None) -> Iterator[Server]:
     server = Server(list(script))
     handler = type("ScriptedHandler", (Handler,), {"script": server})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as listener:
-        listener.daemon_threads = True
-        listener.handle_error = lambda *args: None  # type: ignore[method-assign]  # a client that has gone
-        if tls is not None:
-            listener.socket = tls.wrap_socket(listener.socket, server_side=True)
-        server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.server_port}"
-        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    listener.daemon_threads = True
+    listener.handle_error = lambda *args: None  # type: ignore[method-assign]  # a client that has gone
+    if tls is not None:
+        listener.socket = tls.wrap_socket(listener.socket, server_side=True)
+    server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.server_port}"
+    with in_thread(listener):
         try:
             yield server
         finally:
             server.released.set()
-            listener.shutdown()
-            thread.join()

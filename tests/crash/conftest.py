@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.crash.arena import Arena, arena
-from tests.harness.programs import ProgramMissingError, find_program
+from tests.harness.servers import ProgramMissingError, find_program
 
 
 @pytest.fixture(scope="session")

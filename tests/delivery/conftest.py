@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.delivery.stage import BROKERS, Stage, stage
-from tests.harness.programs import skip_without_redis
+from tests.harness.servers import skip_without_redis
 
 #: Redis comes with the test environment. RabbitMQ is asked for by an environment that knows it to be installed.
 BROKER = os.environ.get("DELIVERY_BROKER", "redis")

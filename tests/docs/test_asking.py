@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from testproject.provider.ledger import Ledger
 from testproject.provider.server import Provider
 from tests.docs.conftest import RunPage, post
 from tests.factories import UserFactory
+from tests.harness.servers import in_thread
 from tests.records import from_now
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
@@ -31,14 +32,8 @@ PROBES = ["find_by_key", "find_by_reference", "find_or_wait"]
 
 @pytest.fixture
 def payouts_provider(tmp_path: Path) -> Iterator[Provider]:
-    ledger = Ledger(tmp_path / "ledger")
-    with Provider(0, ledger, deduplicate=False) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with closing(Ledger(tmp_path / "ledger")) as ledger, in_thread(Provider(0, ledger, deduplicate=False)) as server:
         yield server
-        server.shutdown()
-        thread.join()
-    ledger.close()
 
 
 class Cut(httpx.HTTPTransport):
@@ -63,12 +58,9 @@ class Payouts:
         page["provider"]._transport = self.transport
         page["provider"].base_url = f"http://127.0.0.1:{provider.server_address[1]}"
         self.user = UserFactory()
-        self.view = idempotent(
-            f"docs.{probe}",
-            transaction=False,
-            recovery=Reconcile(page[probe], max_attempts=max_attempts),
-            lease=page["LEASE"],
-        )(page["send_payout"].__wrapped__)
+        recovery = Reconcile(page[probe], max_attempts=max_attempts)
+        protect = idempotent(f"docs.{probe}", transaction=False, recovery=recovery, lease=page["LEASE"])
+        self.view = protect(page["send_payout"].__wrapped__)
 
     def send(self, *, cut: str = "") -> Any:
         self.transport.cut = cut

@@ -1,4 +1,4 @@
-"""The files around the code agree: workflows with ``.ci/run``, classifiers with tox, and hooks with both."""
+"""The files around the code agree: workflows with ``.ci/run``, classifiers with tox, lists of tests with the tests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import yaml
 
 import idempotency
 from tests.docs.pages import ROOT, text_of
+from tests.plugin import marks
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CI_RUN = ROOT / ".ci/run"
@@ -98,3 +99,28 @@ def test_the_reading_order_names_files_and_functions_that_exist() -> None:
     assert len(files) >= 6
     assert len(functions) >= 10
     assert [name for name in functions if f"def {name}(" not in code and not name.endswith("py")] == []
+
+
+# The lists of tests: FAILURES.md and README.md
+
+
+def test_each_failure_has_a_test_or_a_reason_and_no_test_names_another() -> None:
+    """The marks are those in the sources of all tests, whichever of them are collected here."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
+    used = {name for text in texts for name in re.findall(r"mark\.((?:scenario|failure)_\w+)", text)}
+    assert {name for name, text in marks().items() if "*No test: " not in text} == used
+    assert all(text.endswith((".*", ".")) for text in marks().values())
+    for kind in ("scenario", "failure"):
+        numbers = [int(name.partition("_")[2]) for name in marks() if name.startswith(kind)]
+        assert numbers == list(range(1, len(numbers) + 1)) != []
+
+
+def test_each_module_has_tests_in_the_readme_and_each_row_names_what_exists() -> None:
+    package, readme = ROOT / "idempotency", (ROOT / "tests/README.md").read_text()
+    rows = re.findall(r"^\| (`.+?) \| (`.+?) \| \d+ \|$", readme, re.MULTILINE)
+    named = [package / name for modules, _ in rows for name in re.findall(r"`([^`]+)`", modules)]
+    tests = [re.findall(r"tests/[\w/.]+", names) for _, names in rows]
+    assert all(tests)
+    assert [path for path in (*named, *(ROOT / name for row in tests for name in row)) if not path.exists()] == []
+    modules = [path for path in package.rglob("*.py") if path.name != "__init__.py"]
+    assert [path for path in modules if not any(path.is_relative_to(place) for place in named)] == []

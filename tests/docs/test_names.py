@@ -9,6 +9,7 @@ import pkgutil
 import re
 import runpy
 import shlex
+import unittest
 from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
@@ -19,13 +20,14 @@ from django.contrib.auth.models import Permission
 from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
 from django.dispatch import Signal
-from django.urls import Resolver404, resolve
+from django.urls import Resolver404, path, resolve
 
 import idempotency
-from idempotency import exceptions, lifecycle, log, signals
+from idempotency import exceptions, lifecycle, log, signals, testing
 from idempotency.contrib import metrics
 from idempotency.contrib.opentelemetry import tracing
 from idempotency.http.problems import PROFILES, problem
+from idempotency.http.route_audit import Verdict
 from idempotency.management import commands
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.stats import Precision, Stats
@@ -34,8 +36,11 @@ from idempotency.options.table import OPTIONS
 from idempotency.options.values import DEFAULT_MAX_ATTEMPTS
 from idempotency.outbox.management import commands as outbox_commands
 from idempotency.protocol.recovery import LONGEST_BACKOFF
+from idempotency.testing.checks import CHECKS
 from testproject.provider.faults import FAULTS
+from tests.docs.conftest import RunPage
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks, code, each_page, section, table, text_of
+from tools.evidence import __main__ as evidence
 
 pytestmark = pytest.mark.once
 
@@ -309,3 +314,54 @@ def test_the_states_are_drawn_as_they_are_declared() -> None:
 def test_the_sequences_are_drawn_from_their_steps() -> None:
     pictures = runpy.run_path(str(PICTURES / "draw.py"))["from_text"]()
     assert {name: (PICTURES / name).read_text() for name in pictures} == pictures
+
+
+# The page of evidence is as the results of the runs have it, and no void run is a result
+
+
+def test_the_page_is_as_the_results_have_it() -> None:
+    text = evidence.PAGE.read_text(encoding="utf-8")
+    assert evidence.page(text) == text
+
+
+@pytest.mark.parametrize("planted", [{"orders": 0}, {"violations": 1}, {"fired": 0}])
+def test_a_void_run_is_refused(planted: dict[str, int]) -> None:
+    line = (
+        json.loads(evidence.RESULTS.read_text(encoding="utf-8").splitlines()[0])
+        | {"what": "walks", "orders": 1}
+        | planted
+    )
+    with pytest.raises(ValueError, match="void"):
+        list(evidence.results(json.dumps(line)))
+
+
+# The pages about tests and the audit: their tests pass, and their tables are complete
+
+
+TESTING = "how-to/test-protected-views.md"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_tests_of_the_page_pass(run_page: RunPage, settings: pytest.MonkeyPatch) -> None:
+    view = run_page("how-to/protect-a-view.md")["create_transfer"]
+    settings.ROOT_URLCONF = (path("transfers/", view),)  # type: ignore[attr-defined]
+    page = run_page(TESTING)
+    result = unittest.TestResult()
+    for case in ("TransferTests", "TransferStateTests"):
+        unittest.defaultTestLoader.loadTestsFromTestCase(page[case]).run(result)
+    assert (result.testsRun, result.errors, result.failures) == (2, [], [])
+
+
+def test_every_check_and_every_helper_is_listed() -> None:
+    rows = table(section(TESTING, "Repeat a request in every way"))
+    assert sorted(code(row[0]) or "" for row in rows) == sorted(CHECKS)
+    helpers = {
+        (code(row[0]) or "").partition("(")[0] for row in table(section(TESTING, "Start from a state of the record"))
+    }
+    assert helpers <= set(testing.__all__)
+    assert len(helpers) == 4
+
+
+def test_every_verdict_of_the_audit_is_explained() -> None:
+    rows = table(text_of("how-to/audit-a-project.md"))
+    assert [code(row[0]) for row in rows] == [str(verdict) for verdict in Verdict]

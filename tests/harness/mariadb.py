@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from testproject.harness.processes import Daemon, answers, free_port, short_directory
-from tests.harness.programs import find_program
+from tests.harness.servers import find_program
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import psycopg
 
 from testproject.embedded import UNPRIVILEGED_USER
 from testproject.harness.processes import Daemon, answers, free_port, short_directory
-from tests.harness.programs import find_program
+from tests.harness.servers import find_program
 
 #: Server sessions. A process that is frozen inside its transaction keeps one, so there are more of them than cells run
 #: at once, and fewer than the clients of these cells.

@@ -12,7 +12,7 @@ from pathlib import Path
 from kombu import Connection
 
 from testproject.harness.processes import Daemon, answers, free_port, short_directory
-from tests.harness.programs import find_program
+from tests.harness.servers import find_program
 
 
 class Rabbit(Daemon):

@@ -1,14 +1,21 @@
-"""Where the programs of servers are, and which tests go on without one."""
+"""Servers: where their programs are, which tests go on without one, and those that run in a thread of the test."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from socketserver import BaseServer
+from typing import TypeVar
 
 import pytest
 
 from testproject.harness.redis import RedisMissingError, find_redis
+
+S = TypeVar("S", bound=BaseServer)
 
 #: Servers are often installed where only root looks.
 PLACES = os.pathsep.join(["/usr/lib/rabbitmq/bin", os.environ.get("PATH", ""), "/usr/sbin", "/usr/libexec"])
@@ -35,3 +42,16 @@ def skip_without_redis() -> None:
         if sys.version_info < (3, 13):
             raise
         pytest.skip(str(error))
+
+
+@contextmanager
+def in_thread(server: S) -> Iterator[S]:
+    """Let a server answer in a thread, until the block ends."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
