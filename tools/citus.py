@@ -37,6 +37,13 @@ SUITE = [
 NOT_ON_CITUS = {
     "tests/database/test_partitions.py": "partitions tables that are distributed already",
     "tests/database/test_settings.py": "is for a server without the extension",
+    # On Citus BEGIN, the statements, the settings and COMMIT are messages of their own.
+    "tests/database/test_messages.py": "counts the messages to PostgreSQL alone",
+    "tests/http/test_cost.py": "counts the messages to PostgreSQL alone",
+    "tests/concurrency/trouble/test_merged_messages.py": "compares merged messages with single ones",
+    "tests/concurrency/trouble/test_cut_answers.py": "cuts the answers to merged messages",
+    "test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs": "the wait for COMMIT is bounded there",
+    "test_a_sweep_that_frees_what_may_not_run_again_is_found": "plants a fault in the model's sweep",
     "-account]": "changes a record's account, by which it is distributed",
     # The tests lock or wait by statements that name no account.
     "test_a_purge_that_is_killed_in_a_batch": "locks all records",
