@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from django.apps import AppConfig, apps
-from django.conf import settings as django_settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, connections, transaction
 
-from .conf import SETTING, mistakes_in, settings
-from .http.checks import declared_operations
+from .conf import mistakes_in_settings, settings
+from .http.checks import check, declared_operations
 from .store import Store, records_database, store_for
 
 OLDEST_MARIADB = (10, 11)
@@ -24,29 +23,27 @@ OLDEST_MARIADB = (10, 11)
 _Answer = TypeVar("_Answer")
 
 
-@register("idempotency")
-def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_settings() -> Iterator[CheckMessage]:
     """Check each entry of ``IDEMPOTENCY``, then all entries together, then each operation under these settings."""
-    mistakes = mistakes_in(getattr(django_settings, SETTING, {}))
+    mistakes = mistakes_in_settings()
     if not mistakes:  # an operation takes some of its options from the settings, so it can contradict them
         mistakes = [mistake for operation in declared_operations() for mistake in operation.mistakes()]
-    return [Error(mistake.message, hint=mistake.hint, id=mistake.check_id) for mistake in mistakes]
+    for mistake in mistakes:
+        yield Error(mistake.message, hint=mistake.hint, id=mistake.check_id)
 
 
-@register("idempotency")
-def check_celery(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_celery() -> Iterator[CheckMessage]:
     """Say what a project that uses Celery has to install. Only that app connects itself to Celery."""
-    if "celery" not in sys.modules or apps.is_installed("idempotency.contrib.celery"):
-        return []
-    return [
-        checks.Warning(
+    if "celery" in sys.modules and not apps.is_installed("idempotency.contrib.celery"):
+        yield checks.Warning(
             "This process has imported Celery, and 'idempotency.contrib.celery' is not in INSTALLED_APPS. If a "
             "protected operation runs again, a task that it publishes is another message, and takes effect again.",
             hint="Add 'idempotency.contrib.celery' to INSTALLED_APPS, or silence this check if no protected operation "
             "publishes tasks.",
             id="idempotency.W017",
         )
-    ]
 
 
 @register("idempotency", Tags.database)
@@ -58,36 +55,17 @@ def check_databases(
     MySQL and MariaDB are connected to, and PostgreSQL if ``databases`` names it.
     """
     using = records_database()
-    connection: Any = connections[using]
-    messages = [*_wrong_connections(using, connection), *_doubtful_connections(using, connection)]
-    if not _is_tested(connection, may_ask=databases is None or using in databases):
-        messages.append(
-            checks.Warning(
-                f"Database {using!r} is a {connection.display_name} database. This release is tested on PostgreSQL, "
-                f"SQLite, and MariaDB {OLDEST_MARIADB[0]}.{OLDEST_MARIADB[1]} and later.",
-                hint="Keep the records on PostgreSQL.",
-                id="idempotency.W003",
-            )
-        )
+    messages = [*_wrong_connections(using), *_doubtful_connections(using, databases)]
     if databases is not None and using in databases:
         messages += [*_doubtful_durability(using), *_tables_outside_of_citus(using)]
-    if not mistakes_in(getattr(django_settings, SETTING, {})):
+    if not mistakes_in_settings():
         messages += [*_wrong_renewals(databases or ()), *_starving_renewals(using, databases or ())]
-    if using != DEFAULT_DB_ALIAS and any(operation.declared["transaction"] for operation in declared_operations()):
-        messages.append(
-            checks.Warning(
-                f"Records are kept in database {using!r}. Operations with transaction=True protect writes to that "
-                f"database only.",
-                hint="Keep records in the database that the protected operations write to, or declare operations that "
-                "write elsewhere with transaction=False and a recovery.",
-                id="idempotency.W001",
-            )
-        )
     return messages
 
 
-def _wrong_connections(using: str, connection: Any) -> Iterator[CheckMessage]:
+def _wrong_connections(using: str) -> Iterator[CheckMessage]:
     """Settings and drivers with which the protocol can't keep its promises."""
+    connection: Any = connections[using]
     if not connection.settings_dict["AUTOCOMMIT"]:
         yield Error(
             f"Database {using!r} has AUTOCOMMIT off, so a claim could not be committed before its operation runs.",
@@ -103,8 +81,9 @@ def _wrong_connections(using: str, connection: Any) -> Iterator[CheckMessage]:
         )
 
 
-def _doubtful_connections(using: str, connection: Any) -> Iterator[CheckMessage]:
-    """Settings with which a database works less well."""
+def _doubtful_connections(using: str, databases: Sequence[str] | None) -> Iterator[CheckMessage]:
+    """Databases that work less well, or that are not the one that operations write to."""
+    connection: Any = connections[using]
     options = connection.settings_dict.get("OPTIONS", {})
     if connection.vendor == "sqlite" and str(options.get("transaction_mode")).upper() not in {"IMMEDIATE", "EXCLUSIVE"}:
         yield checks.Warning(
@@ -112,6 +91,21 @@ def _doubtful_connections(using: str, connection: Any) -> Iterator[CheckMessage]
             f"another one has written meanwhile, it fails at once, without waiting for the timeout.",
             hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"} on the database.',
             id="idempotency.W002",
+        )
+    if not _is_tested(connection, may_ask=databases is None or using in databases):
+        yield checks.Warning(
+            f"Database {using!r} is a {connection.display_name} database. This release is tested on PostgreSQL, "
+            f"SQLite, and MariaDB {OLDEST_MARIADB[0]}.{OLDEST_MARIADB[1]} and later.",
+            hint="Keep the records on PostgreSQL.",
+            id="idempotency.W003",
+        )
+    if using != DEFAULT_DB_ALIAS and any(operation.declared["transaction"] for operation in declared_operations()):
+        yield checks.Warning(
+            f"Records are kept in database {using!r}. Operations with transaction=True protect writes to that "
+            f"database only.",
+            hint="Keep records in the database that the protected operations write to, or declare operations that "
+            "write elsewhere with transaction=False and a recovery.",
+            id="idempotency.W001",
         )
 
 
@@ -155,7 +149,7 @@ def _doubtful_durability(using: str) -> Iterator[CheckMessage]:
 
 def _wrong_renewals(databases: Sequence[str]) -> Iterator[CheckMessage]:
     for using, renewals in settings().renewal_databases.items():
-        yield from _wrong_connections(renewals, connections[renewals])
+        yield from _wrong_connections(renewals)
         identity, other_identity = (
             _asked(alias, lambda store: store.identity()) if using in databases else None for alias in (using, renewals)
         )

@@ -7,7 +7,7 @@ wrong guess would leave operations unprotected.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
@@ -20,8 +20,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db.models import Model
 
-from .options.settings import SETTINGS, ProjectOptions
-from .options.table import OPTIONS, Options
+from .options.table import OPTIONS, SETTINGS, Options, ProjectOptions
 
 #: These statuses ask the client to retry later, as every 5xx does. The retry must run again, so they are no outcomes.
 TRANSIENT_STATUSES = frozenset({408, 425, 429})
@@ -101,8 +100,9 @@ class Mistake:
         return f"{self.message} {self.hint} ({self.check_id})"
 
 
-def mistakes_in(entries: object) -> list[Mistake]:
-    """Find the mistakes in a value of ``IDEMPOTENCY``: in each entry, and in the entries together."""
+def mistakes_in_settings() -> list[Mistake]:
+    """Find the mistakes in ``IDEMPOTENCY``: in each entry, and in the entries together."""
+    entries = getattr(django_settings, SETTING, {})
     if not isinstance(entries, Mapping):
         return [
             Mistake(
@@ -112,32 +112,41 @@ def mistakes_in(entries: object) -> list[Mistake]:
             )
         ]
     mistakes = [mistake for name, value in entries.items() if (mistake := _mistake_in_entry(name, value))]
-    return mistakes or list(_contradictions(entries))
+    durations = {name.lower(): entries.get(name, option.default) for name, option in SETTINGS.items()}
+    return mistakes or list(contradictions(SETTING, durations, str.upper, lease_check="E014"))
 
 
-def _contradictions(entries: Mapping[str, Any]) -> Iterator[Mistake]:
-    names = ("TTL", "LEASE", "MAX_KEY_AGE", "BODY_TTL")
-    ttl, lease, max_key_age, body_ttl = (entries.get(name, SETTINGS[name].default) for name in names)
-    if lease >= ttl:
-        yield Mistake(
-            f"IDEMPOTENCY['LEASE'] ({lease}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}).",
-            "The lease is how long a crash blocks a key. The TTL is how long an outcome is kept.",
-            "idempotency.E014",
+def contradictions(
+    subject: str, values: Mapping[str, Any], spell: Callable[[str], str] = str, *, lease_check: str = "E015"
+) -> Iterator[Mistake]:
+    """Find contradictions between durations.
+
+    :param subject: the name of the operation or setting that has the values.
+    :param values: the durations by option. None stands for one that is not set, or not known yet.
+    :param spell: turns an option's name into the name that the subject has for it.
+    """
+    options = ("ttl", "lease", "heartbeat", "max_key_age", "body_ttl")
+    ttl, lease, heartbeat, max_key_age, body_ttl = map(values.get, options)
+
+    def too_long(option: str, reason: str, check: str, rule: str = "must be shorter than") -> Mistake:
+        return Mistake(
+            f"{subject}: {spell(option)} ({values[option]}) {rule} {spell('ttl')} ({ttl}){reason}.",
+            f"Set a shorter {spell(option)} or a longer {spell('ttl')}.",
+            f"idempotency.{check}",
         )
+
+    if ttl is None:
+        return
+    if lease is not None and lease >= ttl:
+        yield too_long("lease", ", because a crash blocks a key until its lease is over", lease_check)
+    if heartbeat is not None and heartbeat > ttl:
+        reason = ", because a run must not outlast the retention of its own key"
+        yield too_long("heartbeat", reason, "E017", "must not be longer than")
     if max_key_age is not None and max_key_age > ttl - CLOCK_SKEW:
-        yield Mistake(
-            f"IDEMPOTENCY['MAX_KEY_AGE'] ({max_key_age}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}) by five "
-            f"minutes, because clocks may differ by as much. A key whose record is gone could run again.",
-            "Set a shorter MAX_KEY_AGE or a longer TTL.",
-            "idempotency.E025",
-        )
+        reason = " by five minutes, because clocks may differ by as much. A key whose record is gone could run again"
+        yield too_long("max_key_age", reason, "E025")
     if body_ttl is not None and body_ttl >= ttl:
-        yield Mistake(
-            f"IDEMPOTENCY['BODY_TTL'] ({body_ttl}) must be shorter than IDEMPOTENCY['TTL'] ({ttl}), at which the whole "
-            f"record is deleted.",
-            "Set a shorter BODY_TTL or a longer TTL, or leave BODY_TTL out.",
-            "idempotency.E028",
-        )
+        yield too_long("body_ttl", ", at which the whole record is deleted", "E028")
 
 
 def _mistake_in_entry(name: Any, value: Any) -> Mistake | None:
@@ -172,9 +181,9 @@ def settings() -> Settings:
 
     :raises ImproperlyConfigured: an entry of ``IDEMPOTENCY`` is wrong.
     """
-    entries = getattr(django_settings, SETTING, {})
-    for mistake in mistakes_in(entries):
+    for mistake in mistakes_in_settings():
         raise ImproperlyConfigured(str(mistake))
+    entries = getattr(django_settings, SETTING, {})
     values = {
         option.name: option.value_of(entries.get(setting, option.default)) for setting, option in SETTINGS.items()
     }

@@ -16,7 +16,7 @@ from typing import Any, Final, Unpack
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from .conf import CLOCK_SKEW, SETTING, Mistake, settings
+from .conf import SETTING, Mistake, contradictions, settings
 from .lifecycle import Recovery
 from .options import validators
 from .options.table import OPTIONS, Arguments, Options, RequestArguments
@@ -77,9 +77,7 @@ class Operation:
             for name, option in OPTIONS.items()
             if (problem := option.problem_of_path(self.declared[name]))
         ]
-        if not found and (contradiction := _contradiction(self.name, vars(self._policy()))):
-            found.append(contradiction)
-        return found
+        return found or list(contradictions(str(self), vars(self._policy())))
 
     @property
     def recovery(self) -> Recovery:
@@ -142,45 +140,9 @@ def _checked(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
             f"Operation {name!r} attaches duplicates to a job, so it needs rebuild=: callable(reference, request) "
             f"that answers 202 while the job runs, and with its outcome afterwards."
         )
-    if contradiction := _contradiction(name, declared):
+    for contradiction in contradictions(f"Operation {name!r}", declared):
         raise ImproperlyConfigured(str(contradiction))
     return declared
-
-
-def _contradiction(name: str, values: Mapping[str, Any]) -> Mistake | None:
-    """Find a contradiction between durations. None stands for a duration that is not known yet."""
-    durations = ("ttl", "lease", "heartbeat", "max_key_age", "body_ttl")
-    ttl, lease, heartbeat, max_key_age, body_ttl = (values[option] for option in durations)
-    if ttl is None:
-        return None
-    if lease is not None and lease >= ttl:
-        return Mistake(
-            f"Operation {name!r} has a lease ({lease}) that is not shorter than its ttl ({ttl}).",
-            "Give the operation a shorter lease= or a longer ttl=.",
-            "idempotency.E015",
-        )
-    if heartbeat is not None and heartbeat > ttl:
-        return Mistake(
-            f"Operation {name!r} has a heartbeat ({heartbeat}) that is longer than its ttl ({ttl}), so a run could "
-            f"outlast the retention of its own key.",
-            "Give the operation a shorter heartbeat= or a longer ttl=.",
-            "idempotency.E017",
-        )
-    if max_key_age is not None and max_key_age > ttl - CLOCK_SKEW:
-        return Mistake(
-            f"Operation {name!r} accepts keys of an age of {max_key_age}, and its ttl is {ttl}. A key whose record is "
-            f"gone could run again, because clocks may differ by five minutes.",
-            "Give the operation a shorter max_key_age= or a longer ttl=.",
-            "idempotency.E025",
-        )
-    if body_ttl is not None and body_ttl >= ttl:
-        return Mistake(
-            f"Operation {name!r} has a body_ttl ({body_ttl}) that is not shorter than its ttl ({ttl}), at which the "
-            f"whole record is deleted.",
-            "Give the operation a shorter body_ttl= or a longer ttl=, or leave body_ttl= and BODY_TTL out.",
-            "idempotency.E028",
-        )
-    return None
 
 
 def _read_again(*, setting: str, **arguments: Any) -> None:

@@ -31,7 +31,7 @@ from django.urls import ResolverMatch
 from ..conf import settings
 from ..http.adapter import Adapter, register
 from ..http.decorators import refuse_excluded
-from ..http.protection import RoutedHandler, held_by, layers_of, protection_of, protects_function
+from ..http.protection import RoutedHandler, decorator_stack, held_by, protection_of, protects_function
 from ..identity import keys
 from ..operation import Operation
 from .openapi import PROBLEMS, add_responses, key_parameter, problem_content
@@ -103,7 +103,7 @@ class NinjaAdapter(Adapter):
 
 
 def _routes_behind(callback: Any) -> list[Any] | None:
-    held = (value for layer in layers_of(callback) for value in held_by(layer))
+    held = (value for layer in decorator_stack(callback) for value in held_by(layer))
     view = next((value for value in held if isinstance(value, PathView)), None)
     return None if view is None else view.operations
 

@@ -5,7 +5,7 @@ that browsers keep back.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from django.apps import AppConfig, apps
@@ -15,7 +15,7 @@ from django.core.checks import CheckMessage, Tags, register
 from django.db import router
 from django.db.models import Model
 
-from ..conf import SETTING, mistakes_in, settings
+from ..conf import mistakes_in_settings, settings
 from ..identity import keys
 from ..operation import Operation, registry
 from ..options.values import ACCEPTED, Attach
@@ -31,6 +31,19 @@ from .protection import class_of
 MIDDLEWARE = "idempotency.http.middleware.IdempotencyMiddleware"
 
 
+def check(*tags: str) -> Callable[[Callable[[], Iterator[CheckMessage]]], Callable[..., list[CheckMessage]]]:
+    """Register a generator of messages as a system check."""
+
+    def decorate(find: Callable[[], Iterator[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
+        def run(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+            return list(find())
+
+        run.__name__, run.__doc__ = find.__name__, find.__doc__
+        return register("idempotency", *tags)(run)
+
+    return decorate
+
+
 def declared_operations() -> list[Operation]:
     """All operations of the project, also those of its views.
 
@@ -42,13 +55,13 @@ def declared_operations() -> list[Operation]:
 
 def _valid_operations() -> list[Operation]:
     """The declared operations whose options can be read. Another check reports the others."""
-    if mistakes_in(getattr(django_settings, SETTING, {})):
+    if mistakes_in_settings():
         return []
     return [operation for operation in declared_operations() if not operation.mistakes()]
 
 
-@register("idempotency", Tags.urls)
-def check_models(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+@check(Tags.urls)
+def check_models() -> Iterator[CheckMessage]:
     """Check the models of protected class-based views whose class names its model."""
     written: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for place in places():
@@ -58,85 +71,14 @@ def check_models(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list
             if model is not None:
                 databases = records_database(operation=operation.name), router.db_for_write(model)
                 written[databases].add(f"{operation.name!r} of {view_class.__name__} ({model._meta.label})")
-    return [
-        checks.Warning(
+    for (records, using), operations in sorted(written.items()):
+        yield checks.Warning(
             f"The operations of these views have transaction=True in the records' database, {records!r}, but their "
             f"models are written to database {using!r}: {', '.join(sorted(operations))}. A crash between the commits "
             f"leaves an effect without its outcome, and a retry runs the operation again.",
             hint=f"Keep the records in {using!r}, or declare the operations with transaction=False and their recovery.",
             id="idempotency.W010",
         )
-        for (records, using), operations in sorted(written.items())
-    ]
-
-
-@register("idempotency", Tags.urls)
-def check_atomic_requests(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Check that ATOMIC_REQUESTS opens no transaction around a protected view, and one around every other view."""
-    if not databases_with_atomic_requests():
-        return []
-    found: list[CheckMessage] = []
-    for place in places():
-        operations = {routed.operation.name for routed in handlers_of(place.callback) if routed.operation is not None}
-        if operations and is_within_atomic_requests(place.callback):
-            found.append(
-                checks.Error(
-                    f"ATOMIC_REQUESTS opens a transaction around {place.route}, where no claim of "
-                    f"{', '.join(map(repr, sorted(operations)))} can be committed: every request is refused.",
-                    hint="Put @idempotent above the other decorators of the method, or mark the view of the URL with "
-                    "django.db.transaction.non_atomic_requests. For Django Ninja, mark the callback of each of "
-                    "api.urls.",
-                    id="idempotency.E031",
-                )
-            )
-        elif has_copied_exemption(place.callback):
-            found.append(
-                checks.Warning(
-                    f"The view of {place.route} has the attributes of a protected view, which functools.wraps() has "
-                    f"copied, but does not seem to call that view. So it is exempt from ATOMIC_REQUESTS, and may run "
-                    f"without protection and without a transaction.",
-                    hint="Put @idempotent on it, or don't use functools.wraps() there.",
-                    id="idempotency.W019",
-                )
-            )
-    return found
-
-
-@register("idempotency", Tags.security)
-def check_cors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Check whether django-cors-headers, if it is installed, lets browsers send the key and read what clients need."""
-    if not apps.is_installed("corsheaders"):
-        return []
-    found: list[CheckMessage] = []
-    if _not_listed("CORS_ALLOW_HEADERS", keys.HEADER):
-        found.append(
-            checks.Warning(
-                f"CORS_ALLOW_HEADERS does not have {keys.HEADER.lower()!r}, so a browser does not send a request with "
-                f"this header from another origin.",
-                hint=f'Set CORS_ALLOW_HEADERS = (*corsheaders.defaults.default_headers, "{keys.HEADER.lower()}").',
-                id="idempotency.W012",
-            )
-        )
-    replayed = sorted({PROFILES[operation.policy.profile].replayed for operation in _valid_operations()})
-    if hidden := _not_listed("CORS_EXPOSE_HEADERS", *replayed, RETENTION_HEADER, STATUS_HEADER, "Retry-After"):
-        found.append(
-            checks.Warning(
-                f"CORS_EXPOSE_HEADERS does not have {', '.join(hidden)}, so a script of another origin can't read "
-                f"what became of its key, or when to retry.",
-                hint=f"Add {', '.join(map(repr, hidden))} to CORS_EXPOSE_HEADERS, and 'Location' if scripts follow it.",
-                id="idempotency.W016",
-            )
-        )
-    return found
-
-
-def _not_listed(setting: str, *names: str) -> list[str]:
-    """The headers that a setting of django-cors-headers leaves out."""
-    listed = {name.lower() for name in getattr(django_settings, setting, ())}
-    # Browsers take "*" for all headers, but not in a request with credentials (Fetch standard, section 3.2).
-    if "*" in listed and not getattr(django_settings, "CORS_ALLOW_CREDENTIALS", False):
-        return []
-    return [name for name in names if name.lower() not in listed]
 
 
 def model_written_elsewhere(view_class: Any, operation: Operation) -> type[Model] | None:
@@ -152,81 +94,124 @@ def model_written_elsewhere(view_class: Any, operation: Operation) -> type[Model
     return None if router.db_for_write(model) == records_database(operation=operation.name) else model
 
 
-@register("idempotency")
-def check_visitors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+@check(Tags.urls)
+def check_atomic_requests() -> Iterator[CheckMessage]:
+    """Check that ATOMIC_REQUESTS opens no transaction around a protected view, and one around every other view."""
+    for place in places() if databases_with_atomic_requests() else ():
+        operations = {routed.operation.name for routed in handlers_of(place.callback) if routed.operation is not None}
+        if operations and is_within_atomic_requests(place.callback):
+            yield checks.Error(
+                f"ATOMIC_REQUESTS opens a transaction around {place.route}, where no claim of "
+                f"{', '.join(map(repr, sorted(operations)))} can be committed: every request is refused.",
+                hint="Put @idempotent above the other decorators of the method, or mark the view of the URL with "
+                "django.db.transaction.non_atomic_requests. For Django Ninja, mark the callback of each of api.urls.",
+                id="idempotency.E031",
+            )
+        elif has_copied_exemption(place.callback):
+            yield checks.Warning(
+                f"The view of {place.route} has the attributes of a protected view, which functools.wraps() has "
+                f"copied, but does not seem to call that view. So it is exempt from ATOMIC_REQUESTS, and may run "
+                f"without protection and without a transaction.",
+                hint="Put @idempotent on it, or don't use functools.wraps() there.",
+                id="idempotency.W019",
+            )
+
+
+@check(Tags.security)
+def check_cors() -> Iterator[CheckMessage]:
+    """Check whether django-cors-headers, if it is installed, lets browsers send the key and read what clients need."""
+    if not apps.is_installed("corsheaders"):
+        return
+    if _not_listed("CORS_ALLOW_HEADERS", keys.HEADER):
+        yield checks.Warning(
+            f"CORS_ALLOW_HEADERS does not have {keys.HEADER.lower()!r}, so a browser does not send a request with "
+            f"this header from another origin.",
+            hint=f'Set CORS_ALLOW_HEADERS = (*corsheaders.defaults.default_headers, "{keys.HEADER.lower()}").',
+            id="idempotency.W012",
+        )
+    replayed = sorted({PROFILES[operation.policy.profile].replayed for operation in _valid_operations()})
+    if hidden := _not_listed("CORS_EXPOSE_HEADERS", *replayed, RETENTION_HEADER, STATUS_HEADER, "Retry-After"):
+        yield checks.Warning(
+            f"CORS_EXPOSE_HEADERS does not have {', '.join(hidden)}, so a script of another origin can't read "
+            f"what became of its key, or when to retry.",
+            hint=f"Add {', '.join(map(repr, hidden))} to CORS_EXPOSE_HEADERS, and 'Location' if scripts follow it.",
+            id="idempotency.W016",
+        )
+
+
+def _not_listed(setting: str, *names: str) -> list[str]:
+    """The headers that a setting of django-cors-headers leaves out."""
+    listed = {name.lower() for name in getattr(django_settings, setting, ())}
+    # Browsers take "*" for all headers, but not in a request with credentials (Fetch standard, section 3.2).
+    if "*" in listed and not getattr(django_settings, "CORS_ALLOW_CREDENTIALS", False):
+        return []
+    return [name for name in names if name.lower() not in listed]
+
+
+@check()
+def check_visitors() -> Iterator[CheckMessage]:
     """Say what an anonymous account means, where an operation accepts one."""
     names = sorted(
         repr(operation.name) for operation in _valid_operations() if operation.policy.account is user_or_visitor
     )
-    if not names:
-        return []
-    return [
-        checks.Warning(
+    if names:
+        yield checks.Warning(
             f"Anonymous visitors may use {', '.join(names)}. Only a cookie says who a visitor is: one who deletes it, "
             f"uses another browser or logs in is another account, and a retry with the same key runs again.",
             hint="Call remember_visitor() where the form is shown. Silence this check if a second run is acceptable.",
             id="idempotency.W011",
         )
-    ]
 
 
-@register("idempotency")
-def check_profiles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_profiles() -> Iterator[CheckMessage]:
     """Check that each operation keeps the rules of its profile that its other options could break."""
-    return [message for operation in _valid_operations() for message in _broken_rules(operation)]
-
-
-def _broken_rules(operation: Operation) -> Iterator[CheckMessage]:
-    policy, profile = operation.policy, PROFILES[operation.policy.profile]
-    subject = f"Operation {operation.name!r} of profile {policy.profile!r}"
-    if policy.ttl < profile.least_retention:
-        yield checks.Warning(
-            f"{subject} keeps its outcomes for {policy.ttl}.",
-            hint=f"The profile asks for at least {profile.least_retention}: a longer ttl= or TTL.",
-            id="idempotency.W020",
-        )
-    if profile.needs_key and not policy.required:
-        yield checks.Warning(
-            f"{subject} lets a request without a key run.",
-            hint="The profile refuses such a request: leave out required=False.",
-            id="idempotency.W021",
-        )
-    if profile.forgets_server_errors and any(map(policy.recordable, range(500, 600))):
-        yield checks.Warning(
-            f"{subject} records responses with a status of 5xx.",
-            hint="By the profile a retry after a 5xx runs again: a recordable= or RECORDABLE that is False for them.",
-            id="idempotency.W022",
-        )
-    if profile.needs_conflict and (policy.in_progress is ACCEPTED or isinstance(policy.in_progress, Attach)):
-        yield checks.Warning(
-            f"{subject} answers a duplicate of a running request with 202.",
-            hint="The profile asks for 409: leave in_progress= at CONFLICT or Wait.",
-            id="idempotency.W023",
-        )
-
-
-@register("idempotency", Tags.urls)
-def check_every_route(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Check that the middleware is there that ``EVERY_ROUTE`` needs, and name the routes that it can't protect."""
-    if mistakes_in(getattr(django_settings, SETTING, {})) or not settings().every_route:
-        return []
-    messages: list[CheckMessage] = []
-    if MIDDLEWARE not in django_settings.MIDDLEWARE:
-        messages.append(
-            checks.Error(
-                "EVERY_ROUTE protects nothing without its middleware.",
-                hint=f"Add {MIDDLEWARE!r} to MIDDLEWARE.",
-                id="idempotency.E044",
+    for operation in _valid_operations():
+        policy, profile = operation.policy, PROFILES[operation.policy.profile]
+        subject = f"Operation {operation.name!r} of profile {policy.profile!r}"
+        if policy.ttl < profile.least_retention:
+            yield checks.Warning(
+                f"{subject} keeps its outcomes for {policy.ttl}.",
+                hint=f"The profile asks for at least {profile.least_retention}: a longer ttl= or TTL.",
+                id="idempotency.W020",
             )
+        if profile.needs_key and not policy.required:
+            yield checks.Warning(
+                f"{subject} lets a request without a key run.",
+                hint="The profile refuses such a request: leave out required=False.",
+                id="idempotency.W021",
+            )
+        if profile.forgets_server_errors and any(map(policy.recordable, range(500, 600))):
+            yield checks.Warning(
+                f"{subject} records responses with a status of 5xx.",
+                hint="By the profile a retry after a 5xx runs again: a recordable= or RECORDABLE that is False for "
+                "them.",
+                id="idempotency.W022",
+            )
+        if profile.needs_conflict and (policy.in_progress is ACCEPTED or isinstance(policy.in_progress, Attach)):
+            yield checks.Warning(
+                f"{subject} answers a duplicate of a running request with 202.",
+                hint="The profile asks for 409: leave in_progress= at CONFLICT or Wait.",
+                id="idempotency.W023",
+            )
+
+
+@check(Tags.urls)
+def check_every_route() -> Iterator[CheckMessage]:
+    """Check that the middleware is there that ``EVERY_ROUTE`` needs, and name the routes that it can't protect."""
+    if mistakes_in_settings() or not settings().every_route:
+        return
+    if MIDDLEWARE not in django_settings.MIDDLEWARE:
+        yield checks.Error(
+            "EVERY_ROUTE protects nothing without its middleware.",
+            hint=f"Add {MIDDLEWARE!r} to MIDDLEWARE.",
+            id="idempotency.E044",
         )
     left_out = [(place, reasons_left_out.get(place.pattern)) for place in places()]
     routes = [f"{place.route} ({reason})" for place, reason in left_out if reason is not None]
     if routes:
-        messages.append(
-            checks.Warning(
-                f"EVERY_ROUTE can't protect {len(routes)} routes: {', '.join(routes)}",
-                hint="Put @idempotent closest to their functions, or name them in EXCEPT_ROUTES.",
-                id="idempotency.W024",
-            )
+        yield checks.Warning(
+            f"EVERY_ROUTE can't protect {len(routes)} routes: {', '.join(routes)}",
+            hint="Put @idempotent closest to their functions, or name them in EXCEPT_ROUTES.",
+            id="idempotency.W024",
         )
-    return messages

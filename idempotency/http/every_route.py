@@ -35,7 +35,7 @@ from ..options.validators import MAX_NAME_LENGTH
 from .adapter import Adapter, adapters, handlers_of
 from .decorators import Protected, inherited
 from .handler import EveryDatabase, exempted_by_project
-from .protection import RoutedHandler, class_of, held_by, is_within_atomic, layers_of
+from .protection import RoutedHandler, class_of, decorator_stack, held_by, is_within_atomic
 
 UNSAFE = ("POST", "PUT", "PATCH", "DELETE")
 
@@ -82,7 +82,8 @@ def protect_every_route(resolver: URLResolver) -> None:
     with _lock:  # no request is served before all routes are protected
         if resolver not in _done:
             for place in _places(resolver.url_patterns):
-                names = (place.route, place.name, dotted(class_of(place.callback) or [*layers_of(place.callback)][-1]))
+                view = class_of(place.callback) or [*decorator_stack(place.callback)][-1]
+                names = (place.route, place.name, dotted(view))
                 is_excepted = any(fnmatchcase(name, pattern) for name in names for pattern in settings().except_routes)
                 if not place.in_admin and not is_excepted:
                     _protect(place)
@@ -113,7 +114,7 @@ def _protected(callback: Any, handlers: list[RoutedHandler], operation: Operatio
     :raises LookupError: a decorator can't be made again, or opens a transaction in which no claim can be committed.
     :raises ImproperlyConfigured: the handlers can't be protected.
     """
-    layers, view_class = [*layers_of(callback)], class_of(callback)
+    layers, view_class = [*decorator_stack(callback)], class_of(callback)
     if view_class is None:
         inner = layers[-1]
         protected: Any = ByRoute(operation, inner)

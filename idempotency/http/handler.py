@@ -26,7 +26,7 @@ from ..operation import Operation
 from ..outcome import Outcome
 from ..store import is_transaction_open
 from .adapter import handlers_of
-from .protection import Protection, layers_of
+from .protection import Protection, decorator_stack
 
 #: The attribute of Django's request that holds its ``_ViewTransactions`` while they are open.
 _OPENED = "_idempotency_atomic_request"
@@ -53,7 +53,7 @@ class EveryDatabase(set[str]):
 def opens_its_transactions(callback: object) -> bool:
     """Whether a call of ``callback`` leads to a view that is exempt because it opens the transactions itself."""
     exemption = getattr(callback, "_non_atomic_requests", None)
-    return isinstance(exemption, EveryDatabase) and any(layer is exemption.view for layer in layers_of(callback))
+    return isinstance(exemption, EveryDatabase) and any(layer is exemption.view for layer in decorator_stack(callback))
 
 
 def has_copied_exemption(callback: object) -> bool:

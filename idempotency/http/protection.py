@@ -81,10 +81,10 @@ def protects_function(operation: Operation, method: str, served: Collection[str]
 
 def protection_of(handler: object) -> Protection | None:
     """The protection of a handler, even if there are decorators above it."""
-    return next((layer for layer in layers_of(handler) if isinstance(layer, Protection)), None)
+    return next((layer for layer in decorator_stack(handler) if isinstance(layer, Protection)), None)
 
 
-def layers_of(handler: object) -> Iterator[Any]:
+def decorator_stack(handler: object) -> Iterator[Any]:
     """A handler, the function that it decorates, and so on inwards, as far as each holds the next one."""
     layer: Any = handler
     while layer is not None:
@@ -98,7 +98,7 @@ def layers_of(handler: object) -> Iterator[Any]:
 
 def class_of(callback: object) -> Any:
     """The class of a view that ``as_view()`` made, even if there are decorators around it; or None."""
-    for layer in layers_of(callback):
+    for layer in decorator_stack(callback):
         if isinstance(layer, FunctionType):
             named = getattr(layer, "cls", getattr(layer, "view_class", None))
             if named is not None and any(value is named for value in held_by(layer)):
@@ -126,7 +126,7 @@ def is_within_atomic(outermost: Iterable[Any]) -> bool:
     :param outermost: the callback of a URL, and the handlers and methods of its class.
     """
     for outer in outermost:
-        for layer in takewhile(lambda layer: not isinstance(layer, Protection), layers_of(outer)):
+        for layer in takewhile(lambda layer: not isinstance(layer, Protection), decorator_stack(outer)):
             for value in held_by(layer):
                 # method_decorator() holds one decorator or a list of them.
                 parts = value if isinstance(value, (list, tuple)) else [value]

@@ -22,7 +22,7 @@ from .adapter import adapters, handlers_of
 from .checks import model_written_elsewhere
 from .every_route import ByRoute, Place, dotted, places, reasons_left_out
 from .handler import is_within_atomic_requests
-from .protection import SAFE_METHODS, RoutedHandler, class_of, is_within_atomic, layers_of, protection_of
+from .protection import SAFE_METHODS, RoutedHandler, class_of, decorator_stack, is_within_atomic, protection_of
 
 
 class Verdict(StrEnum):
@@ -130,7 +130,7 @@ def _routes_of(place: Place) -> Iterator[AuditedRoute]:
             "ANY", place.route, place.name, f"{dotted(view_class)}.dispatch", Verdict.UNDECLARED, reasons=(doubt,)
         )
     for routed in handlers:
-        view = f"{dotted(view_class)}.{routed.name}" if routed.name else dotted([*layers_of(routed.handler)][-1])
+        view = f"{dotted(view_class)}.{routed.name}" if routed.name else dotted([*decorator_stack(routed.handler)][-1])
         if routed.methods:
             methods = _served(routed, place.callback, view_class)
         else:

@@ -1,14 +1,14 @@
-"""The options of an operation, each declared once.
+"""The options of an operation and the entries of ``IDEMPOTENCY``, each declared once.
 
-``Options`` is that declaration: the type of each value in force, and an ``Option`` with everything else. The
-constructor of ``Operation``, the settings, the system checks and their hints are derived from it. The types of the
-keyword arguments are in ``Arguments`` and ``RequestArguments``, because a caller may leave one out, or name a function
-by its path. A test compares both with the documentation's list.
+``Options`` and ``ProjectOptions`` are that declaration: the type of each value in force, and an ``Option`` with
+everything else. The constructor of ``Operation``, the settings, the system checks and their hints are derived from it.
+``docs/reference/settings.md`` says what each option means. The types of the keyword arguments are in ``Arguments`` and
+``RequestArguments``, because a caller may leave one out, or name a function by its path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, Final, TypedDict
@@ -37,32 +37,23 @@ DEFAULT_RECORDED_HEADERS: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Option:
     """One option of an operation, or one entry of ``IDEMPOTENCY``."""
 
+    #: The validator: returns what is wrong with a value, or None.
+    problem_of: Callable[[Any], str | None]
     #: The keyword argument. The attribute of this name of ``Options`` or ``Settings`` has the value in force.
     name: str = ""
-    #: The entry of ``IDEMPOTENCY`` that sets the default, or None if there is no such entry.
+    #: The entry of ``IDEMPOTENCY``: the name in capitals, if nothing else is declared. None: there is no such entry.
     setting: str | None = None
     #: The value in force if neither the argument nor the setting is given.
     default: Any = None
-    #: The validator: returns what is wrong with a value, or None.
-    problem_of: Callable[[Any], str | None]
-    #: The type, as the documentation's list writes it.
-    takes: str
-    #: The meaning, as the documentation's list writes it.
-    meaning: str
-    #: The id of the system check for the setting.
+    #: The id and the advice of the system check for the setting.
     check_id: str = ""
-    #: The advice of the system check.
     hint: str = ""
-    #: False if a text is a value itself, and not the dotted path of one.
-    is_path: bool = True
     #: True if a message must not show the value.
     is_secret: bool = False
-    #: False for an entry of ``IDEMPOTENCY`` that is the same for all operations.
-    is_argument: bool = True
 
     def problem_of_setting(self, value: Any) -> str | None:
         """What is wrong with a value of the setting, or None. A dotted path is imported."""
@@ -73,44 +64,42 @@ class Option:
         return self.problem_of(value) or self.problem_of_path(value)
 
     def complaint(self, subject: str, problem: str, value: Any) -> str:
-        """Describe a wrong value in a sentence. The value itself is left out if it is a secret.
-
-        :param subject: the setting or argument that has the value.
-        :param problem: what ``problem_of_setting()`` or ``problem_of_path()`` returned.
-        :param value: the wrong value.
-        """
+        """Say in a sentence that the value of a setting or an argument has a problem, as the validators describe it."""
         if self.is_secret:
             return f"{subject} {problem}."
-        return (
-            f"{subject} {problem}, not {value!r}."
-            if problem.startswith("must ")
-            else f"{subject} is {value!r}, which {problem}."
-        )
+        if problem.startswith("must "):
+            return f"{subject} {problem}, not {value!r}."
+        return f"{subject} is {value!r}, which {problem}."
 
     def value_of(self, value: Any) -> Any:
         """The value in force for the argument or the setting ``value``, which may be a dotted path.
 
         :raises ImportError: the path names no object.
         """
-        return import_string(value) if isinstance(value, str) and self.is_path else value
+        return import_string(value) if self._is_path(value) else value
 
     def problem_of_path(self, value: Any) -> str | None:
-        """If the value is a text: what is wrong with it as a dotted path to a callable. Otherwise None."""
-        if not isinstance(value, str) or not self.is_path:
-            return None
+        """If the value is a dotted path: what is wrong with it as a path to a callable. Otherwise None."""
         try:
-            return None if callable(self.value_of(value)) else "must name a callable"
+            return "must name a callable" if self._is_path(value) and not callable(self.value_of(value)) else None
         except ImportError as error:
             return f"can't be imported ({error})"
 
+    def _is_path(self, value: Any) -> bool:
+        return isinstance(value, str) and self.problem_of is validators.callable_or_path
 
-def option(**declaration: Any) -> Any:
+
+def option(problem_of: Callable[[Any], str | None], **declaration: Any) -> Any:
     """Declare an ``Option`` as a field of a dataclass, which has the value in force."""
-    return field(metadata={"option": Option(**declaration)})
+    return field(metadata={"option": Option(problem_of, **declaration)})
 
 
 def options_of(declared: type) -> Mapping[str, Option]:
-    return {each.name: replace(each.metadata["option"], name=each.name) for each in fields(declared)}
+    options = {each.name: each.metadata["option"] for each in fields(declared)}
+    return {
+        name: replace(option, name=name, setting=option.setting or (name.upper() if option.check_id else None))
+        for name, option in options.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -118,179 +107,155 @@ class Options:
     """The options of an operation, with their values in force."""
 
     ttl: timedelta = option(
-        setting="TTL",
+        validators.positive_duration,
         # Longer than clients and queues go on retrying. The usual longest case is a dead-letter queue that is
         # replayed on Monday and holds requests of Friday.
         default=timedelta(days=3),
-        problem_of=validators.positive_duration,
-        takes="timedelta",
-        meaning="retention: how long an outcome is kept and a retry recognised",
         check_id="idempotency.E003",
         hint="For example timedelta(days=3). It must be longer than any client or queue goes on retrying.",
     )
     lease: timedelta = option(
-        setting="LEASE",
+        validators.positive_duration,
         # Longer than a handler may take. The usual worker timeout is 30 s.
         default=timedelta(seconds=60),
-        problem_of=validators.positive_duration,
-        takes="timedelta",
-        meaning="how long a claim is presumed alive; shorter than the retention",
         check_id="idempotency.E004",
         hint="For example timedelta(seconds=60). It must be longer than the slowest handler may take.",
     )
     body_ttl: timedelta | None = option(
-        setting="BODY_TTL",
-        problem_of=validators.positive_duration,
-        takes="timedelta",
-        meaning="how long the response of a completed record is kept; shorter than the retention. Later, a purge "
-        "deletes it, and a retry is answered by `rebuild` or with 409. None: as long as the record",
+        validators.positive_duration,
         check_id="idempotency.E027",
         hint="For example timedelta(hours=24). It must be shorter than TTL.",
     )
     max_key_age: timedelta | None = option(
-        setting="MAX_KEY_AGE",
-        problem_of=validators.positive_duration,
-        takes="timedelta",
-        meaning="a request that would begin under an older key is refused, if the key carries its time; at least "
-        "five minutes shorter than the retention",
+        validators.positive_duration,
         check_id="idempotency.E023",
         hint="For example timedelta(days=2). It must be shorter than TTL by five minutes or more.",
     )
     timed_keys: bool = option(
-        setting="TIMED_KEYS",
+        validators.flag,
         default=False,
-        problem_of=validators.flag,
-        takes="bool",
-        meaning="True: a request that would begin under a key without a time, other than a derived key, is refused",
         check_id="idempotency.E024",
         hint="True accepts version 7 UUIDs, ULIDs and derived keys only.",
     )
-    heartbeat: timedelta | None = option(
-        problem_of=validators.positive_duration,
-        takes="timedelta",
-        meaning="renews the lease while the handler runs, for this long in total; not above the retention",
-    )
-    idle_timeout: timedelta | None = option(
-        problem_of=validators.positive_duration,
-        takes="timedelta",
-        meaning="PostgreSQL ends the handler's transaction when it has been idle for this long",
-    )
+    heartbeat: timedelta | None = option(validators.positive_duration)
+    idle_timeout: timedelta | None = option(validators.positive_duration)
     in_progress: InProgressAnswer = option(
-        setting="IN_PROGRESS",
+        validators.in_progress,
         default=CONFLICT,
-        problem_of=validators.in_progress,
-        takes="`CONFLICT`, `ACCEPTED`, `Wait(seconds)`; for one operation also `Attach(location)`",
-        meaning="what a duplicate gets while the first request runs: 409, 202, or up to 30 s of waiting and then 409",
         check_id="idempotency.E005",
         hint="Import CONFLICT, ACCEPTED or Wait from idempotency.",
     )
     required: bool = option(
-        setting="REQUIRED",
+        validators.flag,
         default=True,
-        problem_of=validators.flag,
-        takes="bool",
-        meaning="False: a request without a key runs unprotected",
         check_id="idempotency.E006",
         hint="False lets a request without a key run unprotected.",
     )
     methods: Collection[str] = option(
-        setting="METHODS",
+        validators.methods,
         default=("POST", "PATCH"),
-        problem_of=validators.methods,
-        takes="names in capitals",
-        meaning="which methods are protected; others pass through",
         check_id="idempotency.E007",
         hint='For example ("POST", "PATCH").',
     )
     account: Callable[[Any], str | None] = option(
-        setting="ACCOUNT",
+        validators.callable_or_path,
         default="idempotency.conf.authenticated_user",
-        problem_of=validators.callable_or_path,
-        takes="callable(request) → str or None, or its dotted path",
-        meaning="whose key it is; None refuses the request. The default is the authenticated user's primary key",
         check_id="idempotency.E008",
         hint="A function of the request that returns the account's identifier as a str, or None to refuse.",
     )
     recordable: Callable[[int], bool] = option(
-        setting="RECORDABLE",
+        validators.callable_or_path,
         default="idempotency.conf.is_recordable",
-        problem_of=validators.callable_or_path,
-        takes="callable(status) → bool, or its dotted path",
-        meaning="which statuses are outcomes. The default: all but 408, 425, 429 and 5xx",
         check_id="idempotency.E009",
         hint="A function of the status (int) that returns whether it is an outcome (bool).",
     )
     headers: Collection[str] = option(
+        validators.recorded_headers,
         setting="RECORDED_HEADERS",
         default=DEFAULT_RECORDED_HEADERS,
-        problem_of=validators.recorded_headers,
-        takes="names",
-        meaning="headers kept with an outcome, besides Content-Type; `X-Shop-*` names all that begin so. "
-        "Cookies and credentials never are",
         check_id="idempotency.E010",
         hint='For example ("Location", "ETag", "X-Shop-*"). Cookies and credentials are never recorded.',
     )
     max_body: int = option(
-        setting="MAX_BODY",
-        default=1024 * 1024,
-        problem_of=validators.positive_bytes,
-        takes="bytes",
-        meaning="the largest body that is recorded; a larger one is refused and nothing commits",
-        check_id="idempotency.E011",
-        hint="For example 1024 * 1024.",
+        validators.positive_bytes, default=1024 * 1024, check_id="idempotency.E011", hint="For example 1024 * 1024."
     )
-    transaction: bool = option(
-        default=True,
-        problem_of=validators.flag,
-        takes="bool",
-        meaning="handler and record in one transaction of the record's database",
-    )
-    recovery: Recovery = option(
-        default=REEXECUTE,
-        problem_of=validators.recovery,
-        takes="`REEXECUTE`, `Reconcile(fn)` or `PARK`",
-        meaning="what an abandoned claim means; must be given with `transaction=False`",
-    )
-    command: Callable[..., Any] | None = option(
-        problem_of=validators.callable_object,
-        takes="callable(request) → object, or a DRF serializer class",
-        meaning="what the fingerprint is taken of, instead of the parsed body",
-    )
-    rebuild: Callable[[str, Any], Any] | None = option(
-        problem_of=validators.callable_object,
-        takes="callable(reference, request) → response",
-        meaning="answers a replay from a reference instead of a recorded body; with `body_ttl`, once the body is "
-        "deleted",
-    )
-    redact: Callable[[int, Mapping[str, str], bytes], bytes] | None = option(
-        problem_of=validators.callable_object,
-        takes="callable(status, headers, body) → body as bytes",
-        meaning="removes from a body what must not be recorded; a replay has the redacted body",
-    )
+    transaction: bool = option(validators.flag, default=True)
+    recovery: Recovery = option(validators.recovery, default=REEXECUTE)
+    command: Callable[..., Any] | None = option(validators.callable_object)
+    rebuild: Callable[[str, Any], Any] | None = option(validators.callable_object)
+    redact: Callable[[int, Mapping[str, str], bytes], bytes] | None = option(validators.callable_object)
     key: Callable[[Any], str | None] | None = option(
-        setting="KEY",
-        problem_of=validators.callable_or_path,
-        takes="callable(request) → str or None, or its dotted path",
-        meaning="where the key is, if it is not in the header: a form's field, a webhook's event id. None: it is "
-        "in the header only",
+        validators.callable_or_path,
         check_id="idempotency.E022",
         hint="A function of the request that returns the key as a str, or None if the request has none of its own.",
     )
     profile: str = option(
-        setting="PROFILE",
+        validators.profile,
         default=IETF,
-        problem_of=validators.profile,
-        is_path=False,
-        takes='`"ietf"`, `"stripe"` or `"acp"`',
-        meaning="the names and statuses on the wire: the IETF draft's, those of Stripe's API, or those of the "
-        "Agentic Commerce Protocol",
         check_id="idempotency.E040",
         hint="The reference page of the wire has a table of the profiles.",
     )
 
 
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ProjectOptions:
+    """The entries that apply to all operations, with their values in force. None is an argument of an operation."""
+
+    max_retry_after: timedelta = option(
+        validators.positive_duration,
+        default=timedelta(seconds=30),
+        check_id="idempotency.E013",
+        hint="For example timedelta(seconds=30).",
+    )
+    error_response: Callable[[Any, Any], Any] | None = option(
+        validators.callable_or_path,
+        check_id="idempotency.E012",
+        hint="A function of the request and the error that returns a response.",
+    )
+    every_route: bool = option(
+        validators.flag,
+        default=False,
+        check_id="idempotency.E042",
+        hint="True protects the routes without a decorator.",
+    )
+    except_routes: Collection[str] = option(
+        validators.names, default=(), check_id="idempotency.E043", hint='For example ("/webhooks/*", "signup").'
+    )
+    problem_docs: str | None = option(
+        validators.url,
+        check_id="idempotency.E041",
+        hint='For example "https://docs.example.com/idempotency/problems.html".',
+    )
+    fingerprint_keys: Sequence[str | bytes] | None = option(
+        validators.secrets,
+        check_id="idempotency.E019",
+        hint="For example [NEW_SECRET, OLD_SECRET]. Keep the old secret for as long as records made with it are kept.",
+        is_secret=True,
+    )
+    encryption_keys: Sequence[str | bytes] | None = option(
+        validators.fernet_keys,
+        check_id="idempotency.E026",
+        hint="For example [NEW_KEY, OLD_KEY], each made by cryptography.fernet.Fernet.generate_key(). Keep an old key "
+        "for as long as records made with it are kept.",
+        is_secret=True,
+    )
+    renewal_databases: Mapping[str, str] = option(
+        validators.aliases,
+        default={},
+        check_id="idempotency.E029",
+        hint='For example {"default": "renewals"}, with both aliases in DATABASES.',
+    )
+
+
 #: The options of an operation, by name.
 OPTIONS: Final = options_of(Options)
+
+#: All entries of ``IDEMPOTENCY``, by name: the defaults of options, and those of the project.
+SETTINGS: Final[Mapping[str, Option]] = {
+    option.setting: option
+    for option in (*OPTIONS.values(), *options_of(ProjectOptions).values())
+    if option.setting is not None
+}
 
 
 class Arguments(TypedDict, total=False):

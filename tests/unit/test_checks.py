@@ -21,7 +21,7 @@ from django.test import override_settings
 from idempotency import PARK, Attach, Operation
 from idempotency.checks import check_databases, check_settings
 from idempotency.conf import settings
-from idempotency.options.settings import SETTINGS
+from idempotency.options.table import SETTINGS
 from idempotency.store import Replication, store_for
 from tests.aliases import another_alias
 from tests.operations import forgetting_operations

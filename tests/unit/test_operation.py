@@ -16,8 +16,7 @@ from django.test import override_settings
 from idempotency import ACCEPTED, CONFLICT, PARK, REEXECUTE, Operation, Wait, claim, idempotent
 from idempotency.conf import Settings, settings
 from idempotency.operation import operation_for, registry
-from idempotency.options.settings import SETTINGS
-from idempotency.options.table import OPTIONS, Options, RequestArguments
+from idempotency.options.table import OPTIONS, SETTINGS, Options, RequestArguments
 from tests.operations import forgetting_operations
 
 
@@ -72,14 +71,14 @@ def test_what_is_declared_wins_over_the_settings_even_when_it_is_false() -> None
         # What an option refuses as a setting, it refuses here: ``test_checks``.
         ({"ttl": timedelta(0)}, "ttl must be a positive timedelta"),
         ({"lease": 60}, "lease must be a positive timedelta"),
-        ({"ttl": timedelta(seconds=9), "lease": timedelta(seconds=9)}, "lease .* not shorter than its ttl"),
-        ({"ttl": timedelta(hours=1), "heartbeat": timedelta(hours=2)}, "heartbeat .* longer than its ttl"),
+        ({"ttl": timedelta(seconds=9), "lease": timedelta(seconds=9)}, "lease .* must be shorter than ttl"),
+        ({"ttl": timedelta(hours=1), "heartbeat": timedelta(hours=2)}, "heartbeat .* must not be longer than ttl"),
         ({"heartbeat": timedelta(0)}, "heartbeat must be a positive timedelta"),
         ({"transaction": 0}, "transaction must be True or False"),
         ({"recovery": "park"}, "recovery must be REEXECUTE, PARK or Reconcile"),
         ({"in_progress": 409}, "in_progress must be CONFLICT, ACCEPTED, Wait.* or Attach"),
         ({"headers": [b"Location"]}, "headers must be a collection of names"),
-        ({"ttl": timedelta(hours=1), "body_ttl": timedelta(hours=1)}, "body_ttl .* not shorter than its ttl"),
+        ({"ttl": timedelta(hours=1), "body_ttl": timedelta(hours=1)}, "body_ttl .* must be shorter than ttl"),
         ({"max_body": True}, "max_body must be a positive number of bytes"),
         ({"account": 7}, "account must be a callable or a dotted path"),
         ({"command": 7}, "command must be a callable"),

@@ -177,7 +177,7 @@ def _table_of_records(read: Stats) -> dict[str, Any]:
             (_("longest overdue"), format_duration(timedelta(seconds=overdue))),
             (_("size with indexes"), gettext("unknown") if size is None else f"{size / 1e6:,.1f} MB"),
         ],
-        "nobody_recovers": overdue > 300,
+        "recovery_is_overdue": overdue > 300,
     }
 
 
@@ -244,7 +244,7 @@ def _outbox(shown: Any, request: HttpRequest) -> tuple[Stuck, dict[str, Any]]:
     return dead, {
         "pending": f"{waiting.pending:,}",
         "oldest_due": None if oldest is None else format_duration(oldest),
-        "nobody_relays": oldest is not None and oldest > timedelta(minutes=1),
+        "relay_is_overdue": oldest is not None and oldest > timedelta(minutes=1),
         "url": _list_url(shown, state="due"),
     }
 
