@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import FrameType
@@ -74,33 +74,24 @@ class ExplainedCommand(BaseCommand):
         self.stdout.flush()
 
 
-class Stop:
+class Stop(ExitStack):
     """Within its block, remembers the first SIGINT or SIGTERM instead of ending the process, so that the command ends
     between two batches. A second signal has its usual effect.
     """
 
-    def __init__(self) -> None:
-        self.signum: int | None = None
-        self._previous: dict[signal.Signals, Any] = {}
+    signum: int | None = None
 
     def __enter__(self) -> Stop:  # noqa: PYI034 - Self needs Python 3.11
         # Python handles signals in the main thread only. In another thread the process's own handlers remain in force.
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):
-                self._previous[signum] = signal.signal(signum, self._note)
+                previous = signal.signal(signum, self._note)  # None if it was not installed from Python
+                self.callback(signal.signal, signum, previous or signal.SIG_DFL)
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self.restore()
-
-    def restore(self) -> None:
-        while self._previous:
-            signum, handler = self._previous.popitem()
-            signal.signal(signum, handler or signal.SIG_DFL)  # None if the handler was not installed from Python
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
-        self.restore()
+        self.close()  # puts the handlers back
 
     def sleep(self, seconds: float) -> bool:
         """:returns: whether to go on, because no signal has arrived."""
@@ -121,19 +112,23 @@ def counted(count: int, name: str) -> str:
     return f"1 {name}" if count == 1 else f"{count:,} {name}s"
 
 
+def require(is_right: bool, message: str) -> None:
+    """End the command with a message if an argument is wrong. call_command() does not parse the values it is given."""
+    if not is_right:
+        raise CommandError(message, returncode=EXIT_USAGE)
+
+
 def add_batch_size(parser: CommandParser, of_what: str, default: int, largest: int) -> None:
     text = f"{of_what}, up to {largest} (default: %(default)s)"
     parser.add_argument("--batch-size", type=int, default=default, metavar="N", help=text)
 
 
 def check_batch_size(batch_size: int, largest: int) -> None:
-    if not 1 <= batch_size <= largest:
-        raise CommandError(f"--batch-size must be between 1 and {largest}.", returncode=EXIT_USAGE)
+    require(1 <= batch_size <= largest, f"--batch-size must be between 1 and {largest}.")
 
 
 def check_database(using: str) -> None:
-    if using not in connections:
-        raise CommandError(f"--database: there is no database {using!r} in DATABASES.", returncode=EXIT_USAGE)
+    require(using in connections, f"--database: there is no database {using!r} in DATABASES.")
 
 
 def refusal(using: str, error: DatabaseError) -> str:
@@ -180,12 +175,8 @@ class BatchCommand(ExplainedCommand, ABC, Generic[_Result]):
     exit_code: ClassVar[int] = EXIT_REFUSED
 
     using: str
-    batch_size: int
-    max_batches: int | None
     #: Seconds between two batches.
     pause: float = 0.0
-    options: Mapping[str, Any]
-    verbosity: int
 
     def default_database(self) -> str:
         """The alias of the database, unless ``--database`` names another one."""
@@ -221,29 +212,17 @@ class BatchCommand(ExplainedCommand, ABC, Generic[_Result]):
             )
         parser.add_argument("--database", metavar="ALIAS", help="default: the database that the rows are written to")
 
-    def handle(
-        self,
-        *args: object,
-        batch_size: int,
-        max_batches: int | None,
-        dry_run: bool,
-        database: str | None,
-        watch: float | None = None,
-        **options: Any,
-    ) -> None:
-        # call_command() does not parse its values, so they are checked here and not by the parser.
-        check_batch_size(batch_size, self.largest_batch)
-        if max_batches is not None and max_batches < 1:
-            raise CommandError("--max-batches must be 1 or more.", returncode=EXIT_USAGE)
-        if watch is not None and not 0 < watch <= MAX_PAUSE:
-            raise CommandError(f"--watch must be above 0 and up to {MAX_PAUSE:.0f} seconds.", returncode=EXIT_USAGE)
-        if watch is not None and dry_run:
-            raise CommandError("--watch and --dry-run exclude each other.", returncode=EXIT_USAGE)
+    def handle(self, *args: object, **options: Any) -> None:
+        watch, dry_run, self.max_batches = options.get("watch"), options["dry_run"], options["max_batches"]
+        self.options, self.verbosity, self.batch_size = options, options["verbosity"], options["batch_size"]
+        check_batch_size(self.batch_size, self.largest_batch)
+        require(self.max_batches is None or self.max_batches >= 1, "--max-batches must be 1 or more.")
+        is_pause = watch is None or 0 < watch <= MAX_PAUSE
+        require(is_pause, f"--watch must be above 0 and up to {MAX_PAUSE:.0f} seconds.")
+        require(watch is None or not dry_run, "--watch and --dry-run exclude each other.")
         self.take_options(options)
-        self.using = self.default_database() if database is None else database
+        self.using = self.default_database() if options["database"] is None else options["database"]
         check_database(self.using)
-        self.batch_size, self.max_batches = batch_size, max_batches
-        self.options, self.verbosity = options, options["verbosity"]
         with refusals_as_errors(self.using, self.refused):
             if dry_run:
                 self.count()
@@ -254,27 +233,26 @@ class BatchCommand(ExplainedCommand, ABC, Generic[_Result]):
 
     def _run_once(self) -> None:
         left: list[QuerySet[Any]] = []
-        has_complaints = False
+        complaints: dict[str, str] = {}
         with Stop() as stop:
             for work in self.works():
                 if stop.signum is not None:
                     left.append(work.due)
                     continue
                 result = self.take(work, stop)
+                complaints |= self.complaints(result)
                 if self.verbosity:
                     self.write(work.describe(result))
-                complaints = self.complaints(result)
-                self._write_errors(complaints)
-                has_complaints = has_complaints or bool(complaints)
                 if not result.exhausted:
                     left.append(work.due)
+        self._write_errors(complaints)
         # Look again, because a full last batch may have taken the last row that was due.
         if any(rows.exists() for rows in left):
             stop.end_command("More is due.")
             if self.verbosity:
                 self.write(f"Stopped by --max-batches {self.max_batches}. More is due.")
             sys.exit(EXIT_WORK_LEFT)
-        if has_complaints:
+        if complaints:
             sys.exit(self.exit_code)
 
     def _run_again_and_again(self, pause: float) -> None:

@@ -289,14 +289,16 @@ def test_a_second_signal_has_its_usual_effect(eat: Eat) -> None:
 
 
 def test_a_handler_from_outside_of_python_is_put_back_as_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = running.Stop()
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setitem(stop._previous, signal.SIGTERM, None)
+    install = signal.signal
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(signal, "signal", lambda signum, handler: install(signum, handler) and None)
     try:
-        stop.restore()
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        with running.Stop():
+            pass
+        assert {signal.getsignal(signum) for signum in before} == {signal.SIG_DFL}
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for signum, handler in before.items():
+            install(signum, handler)
 
 
 def test_it_runs_in_a_thread_where_no_signal_can_be_handled(eat: Eat) -> None:

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
+from django.db import DEFAULT_DB_ALIAS
 
 from ...operate.erasure import (
     DEFAULT_BATCH_SIZE,
@@ -20,7 +21,6 @@ from ...operate.erasure import (
     record_erasure,
 )
 from ..running import (
-    EXIT_USAGE,
     EXIT_WORK_LEFT,
     ExplainedCommand,
     Stop,
@@ -30,6 +30,7 @@ from ..running import (
     counted,
     describe_exit_codes,
     refusals_as_errors,
+    require,
 )
 
 _NEWER = "in a state of a newer release. Finish the deploy, then run this again."
@@ -73,49 +74,39 @@ class Command(ExplainedCommand):
             "--database", metavar="ALIAS", help="default: those that records and messages are written to"
         )
 
-    def handle(
-        self,
-        *args: object,
-        account_id: str,
-        reason: str,
-        dry_run: bool,
-        include_unresolved: bool,
-        batch_size: int,
-        database: str | None,
-        **options: Any,
-    ) -> None:
-        check_batch_size(batch_size, MAX_BATCH_SIZE)
-        if database is not None:
-            check_database(database)
-        if not account_id:
-            raise CommandError("The account must not be empty.", returncode=EXIT_USAGE)
-        with refusals_as_errors(database or "default"):
+    def handle(self, *args: object, **options: Any) -> None:
+        account_id, database = options["account_id"], options["database"]
+        check_batch_size(options["batch_size"], MAX_BATCH_SIZE)
+        check_database(DEFAULT_DB_ALIAS if database is None else database)
+        require(account_id != "", "The account must not be empty.")
+        with refusals_as_errors(database or DEFAULT_DB_ALIAS):
             rows = find_rows(account_id, using=database)
-            if dry_run:
+            if options["dry_run"]:
                 counts = rows.count()
-                erased = ERASED | UNRESOLVED if include_unresolved else ERASED
+                erased = ERASED | UNRESOLVED if options["include_unresolved"] else ERASED
                 going = [f"{counts.pop(name):,} {name}" for name in list(counts) if name in erased]
                 self.write(f"Would erase {', '.join(going) or 'nothing'}.")
-                self._say_what_is_left(counts)
+                self._report_rest(counts)
             else:
-                self._erase(rows, include_unresolved, batch_size, reason)
+                self._erase(rows, options)
 
-    def _say_what_is_left(self, left: Mapping[str, int]) -> None:
+    def _report_rest(self, left: Mapping[str, int]) -> None:
         for name, count in left.items():
             one, several, why = REASONS[name]
             self.write(f"Left: {count:,} {one if count == 1 else several} {why}")
 
-    def _erase(self, rows: AccountRows, include_unresolved: bool, batch_size: int, reason: str) -> None:
+    def _erase(self, rows: AccountRows, options: Mapping[str, Any]) -> None:
         total = ErasureResult()
+        limits = {name: options[name] for name in ("include_unresolved", "batch_size")}
         with Stop() as stop:
-            for batch in erase_batches(rows, include_unresolved=include_unresolved, batch_size=batch_size):
+            for batch in erase_batches(rows, **limits):
                 total += batch
                 if stop.signum is not None:
                     break
         left = rows.count()
-        record_erasure(total, left, by="manage.py erase_idempotency", reason=reason)
+        record_erasure(total, left, by="manage.py erase_idempotency", reason=options["reason"])
         self.write(f"Erased {counted(total.records, 'record')} and {counted(total.messages, 'message')}.")
-        self._say_what_is_left(left)
+        self._report_rest(left)
         stop.end_command("Run it again.")
         if left:
             sys.exit(EXIT_WORK_LEFT)

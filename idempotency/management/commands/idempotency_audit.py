@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...http.route_audit import Audit, AuditedRoute, Verdict, audit
-from ..running import EXIT_USAGE, ExplainedCommand
+from ..running import EXIT_USAGE, ExplainedCommand, require
 
 EXIT_FOUND = 1
 
@@ -64,26 +64,15 @@ class Command(ExplainedCommand):
         parser.add_argument("--allow-file", metavar="FILE", help="a file with one such pattern in each line")
         parser.add_argument("--include-admin", action="store_true", help="list the routes of Django's admin, too")
 
-    def handle(
-        self,
-        *args: object,
-        json: bool,
-        fail_on: list[str],
-        allow: list[str],
-        allow_file: str | None,
-        include_admin: bool,
-        **options: Any,
-    ) -> None:
-        report = audit(allow=[*allow, *_read_patterns(allow_file)], include_admin=include_admin)
-        self.write(dumps(_as_json(report), indent=2) if json else _as_table(report))
-        if report.unused:
-            unused = ", ".join(map(repr, report.unused))
-            raise CommandError(f"No route matches {unused}. Correct the pattern, or remove it.", returncode=EXIT_USAGE)
-        failing = [route for route in report.routes if str(route.verdict) in fail_on]
-        if failing:
-            counts = Counter(str(route.verdict) for route in failing)
-            listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-            raise CommandError(f"Routes: {listed}.", returncode=EXIT_FOUND)
+    def handle(self, *args: object, **options: Any) -> None:
+        allow = [*options["allow"], *_read_patterns(options["allow_file"])]
+        report = audit(allow=allow, include_admin=options["include_admin"])
+        self.write(dumps(_as_json(report), indent=2) if options["json"] else _as_table(report))
+        unused = ", ".join(map(repr, report.unused))
+        require(not unused, f"No route matches {unused}. Correct the pattern, or remove it.")
+        found = [f"{count} {verdict}" for verdict, count in _counts(report).items() if verdict in options["fail_on"]]
+        if found:
+            raise CommandError(f"Routes: {', '.join(found)}.", returncode=EXIT_FOUND)
 
 
 def _read_patterns(name: str | None) -> list[str]:

@@ -13,10 +13,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ...operate.stats import EVENTS, Number, Precision, stats
-from ...operate.stats import by_operation as stats_by_operation
+from ...operate.stats import EVENTS, Number, Precision, by_operation, stats
 from ...store import records_database
-from ..running import EXIT_REFUSED, EXIT_USAGE, check_database, refusals_as_errors
+from ..running import EXIT_REFUSED, EXIT_USAGE, check_database, refusals_as_errors, require
 
 LABELS = {
     "table_bytes": "table and indexes",
@@ -126,29 +125,18 @@ class Command(BaseCommand):
         )
         parser.add_argument("--database", metavar="ALIAS", help="default: the database that records are written to")
 
-    def handle(
-        self,
-        *args: object,
-        json: bool,
-        by_operation: bool,
-        fail_if: list[Condition],
-        database: str | None,
-        **options: Any,
-    ) -> None:
-        using = records_database() if database is None else database
+    def handle(self, *args: object, **options: Any) -> None:
+        using = records_database() if options["database"] is None else options["database"]
         check_database(using)
-        for condition in fail_if if by_operation else ():
-            if condition.name not in OF_OPERATIONS:
-                raise CommandError(
-                    f"{condition.name} is not known for each operation. With --by-operation the numbers are "
-                    f"{', '.join(OF_OPERATIONS)}.",
-                    returncode=EXIT_USAGE,
-                )
-        numbers: dict[str, Mapping[str, Number]]
+        conditions: list[Condition] = options["fail_if"]
+        for name in [condition.name for condition in conditions] if options["by_operation"] else ():
+            known = f"With --by-operation the numbers are {', '.join(OF_OPERATIONS)}."
+            require(name in OF_OPERATIONS, f"{name} is not known for each operation. {known}")
+        numbers: dict[str, dict[str, Number]]
         with refusals_as_errors(using, ""):
-            if by_operation:
-                events = stats_by_operation(using)
-                text = dumps(events) if json else _table_of_operations(events)
+            if options["by_operation"]:
+                events = by_operation(using)
+                text = dumps(events) if options["json"] else _table_of_operations(events)
                 numbers = {
                     f"{operation or UNKNOWN_OPERATION}: ": {
                         name: Number(count, Precision.RECENT) for name, count in counts.items()
@@ -157,12 +145,12 @@ class Command(BaseCommand):
                 }
             else:
                 read = stats(using)
-                text = dumps(read.as_dict()) if json else _table_of_numbers(dict(read))
+                text = dumps(read.as_dict()) if options["json"] else _table_of_numbers(dict(read))
                 numbers = {"": dict(read)}
         self.stdout.write(text)
         is_true = False
         for place, of_place in numbers.items():
-            for condition in fail_if:
+            for condition in conditions:
                 number = of_place[condition.name]
                 if condition.holds(number):
                     is_true = True

@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 from django.db.models import Count, QuerySet
 from django.db.models.functions import Now
 
 from ...lifecycle import Status
 from ...models import IdempotencyRecord
-from ...operate.purge import (
-    DEFAULT_BATCH_SIZE,
-    MAX_BATCH_SIZE,
-    PurgeResult,
-    due,
-    other_purges,
-    purge_batches,
-)
-from ..running import EXIT_USAGE, MAX_PAUSE, BatchCommand, Work, counted, describe_exit_codes
+from ...operate.purge import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult, due, other_purges, purge_batches
+from ..running import MAX_PAUSE, BatchCommand, Work, counted, describe_exit_codes, require
 
 
 class Command(BatchCommand[PurgeResult]):
@@ -45,8 +38,7 @@ class Command(BatchCommand[PurgeResult]):
     def take_options(self, options: Mapping[str, Any]) -> None:
         self.pause: float = options["pause"]
         self.include_parked: bool = options["include_parked"]
-        if not 0 <= self.pause <= MAX_PAUSE:
-            raise CommandError(f"--pause must be between 0 and {MAX_PAUSE:.0f} seconds.", returncode=EXIT_USAGE)
+        require(0 <= self.pause <= MAX_PAUSE, f"--pause must be between 0 and {MAX_PAUSE:.0f} seconds.")
 
     def works(self) -> Iterator[Work[PurgeResult]]:
         batches = purge_batches(batch_size=self.batch_size, include_parked=self.include_parked, using=self.using)
