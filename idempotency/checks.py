@@ -50,10 +50,7 @@ def check_celery() -> Iterator[CheckMessage]:
 def check_databases(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Check the settings of the database that records are written to.
-
-    MySQL and MariaDB are connected to, and PostgreSQL if ``databases`` names it.
-    """
+    """MySQL and MariaDB are connected to, and PostgreSQL if ``databases`` names it."""
     using = records_database()
     messages = [*_wrong_connections(using), *_doubtful_connections(using, databases)]
     if databases is not None and using in databases:

@@ -27,7 +27,6 @@ TRANSIENT_STATUSES = frozenset({408, 425, 429})
 
 #: The statuses of a response to an invalid payload.
 INVALID_STATUSES = frozenset({400, 422})
-
 SETTING = "IDEMPOTENCY"
 
 #: How far the clocks of clients, of this server and of the database may differ, where a key's own time is compared.
@@ -78,10 +77,7 @@ def _user_model(label: str) -> type[Model] | None:
 
 
 def require_app(name: str) -> None:
-    """Say which app a project has to add. Called by what belongs to an app of this package.
-
-    :raises ImproperlyConfigured: the app is not in ``INSTALLED_APPS``.
-    """
+    """:raises ImproperlyConfigured: an app of this package is used, and it is not in ``INSTALLED_APPS``."""
     if not apps.is_installed(name):
         raise ImproperlyConfigured(
             f"{name!r} is used, but it is not in INSTALLED_APPS. Add it, and run manage.py migrate."
@@ -168,19 +164,15 @@ def _mistake_in_entry(name: Any, value: Any) -> Mistake | None:
 class Settings(ProjectOptions):
     """The values in force. Sizes are in bytes, and dotted paths are replaced by the objects that they name."""
 
+    #: The options of an operation that declares none.
     defaults: Options
-    """What is in force for an operation that declares no option."""
-
+    #: New fingerprints use the first secret, and recorded ones are compared under each of them.
     fingerprint_secrets: Sequence[str | bytes]
-    """The secrets in force. New fingerprints use the first, and recorded ones are compared under each of them."""
 
 
 @cache
 def settings() -> Settings:
-    """The values in force, which are read and validated at the first call since the settings changed.
-
-    :raises ImproperlyConfigured: an entry of ``IDEMPOTENCY`` is wrong.
-    """
+    """The values in force, which are read and validated at the first call since the settings changed."""
     for mistake in mistakes_in_settings():
         raise ImproperlyConfigured(str(mistake))
     entries = getattr(django_settings, SETTING, {})

@@ -83,8 +83,6 @@ class KeyInvalidError(RequestError):
 
 
 class KeyExpiredError(RequestError):
-    """The key is older than ``max_key_age``, and it has no record. Its operation may have run long ago."""
-
     code = "idempotency_key_expired"
     title = "Idempotency-Key is too old"
     default_detail = (
@@ -109,9 +107,10 @@ class AccountRequiredError(RequestError):
 class DuplicateError(IdempotencyError):
     """The request is a duplicate, and the record of an earlier attempt decides its answer."""
 
+    status_code = 409
+
 
 class InProgressError(DuplicateError):
-    status_code = 409
     code = "idempotency_in_progress"
     title = "Request is still in progress"
     default_detail = "A request with this Idempotency-Key is still being processed. Retry with the same key."
@@ -127,7 +126,6 @@ class KeyReusedError(DuplicateError):
 
 
 class OutcomeUnknownError(DuplicateError):
-    status_code = 409
     code = "idempotency_outcome_unknown"
     title = "Outcome is unknown"
     default_detail = (
@@ -137,9 +135,6 @@ class OutcomeUnknownError(DuplicateError):
 
 
 class BodyGoneError(DuplicateError):
-    """The operation has completed, and its response or result was deleted, because its ``body_ttl`` is over."""
-
-    status_code = 409
     code = "idempotency_body_gone"
     title = "Response is no longer kept"
     default_detail = (
@@ -195,8 +190,6 @@ class UnrecordableResponseError(OperationError):
 
 
 class OutcomeUnreadableError(OperationError):
-    """A recorded outcome can't be turned into a response again. The operation does not run a second time for that."""
-
     code = "idempotency_outcome_unreadable"
     title = "Recorded outcome can't be read"
     default_detail = "The operation has completed, but its recorded outcome can't be read back."
@@ -209,24 +202,18 @@ class TransactionBrokenError(OperationError):
 
 
 class OuterTransactionError(OperationError):
-    """A protected operation was called inside an open transaction, in which its claim could not be committed."""
-
     code = "idempotency_outer_transaction"
     title = "Transaction is already open"
-    default_detail = "A protected operation was called inside an open transaction."
+    default_detail = "A protected operation was called inside an open transaction, where no claim can be committed."
 
 
 class NoTransactionError(OperationError):
-    """``publish()`` was called outside of a transaction, so the message could not depend on a COMMIT."""
-
     code = "idempotency_no_transaction"
     title = "Transaction is missing"
-    default_detail = "A message can't be published outside of a transaction."
+    default_detail = "A message can't be published outside of a transaction, because it depends on a COMMIT."
 
 
 class MessageReusedError(OperationError):
-    """An operation published a message with the id of an earlier message, but with another content."""
-
     code = "idempotency_message_reused"
     title = "Message was published with another content"
     default_detail = "The operation has already published another message with the same id."

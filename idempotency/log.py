@@ -43,9 +43,7 @@ class ClaimFilter(logging.Filter):
 
 
 def connect_if_named() -> None:
-    """Log events if ``LOGGING`` gives the logger ``idempotency.events`` a level. Called when Django has loaded the
-    apps.
-    """
+    """Log events if ``LOGGING`` gives the logger ``idempotency.events`` a level."""
     if logger.level != logging.NOTSET:
         connect()
 
@@ -66,12 +64,13 @@ def _receiver(event: str) -> Callable[..., None]:
     def note(sender: Any, signal: Signal, **arguments: Any) -> None:
         if not logger.isEnabledFor(logging.INFO):
             return
-        members: dict[str, Any] = {"event": event}
         account_id, key = arguments.pop("account_id", None), arguments.pop("idempotency_key", None)
+        members: dict[str, Any] = {}
         if isinstance(sender, Operation):
             members |= {"operation": sender.name, "trace": Scope(account_id, sender.name, key).trace}
         members |= {name: str(value) if isinstance(value, UUID) else value for name, value in arguments.items()}
-        text = ", ".join(f"{name} {value!r}" for name, value in members.items() if name != "event")
-        logger.info("%s: %s", event, text, extra={f"idempotency_{name}": value for name, value in members.items()})
+        text = ", ".join(f"{name} {value!r}" for name, value in members.items())
+        extra = {f"idempotency_{name}": value for name, value in {"event": event, **members}.items()}
+        logger.info("%s: %s", event, text, extra=extra)
 
     return note

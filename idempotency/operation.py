@@ -64,16 +64,9 @@ class Operation:
         return Policy(operation=self, **values | {"recovery": self.recovery})
 
     def mistakes(self) -> list[Mistake]:
-        """Find the mistakes in the operation's declaration, taken together with the settings.
-
-        :raises ImproperlyConfigured: the settings alone are wrong.
-        """
+        """Find the mistakes in the operation's declaration, taken together with right settings."""
         found = [
-            Mistake(
-                option.complaint(f"Operation {self.name!r}: {name}", problem, self.declared[name]),
-                option.hint,
-                "idempotency.E018",
-            )
+            Mistake(option.complaint(f"{self}: {name}", problem, self.declared[name]), option.hint, "idempotency.E018")
             for name, option in OPTIONS.items()
             if (problem := option.problem_of_path(self.declared[name]))
         ]
@@ -89,17 +82,14 @@ class Operation:
 
     @property
     def reconcile(self) -> Reconcile:
-        """The declared ``Reconcile``.
-
-        :raises TypeError: the operation declares another recovery.
-        """
+        """:raises TypeError: the operation declares another recovery."""
         declared = self.declared["recovery"]
         if not isinstance(declared, Reconcile):
             raise TypeError(f"Operation {self.name!r} declares no reconciler.")
         return declared
 
     def __repr__(self) -> str:
-        return f"<Operation {self.name!r}>"
+        return f"<{self}>"
 
     def __str__(self) -> str:
         return f"Operation {self.name!r}"
@@ -113,11 +103,7 @@ class Policy(Options):
 
 
 def _checked(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the arguments of an operation, and add those that were left out as None.
-
-    :raises TypeError: there is no argument of this name.
-    :raises ImproperlyConfigured: an argument has a wrong value, or two contradict each other.
-    """
+    """Check the arguments of an operation, and add those that were left out as None."""
     for argument in arguments:
         if argument not in OPTIONS:
             near = get_close_matches(argument, OPTIONS, n=1)
@@ -146,7 +132,7 @@ def _checked(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_again(*, setting: str, **arguments: Any) -> None:
-    """Forget the options in force. Receives Django's ``setting_changed``, after ``conf`` has."""
+    """Receives Django's ``setting_changed``, after ``conf`` has."""
     if setting == SETTING:
         vars(Operation)["policy"].fget.cache_clear()
 
@@ -202,7 +188,6 @@ class Registry:
 
         :param homes: the module and qualified name of the function, and of the methods that it overrides. An override
             belongs to the operation of the overridden method. A reloaded module declares the same function again.
-        :raises ImproperlyConfigured: another function is declared under the name.
         """
         known = self._homes.setdefault(name, homes[0])
         if known not in homes:
@@ -223,9 +208,6 @@ def operation_for(declaration: str | Operation, arguments: Arguments) -> Operati
 
     A bare name means the operation that is declared under it, and so do the arguments with which it is declared. If
     there is none, a new one is declared.
-
-    :raises ImproperlyConfigured: the policy is wrong, or an ``Operation`` is given with further arguments.
-    :raises TypeError: there is no argument of this name.
     """
     if isinstance(declaration, Operation):
         if arguments:

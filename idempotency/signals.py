@@ -54,8 +54,8 @@ def connect_events(uid: str, receive: Callable[[str, str, int], None]) -> None:
     """Have a function called for each event of ``EVENTS``.
 
     :param uid: the name of the function. A later function of the same name replaces it.
-    :param receive: called with the operation's name, the event's, and the attempt's number. The operation is "" if a
-        person settled a record of an operation that this process doesn't know.
+    :param receive: called with the operation's name, or "" if this process doesn't know it, the event's name, and the
+        attempt's number.
     """
     for event, signal in EVENTS.items():
 

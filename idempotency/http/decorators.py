@@ -211,9 +211,13 @@ def _home_of(view: Any) -> str:
     defined = class_of(view) or view  # as_view() makes one function for all classes
     while isinstance(defined, functools.partial) and not hasattr(defined, "__qualname__"):
         defined = defined.func
-    if not hasattr(defined, "__qualname__"):
-        defined = type(defined)
-    return f"{defined.__module__}.{defined.__qualname__}"
+    return dotted(defined)
+
+
+def dotted(view: Any) -> str:
+    """The dotted path of a function or a class, or of an object's class."""
+    named: Any = view if hasattr(view, "__qualname__") else type(view)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _refuse_unprotectable(operation: Operation, view: Any) -> None:

@@ -33,15 +33,15 @@ from ..conf import settings
 from ..operation import Operation
 from ..options.validators import MAX_NAME_LENGTH
 from .adapter import Adapter, adapters, handlers_of
-from .decorators import Protected, inherited
+from .decorators import Protected, dotted, inherited
 from .handler import EveryDatabase, exempted_by_project
 from .protection import RoutedHandler, class_of, decorator_stack, held_by, is_within_atomic
 
 UNSAFE = ("POST", "PUT", "PATCH", "DELETE")
 
 #: The resolvers whose routes are protected already, and why a route of theirs is not.
-_done: WeakSet[URLResolver] = WeakSet()
-_lock = threading.Lock()
+protected_resolvers: WeakSet[URLResolver] = WeakSet()
+lock = threading.Lock()
 reasons_left_out: WeakKeyDictionary[URLPattern, str] = WeakKeyDictionary()
 
 
@@ -77,17 +77,17 @@ def places() -> Iterator[Place]:
 
 def protect_every_route(resolver: URLResolver) -> None:
     """Protect the routes of a URLconf once, if ``EVERY_ROUTE`` is set."""
-    if not settings().every_route or resolver in _done:
+    if not settings().every_route or resolver in protected_resolvers:
         return
-    with _lock:  # no request is served before all routes are protected
-        if resolver not in _done:
+    with lock:  # no request is served before all routes are protected
+        if resolver not in protected_resolvers:
             for place in _places(resolver.url_patterns):
                 view = class_of(place.callback) or [*decorator_stack(place.callback)][-1]
                 names = (place.route, place.name, dotted(view))
                 is_excepted = any(fnmatchcase(name, pattern) for name in names for pattern in settings().except_routes)
                 if not place.in_admin and not is_excepted:
                     _protect(place)
-            _done.add(resolver)
+            protected_resolvers.add(resolver)
 
 
 def _protect(place: Place) -> None:
@@ -176,12 +176,6 @@ def _holds(cell: CellType, value: object) -> bool:
         return cell.cell_contents is value
     except ValueError:
         return False  # not assigned yet
-
-
-def dotted(view: Any) -> str:
-    """The dotted path of a function or a class, or of an object's class."""
-    named: Any = view if hasattr(view, "__qualname__") else type(view)
-    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _places(

@@ -48,10 +48,6 @@ class FromForm:
         return f"the form's field {self.field!r}"
 
     def __call__(self, request: Any) -> str | None:
-        """Read the field. The form stays readable.
-
-        :raises KeyInvalidError: the form has the field twice.
-        """
         values = form_values(_http(request), self.field)
         if len(values) > 1:
             raise KeyInvalidError("The form has more than one key.")

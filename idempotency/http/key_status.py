@@ -36,9 +36,8 @@ class KeyStatusView(View):
     operation: str | Operation | None = None
 
     def get(self, request: HttpRequest, **route: Any) -> HttpResponse:
-        response: HttpResponse = tell_status(
-            asked_policy(self.operation, route), Adapter(request), lambda members: JsonResponse(dict(members))
-        )
+        policy = asked_policy(self.operation, route)
+        response: HttpResponse = tell_status(policy, Adapter(request), lambda members: JsonResponse(dict(members)))
         return response
 
 
@@ -84,15 +83,8 @@ def tell_status(policy: Policy, adapter: Adapter, make: Callable[[Mapping[str, A
         custom = settings().error_response
         response = adapter.answer_to_error(error) if custom is None else custom(adapter.request, error)
     else:
-        response = make(
-            {
-                "status": status.status,
-                "response_status": status.response_status,
-                "created_at": _text(status.created_at),
-                "completed_at": _text(status.completed_at),
-                "expires_at": _text(status.expires_at),
-            }
-        )
+        times = {name: _text(getattr(status, name)) for name in ("created_at", "completed_at", "expires_at")}
+        response = make({"status": status.status, "response_status": status.response_status, **times})
         response[keys.HEADER] = meta[keys.META_NAME]
         if status.retry_after is not None:
             response["Retry-After"] = str(status.retry_after)

@@ -20,7 +20,8 @@ from ..conf import settings
 from ..operation import Operation
 from .adapter import adapters, handlers_of
 from .checks import model_written_elsewhere
-from .every_route import ByRoute, Place, dotted, places, reasons_left_out
+from .decorators import dotted
+from .every_route import ByRoute, Place, places, reasons_left_out
 from .handler import is_within_atomic_requests
 from .protection import SAFE_METHODS, RoutedHandler, class_of, decorator_stack, is_within_atomic, protection_of
 
@@ -43,37 +44,30 @@ class Verdict(StrEnum):
 class AuditedRoute:
     """One mutating method of one route."""
 
+    #: In capitals; "ANY" for a view that doesn't say which methods it serves.
     method: str
-    """In capitals; "ANY" for a view that doesn't say which methods it serves."""
-
+    #: The path, with names in angle brackets in the place of its variable parts.
     route: str
-    """The path, with names in angle brackets in the place of its variable parts."""
-
+    #: The name of the URL with its namespaces; empty if it has none.
     name: str
-    """The name of the URL with its namespaces; empty if it has none."""
-
+    #: The dotted path of the function, or of the class and its handler.
     view: str
-    """The dotted path of the function, or of the class and its handler."""
-
     verdict: Verdict
     operation: Operation | None = None
+    #: Sentences that explain the verdict.
     reasons: tuple[str, ...] = ()
-    """Sentences that explain the verdict."""
 
     def as_dict(self) -> dict[str, object]:
         """The route as JSON. ``operation``, ``recovery``, ``transaction`` and ``required`` are None if unprotected."""
-        operation = self.operation
+        plain = {**vars(self), "verdict": str(self.verdict), "reasons": list(self.reasons)}
+        if self.operation is None:
+            return {**plain, **dict.fromkeys(("recovery", "transaction", "required"))}
         return {
-            "method": self.method,
-            "route": self.route,
-            "name": self.name,
-            "view": self.view,
-            "verdict": str(self.verdict),
-            "operation": None if operation is None else operation.name,
-            "recovery": None if operation is None else operation.recovery.value,
-            "transaction": None if operation is None else operation.declared["transaction"],
-            "required": None if operation is None else operation.policy.required,
-            "reasons": list(self.reasons),
+            **plain,
+            "operation": self.operation.name,
+            "recovery": self.operation.recovery.value,
+            "transaction": self.operation.declared["transaction"],
+            "required": self.operation.policy.required,
         }
 
 
@@ -82,11 +76,10 @@ class Audit:
     """The result of ``audit``."""
 
     routes: tuple[AuditedRoute, ...]
+    #: How many routes of Django's admin were left out.
     admin_routes: int
-    """How many routes of Django's admin were left out."""
-
+    #: The patterns of ``allow`` that no route matched.
     unused: tuple[str, ...]
-    """The patterns of ``allow`` that no route matched."""
 
 
 def audit(*, allow: Collection[str] = (), include_admin: bool = False) -> Audit:
@@ -126,9 +119,8 @@ def _routes_of(place: Place) -> Iterator[AuditedRoute]:
     has_handlers = any(routed.methods - {"OPTIONS"} for routed in handlers)  # every class answers OPTIONS
     if view_class is not None and view_class.dispatch is not View.dispatch and not has_handlers:
         doubt = "The class has no handlers, so its dispatch() may serve any method."
-        yield AuditedRoute(
-            "ANY", place.route, place.name, f"{dotted(view_class)}.dispatch", Verdict.UNDECLARED, reasons=(doubt,)
-        )
+        view = f"{dotted(view_class)}.dispatch"
+        yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, reasons=(doubt,))
     for routed in handlers:
         view = f"{dotted(view_class)}.{routed.name}" if routed.name else dotted([*decorator_stack(routed.handler)][-1])
         if routed.methods:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Self, TypeVar
 
@@ -40,19 +40,16 @@ class BatchResult:
     def __add__(self, later: Self) -> Self:
         """Add a later batch: counts are added, mappings are merged, and other values are taken from the later batch."""
         sums: dict[str, Any] = {}
-        for count in fields(self):
-            ours, theirs = getattr(self, count.name), getattr(later, count.name)
+        for name, theirs in vars(later).items():
+            ours = getattr(self, name)
             if isinstance(ours, dict):
-                sums[count.name] = ours | theirs
-            elif isinstance(ours, int) and not isinstance(ours, bool):
-                sums[count.name] = ours + theirs
+                sums[name] = ours | theirs
             else:
-                sums[count.name] = theirs
+                sums[name] = ours + theirs if type(ours) is int else theirs
         return type(self)(**sums)
 
     def as_dict(self) -> dict[str, Any]:
-        values = {count.name: getattr(self, count.name) for count in fields(self)}
-        return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
 
 
 def in_batches(take: Callable[[_Result | None], _Result]) -> Iterator[_Result]:

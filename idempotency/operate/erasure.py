@@ -10,10 +10,10 @@ erasure may be killed at any point and run again.
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any, Final
 
 from django.db.models import Q, QuerySet
@@ -22,8 +22,8 @@ from django.db.models.functions import Now
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, IdempotencyStep
 from ..store import Store, records_database
-from . import decision_log
 from .batches import BatchResult, check_batch_size, in_transaction
+from .resolutions import logger, require_name
 
 DEFAULT_BATCH_SIZE: Final = 500
 #: A statement has one parameter for each row of a batch, and SQLite may accept no more than 999 parameters.
@@ -53,22 +53,15 @@ class TableRows:
     #: The states of a row, by the names under which they are counted. Each row is in exactly one of them.
     states: Mapping[str, Q]
 
-    def chunks(self, size: int = MAX_BATCH_SIZE) -> Iterator[QuerySet[Any]]:
-        """The rows that exist now, in bounded parts."""
+    def chunks(self, size: int = MAX_BATCH_SIZE, states: Collection[str] | None = None) -> Iterator[QuerySet[Any]]:
+        """The rows that exist now, in bounded parts. If ``states`` are named, only the rows in one of them."""
+        named = self.states if states is None else states
+        condition = reduce(or_, (condition for name, condition in self.states.items() if name in named))
         for start in range(0, len(self.ids), size):
-            yield self.rows.filter(pk__in=self.ids[start : start + size])
+            yield self.rows.filter(condition, pk__in=self.ids[start : start + size])
 
     def count(self) -> dict[str, int]:
-        counts = dict.fromkeys(self.states, 0)
-        for chunk in self.chunks():
-            for name, condition in self.states.items():
-                counts[name] += chunk.filter(condition).count()
-        return counts
-
-    def erasable(self, names: Collection[str], size: int) -> Iterator[QuerySet[Any]]:
-        """The rows that exist now in the states ``names``, in bounded parts."""
-        condition = functools.reduce(operator.or_, (self.states[name] for name in self.states if name in names))
-        return (chunk.filter(condition) for chunk in self.chunks(size))
+        return {name: sum(rows.count() for rows in self.chunks(states=[name])) for name in self.states}
 
 
 #: Finds the messages of an account. The outbox sets it.
@@ -112,9 +105,7 @@ class AccountRows:
 def find_rows(account_id: str, *, using: str | None = None) -> AccountRows:
     """Find the rows of an account. Reads the whole outbox once, and the account's records.
 
-    :param using: a database alias; by default those that records and messages are written to.
     :raises ValueError: the account is not a str, or is empty.
-    :raises DatabaseError: the database refuses.
     """
     if not isinstance(account_id, str) or not account_id:
         raise ValueError(f"account_id must be a str that is not empty, not {account_id!r}.")
@@ -134,6 +125,7 @@ def erase_account(
     include_unresolved: bool = False,
     batch_size: int = DEFAULT_BATCH_SIZE,
     using: str | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[ErasureResult, dict[str, int]]:
     """Erase the rows of an account. Writes a line to the log ``idempotency.audit`` that does not name the account.
 
@@ -141,25 +133,20 @@ def erase_account(
     :param reason: why, for the audit.
     :param include_unresolved: also erase abandoned claims, parked records and dead messages.
     :param batch_size: how many rows one transaction deletes at most, 1 to 500.
-    :param using: a database alias; by default those that records and messages are written to.
+    :param is_stopped: called after each batch; returns whether to leave the rest.
     :returns: the counts of erased rows, and those of the remaining ones as ``AccountRows.count`` returns them.
     :raises ValueError: the account is not a str, or is empty; or the batch size is not between 1 and 500.
     :raises TypeError: ``by`` does not say who decides.
-    :raises DatabaseError: the database refuses. What earlier batches erased stays erased.
     """
+    require_name(by)
     rows = find_rows(account_id, using=using)
     total = ErasureResult()
     for batch in erase_batches(rows, include_unresolved=include_unresolved, batch_size=batch_size):
         total += batch
+        if is_stopped():
+            break
     left = rows.count()
-    record_erasure(total, left, by=by, reason=reason)
-    return total, left
-
-
-def record_erasure(total: ErasureResult, left: dict[str, int], *, by: Any, reason: str = "") -> None:
-    """Write the line about an erasure to the log. Raises the errors of ``decision_log.require_name``."""
-    decision_log.require_name(by)
-    decision_log.logger.info(
+    logger.info(
         "The rows of an account erased by %r: %d records, %d messages; left: %s; reason: %r",
         str(by),
         total.records,
@@ -167,6 +154,7 @@ def record_erasure(total: ErasureResult, left: dict[str, int], *, by: Any, reaso
         ", ".join(f"{count} {name}" for name, count in left.items()) or "nothing",
         reason,
     )
+    return total, left
 
 
 def erase_batches(
@@ -177,7 +165,6 @@ def erase_batches(
     Rows that another transaction has locked are skipped.
 
     :raises ValueError: the batch size is not between 1 and 500.
-    :raises DatabaseError: the database refuses. What earlier batches erased stays erased.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
     names = ERASED | UNRESOLVED if include_unresolved else ERASED
@@ -185,11 +172,11 @@ def erase_batches(
     if account.messages is not None:
         # Erase messages before records. A sent message whose consumer has no record looks like a lost message, and the
         # search for lost messages would have it sent again.
-        for messages in account.messages.erasable(names, batch_size):
+        for messages in account.messages.chunks(batch_size, names):
             yield ErasureResult(messages=_delete(messages))
         for left in account.messages.chunks():
             waiting.update(left.values_list("idempotency_key", flat=True))
-    for records in account.records.erasable(names, batch_size):
+    for records in account.records.chunks(batch_size, names):
         # Keep the record of a message that is still in the outbox. The message is yet to be delivered, perhaps for the
         # second time, and without the record the second delivery would run.
         busy = [pk for pk, key in records.values_list("pk", "idempotency_key") if key in waiting]

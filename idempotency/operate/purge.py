@@ -54,7 +54,7 @@ class PurgeResult(BatchResult):
 
 def due(*, include_parked: bool = False, using: str | None = None) -> RecordQuerySet:
     """The records that a purge would delete now."""
-    records: RecordQuerySet = RecordQuerySet(IdempotencyRecord, using=using or records_database())
+    records = RecordQuerySet(IdempotencyRecord, using=using or records_database())
     return records.past_retention().filter(status__in=_statuses(include_parked))
 
 
@@ -65,10 +65,8 @@ def purge_once(
 
     :param batch_size: 1 to 10,000.
     :param include_parked: also delete parked records.
-    :param using: a database alias; by default the one that records are written to.
     :raises ValueError: the batch size is not between 1 and 10,000.
     :raises RuntimeError: there is an open transaction.
-    :raises DatabaseError: the database refuses. Nothing was deleted.
     """
     return next(purge_batches(batch_size=batch_size, include_parked=include_parked, using=using))
 
@@ -82,9 +80,8 @@ def purge_batches(
     """
     using = using or records_database()
     statuses = _statuses(include_parked)
-    for batch in purge_oldest(
-        using, batch_size, lambda store, after: store.delete_records(statuses, batch_size, after)
-    ):
+    batches = purge_oldest(using, batch_size, lambda store, after: store.delete_records(statuses, batch_size, after))
+    for batch in batches:
         if batch.deleted:
             purged.send_robust(sender=IdempotencyRecord, count=batch.deleted)
         if batch.exhausted:
@@ -122,10 +119,8 @@ def purge_oldest(
     check_batch_size(batch_size, MAX_BATCH_SIZE)
 
     def take(before: PurgeResult | None) -> PurgeResult:
-        after = None if before is None else before.reached
-
         def work(store: Store) -> Taken:
-            taken = delete(store, after)
+            taken = delete(store, None if before is None else before.reached)
             fault_point["purge.selected"]()
             return taken
 

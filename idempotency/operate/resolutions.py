@@ -1,8 +1,10 @@
-"""The decisions that a person may make about a record. The admin's actions call these functions, and a script may too.
+"""The decisions that a person may make about a record, and the log of decisions. The admin calls these functions, and a
+script may too.
 
 Each decision is one compare-and-set on the state that the person looked at. If two people decide at once, one wins and
-the other gets an error that names the record's new state. Each decision writes a line to the log ``idempotency.audit``.
-If a user decided and the admin is installed, it also adds an entry to the admin's log, in the same transaction.
+the other gets an error that names the record's new state. Each decision writes a line to the log ``idempotency.audit``
+after its COMMIT. If a user of ``AUTH_USER_MODEL`` decided and the admin is installed, it also adds an entry to the
+admin's log, in the same transaction.
 
 A person who says "it did not happen" must also know that it can't happen later. A worker that was frozen may wake, and
 no fence can stop its call to the outside world.
@@ -10,11 +12,14 @@ no fence can stop its call to the outside world.
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from typing import Any, Final
 
+from django.apps import apps
+from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import F, Model, Q
 from django.db.models.functions import Greatest, Now
 from django.http.response import HttpResponseBase
 
@@ -26,7 +31,8 @@ from ..models import IdempotencyRecord
 from ..operation import Policy, registry
 from ..outcome import Outcome, outcome_of, outcome_of_result
 from ..store import from_now, records_database, store_for
-from . import decision_log
+
+logger: Final = logging.getLogger("idempotency.audit")
 
 
 class ResolutionRefusedError(IdempotencyError):
@@ -49,29 +55,26 @@ def mark_not_executed(record: IdempotencyRecord, *, by: Any, reason: str = "") -
     :raises ResolutionRefusedError: the record is not parked, or has changed since it was read.
     :raises TypeError: ``by`` does not say who decides.
     """
-    _resolve(record, Status.RECOVERABLE, "marked not executed", by, reason, allowed={Status.PARKED})
+    _resolve(record, Status.RECOVERABLE, "marked not executed", by, reason)
 
 
 def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: Any, reason: str = "") -> None:
     """Decide that the operation of a parked record took effect, and record its outcome: every retry gets it.
 
-    :param record: the record as the person saw it. The instance is not changed; read it again.
+    Takes ``record``, ``by`` and ``reason`` as ``mark_not_executed`` does, and raises the same errors.
+
     :param response_or_result: the ``HttpResponse`` that retries get, with a status that the operation records; or, for
         a ``claim()`` block, its JSON result.
-    :param by: who decides, for the audit: a user, or a name (str).
-    :param reason: why, for the audit.
-    :raises ResolutionRefusedError: the record is not parked, or has changed since it was read.
-    :raises ImproperlyConfigured: no operation of the record's name is declared in this process, so its
-        policy is not known.
+    :raises ImproperlyConfigured: no operation of the record's name is declared in this process.
     :raises ValueError: the operation does not record a response of this status.
     :raises UnrecordableResponseError: the response is a stream, or larger than the operation's ``max_body``.
-    :raises TypeError: the result is not JSON, or ``by`` does not say who decides.
+    :raises TypeError: the result is not JSON.
     """
     operation = registry.get(record.operation)
     if operation is None:
         raise ImproperlyConfigured(
-            f"No operation {record.operation!r} is declared in this process, so its policy is not "
-            f"known here. Declare it in an app's operations.py, or import the module of its task."
+            f"No operation {record.operation!r} is declared in this process, so its policy is not known here. Declare "
+            f"it in an app's operations.py, or import the module of its task."
         )
     outcome = _outcome(response_or_result, operation.policy)
     # The retention begins now, because the record may have been parked for longer than its retention.
@@ -81,7 +84,6 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
         f"recorded outcome {outcome.status}",
         by,
         reason,
-        allowed={Status.PARKED},
         completed_at=Now(),
         expires_at=Greatest(F("expires_at"), from_now(operation.policy.ttl)),
         body_expires_at=None if outcome.body_ttl is None else from_now(outcome.body_ttl),
@@ -106,25 +108,21 @@ def release(record: IdempotencyRecord, *, by: Any, reason: str = "", force: bool
     A live owner of any other operation may still take effect later, so its lease has to end first. After that,
     releasing the claim means the same as ``mark_not_executed``, for every declared recovery.
 
-    :param record: the record as the person saw it. The instance is not changed; read it again.
-    :param by: who decides, for the audit: a user, or a name (str).
-    :param reason: why, for the audit.
+    Takes the other arguments as ``mark_not_executed`` does.
+
     :param force: release a live claim, too.
     :raises ResolutionRefusedError: the record is neither claimed nor parked, or has changed since it was read; or its
         claim is live and may not be released by force.
     :raises TypeError: ``by`` does not say who decides.
     """
-    operation = registry.get(record.operation)
-    forced = force and operation is not None and operation.recovery is Recovery.REEXECUTE
     verb = "released by force" if force else "released"
-    changes: dict[str, Any] = {}
-    free: Q | None = None
-    if record.status == Status.IN_PROGRESS:
-        changes["attempt"] = F("attempt") + 1
-        if not forced:
-            free = Q(lease_expires_at__lte=Now())
-    _resolve(
-        record, Status.RECOVERABLE, verb, by, reason, allowed={Status.PARKED, Status.IN_PROGRESS}, free=free, **changes
+    if record.status != Status.IN_PROGRESS:
+        return _resolve(record, Status.RECOVERABLE, verb, by, reason)
+    operation = registry.get(record.operation)
+    is_forced = force and operation is not None and operation.recovery is Recovery.REEXECUTE
+    free = Q() if is_forced else Q(lease_expires_at__lte=Now())
+    return _resolve(
+        record, Status.RECOVERABLE, verb, by, reason, Status.IN_PROGRESS, free=free, attempt=F("attempt") + 1
     )
 
 
@@ -149,19 +147,19 @@ def _resolve(
     verb: str,
     by: Any,
     reason: str,
+    allowed: Status = Status.PARKED,
     *,
-    allowed: set[Status],
-    free: Q | None = None,
+    free: Q = Q(),  # noqa: B008 - it is never changed
     **changes: Any,
 ) -> None:
-    decision_log.require_name(by)
-    if record.status not in allowed:
+    require_name(by)
+    if record.status != allowed:
         raise ResolutionRefusedError(
             f"{_describe(record)} is {_state(record)}. This decision is not possible in that state."
         )
     using = records_database(operation=record.operation, account_id=record.account_id)
     seen = IdempotencyRecord.objects.using(using).filter(
-        free or Q(),
+        free,
         account_id=record.account_id,
         operation=record.operation,
         idempotency_key=record.idempotency_key,
@@ -177,17 +175,16 @@ def _resolve(
         # both cases the decision is refused at once, so that the person doesn't wait for the lock.
         changeable = store_for(using).select_unlocked(seen.values_list("pk", flat=True))
         if seen.filter(pk__in=changeable).update(status=status, lease_expires_at=None, **changes) != 1:
-            raise _refusal(record, using, may_be_alive=free is None)
+            raise _refusal(record, using, must_be_free=bool(free))
         # The entry does not name the account, because it stays when the account's records are erased.
         title = f"{record.operation}, attempt {record.attempt}"
         subject = f"{_describe(record)}, {_state(record)} to {status}"
-        decision_log.record(record, subject, title, verb, by, reason, using=using)
-        operation = registry.get(record.operation)
-        announcement = (signals.recovered, operation, record.scope, record.attempt)
+        log_decision(record, subject, title, verb, by, reason, using=using)
+        announcement = (signals.recovered, registry.get(record.operation), record.scope, record.attempt)
         transaction.on_commit(lambda: signals.send(*announcement, status=str(status)), using=using, robust=True)
 
 
-def _refusal(record: IdempotencyRecord, using: str, *, may_be_alive: bool) -> ResolutionRefusedError:
+def _refusal(record: IdempotencyRecord, using: str, *, must_be_free: bool) -> ResolutionRefusedError:
     """Read the record again to say why the compare-and-set matched no row."""
     same_row = IdempotencyRecord.objects.using(using).filter(account_id=record.account_id, pk=record.pk)
     now = same_row.first()
@@ -198,15 +195,13 @@ def _refusal(record: IdempotencyRecord, using: str, *, may_be_alive: bool) -> Re
             f"{_describe(record)} is {_state(now)} by now; it was {_state(record)} when you looked at it. Nothing was "
             f"changed. Decide again if its state still asks for it."
         )
-    if not may_be_alive and same_row.filter(status=Status.IN_PROGRESS, lease_expires_at__gt=Now()).exists():
+    if must_be_free and same_row.filter(status=Status.IN_PROGRESS, lease_expires_at__gt=Now()).exists():
         return ResolutionRefusedError(
             f"{_describe(record)} is {_state(now)} and its lease is running: its owner may be alive and may still take "
             f"effect. Wait until {now.lease_expires_at:%Y-%m-%d %H:%M:%S %Z}. Only an operation that declares "
             f"REEXECUTE can be released before that, by force."
         )
-    return ResolutionRefusedError(
-        f"{_describe(record)} is being settled by another process at this moment. Look at it again."
-    )
+    return ResolutionRefusedError(f"{_describe(record)} is being settled by another process now. Look at it again.")
 
 
 def _describe(record: IdempotencyRecord) -> str:
@@ -215,3 +210,36 @@ def _describe(record: IdempotencyRecord) -> str:
 
 def _state(record: IdempotencyRecord) -> str:
     return f"{record.status.replace('_', ' ')}, attempt {record.attempt}"
+
+
+def require_name(by: Any) -> None:
+    """:raises TypeError: ``by`` does not say who decides."""
+    if not isinstance(by, Model) and not (isinstance(by, str) and by):
+        raise TypeError(f"by= must name who decides: a user, or a str that is not empty, not {by!r}.")
+
+
+def log_decision(row: Model, subject: str, title: str, decision: str, by: Any, reason: str, *, using: str) -> None:
+    """Log a decision in the transaction that carries it out: a line, and an entry of the admin's log.
+
+    :param subject: the row, for the line. It has no control characters and no line breaks.
+    :param title: the row, for the entry, which the row's history shows.
+    """
+
+    def write_line() -> None:
+        # People choose the name and the reason freely. repr() escapes them, so they can't break the line or forge one.
+        logger.info("%s: %s by %r, reason: %r", subject, decision, str(by), reason)
+
+    transaction.on_commit(write_line, using=using, robust=True)
+    if not apps.is_installed("django.contrib.admin") or not isinstance(by, get_user_model()):
+        return
+    from django.contrib.admin.models import CHANGE, LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    LogEntry.objects.create(
+        user_id=by.pk,
+        content_type=ContentType.objects.get_for_model(row),
+        object_id=str(row.pk),
+        object_repr=title[:200],
+        action_flag=CHANGE,
+        change_message=f"{decision}: {reason}" if reason else decision,
+    )

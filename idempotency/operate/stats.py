@@ -149,12 +149,7 @@ class Stats:
 
 
 def stats(using: str | None = None) -> Stats:
-    """Read the statistics.
-
-    :param using: a database alias; by default the one that records are written to.
-    :returns: the numbers, each with its precision.
-    :raises DatabaseError: the database refuses.
-    """
+    """Read the statistics: numbers, each with its precision."""
     using = using or records_database()
     records = RecordQuerySet(IdempotencyRecord, using=using)
     size = store_for(using).measure()
@@ -193,11 +188,9 @@ def _events(using: str) -> dict[str, Number]:
 def by_operation(using: str | None = None) -> dict[str, dict[str, int]]:
     """Read the counts of events of each operation, and how many of its records are stuck now.
 
-    :param using: a database alias; by default the one that records are written to.
     :returns: ``{"charges.create": {"claims": 3, "replays": 1, ..., "parked": 0, "abandoned": 0}, ...}``. The names are
         those of ``Stats``. Operations without any of it are left out. The empty name stands for operations that were
         not declared in the process in which a person resolved one of their records.
-    :raises DatabaseError: the database refuses.
     """
     using = using or records_database()
     records = RecordQuerySet(IdempotencyRecord, using=using)

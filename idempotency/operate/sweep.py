@@ -72,9 +72,7 @@ def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = No
     names the attempt or the lease on which it was decided. No lock and no transaction is held while a reconciler runs.
 
     :param batch_size: 1 to 10,000.
-    :param using: a database alias; by default the one that records are written to.
     :raises ValueError: the batch size is not between 1 and 10,000.
-    :raises DatabaseError: the database refuses. Claims that were settled before stay settled.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
     using = using or records_database()
@@ -124,7 +122,7 @@ def _settle_at_once(
         settled = {}
         for recovery, status in _SETTLED_AS.items():
             rows = [row for row in batch if operations[row.operation].recovery is recovery]
-            settled[status] = _settle_as(status, rows, using)
+            settled[status] = settle_as(status, rows, using)
         return batch, settled
 
     batch, settled = in_transaction(using, settle)
@@ -132,13 +130,14 @@ def _settle_at_once(
     result.recoverable += len(settled[Status.RECOVERABLE])
     for status, rows in settled.items():
         for row in rows:
+            event = operations[row.operation], row.scope, row.attempt
             if status is Status.PARKED:
-                signals.send(signals.parked, operations[row.operation], row.scope, row.attempt)
-            signals.send(signals.recovered, operations[row.operation], row.scope, row.attempt, status=str(status))
+                signals.send(signals.parked, *event)
+            signals.send(signals.recovered, *event, status=str(status))
     return batch
 
 
-def _settle_as(status: Status, rows: list[IdempotencyRecord], using: str) -> list[IdempotencyRecord]:
+def settle_as(status: Status, rows: list[IdempotencyRecord], using: str) -> list[IdempotencyRecord]:
     """:returns: the rows that were changed."""
     pks = [row.pk for row in rows]
     accounts = {row.account_id for row in rows}

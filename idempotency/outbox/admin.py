@@ -75,9 +75,8 @@ class MessageStatusFilter(StateFilter):
 class OutboxMessageAdmin(DecisionAdmin):
     list_display: tuple[str, ...] = ("message_id", "state_with_details", "subject", "age")
     list_filter: ClassVar[tuple[type[admin.SimpleListFilter], ...]] = (MessageStatusFilter,)
-    search_fields: ClassVar[tuple[str, ...]] = (
-        "message_id",
-    )  # shows the search box; get_search_results() does the search
+    # Shows the search box; get_search_results() does the search.
+    search_fields: ClassVar[tuple[str, ...]] = ("message_id",)
     search_help_text: ClassVar[Any] = _("A message's id, or its consumer's key, which ends with the id.")
     ordering: ClassVar[tuple[str, ...]] = ("-id",)
     sortable_by: ClassVar[tuple[str, ...]] = ()
@@ -137,13 +136,12 @@ class OutboxMessageAdmin(DecisionAdmin):
 
         The id may be given alone or at the end of the consumer's key.
         """
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        try:
-            return queryset.filter(message_id=UUID(term.rpartition(".")[2])), False
-        except ValueError:
-            return queryset.none(), False
+        if term := search_term.strip():
+            try:
+                queryset = queryset.filter(message_id=UUID(term.rpartition(".")[2]))
+            except ValueError:
+                queryset = queryset.none()
+        return queryset, False
 
     @admin.display(description=_("state"))
     def state(self, message: OutboxMessage) -> str:

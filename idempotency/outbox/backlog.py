@@ -12,9 +12,9 @@ from django.db.models import DurationField, ExpressionWrapper, F, Max, Min, Q, Q
 from django.db.models.functions import Now
 
 from ..conf import settings
-from ..operate import decision_log, erasure, purge
+from ..operate import erasure, purge
 from ..operate.purge import DEFAULT_BATCH_SIZE, PurgeResult, purge_oldest
-from ..operate.resolutions import ResolutionRefusedError
+from ..operate.resolutions import ResolutionRefusedError, log_decision, require_name
 from .models import MessageStatus, OutboxMessage, outbox_database
 
 #: Counting stops here, because counting millions takes long.
@@ -51,11 +51,7 @@ class Backlog:
 
 
 def backlog(*, using: str | None = None) -> Backlog:
-    """Count the messages that wait, and say for how long. Takes three statements on an index of unsent messages.
-
-    :param using: the database of the outbox; by default the one that messages are written to.
-    :raises DatabaseError: the database refuses.
-    """
+    """Count the messages that wait, and say for how long. Takes three statements on an index of unsent messages."""
     messages = OutboxMessage.objects.using(using or outbox_database())
     pending = messages.filter(status=MessageStatus.PENDING)
     # Read the first row in the order of the index. max() of the age would read all rows.
@@ -71,8 +67,7 @@ def backlog(*, using: str | None = None) -> Backlog:
 def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
     """Have a dead message tried again, as often as a new one. It keeps its id and its place in its order.
 
-    Writes a line to the log ``idempotency.audit``. If a user decides and the admin is installed, it also adds an entry
-    to the admin's log, in the same transaction as the decision.
+    Logs the decision as those about records are logged.
 
     :param message: the message as the person saw it. The instance is not changed; read it again.
     :param by: who decides, for the audit: a user, or a name (str).
@@ -80,7 +75,7 @@ def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
     :raises ResolutionRefusedError: the message is not dead, or has changed since.
     :raises TypeError: ``by`` does not say who decides.
     """
-    decision_log.require_name(by)
+    require_name(by)
     using = outbox_database()
     with transaction.atomic(using=using):
         # If two people decide at once, one wins, because a requeued message has another time, also when it is dead
@@ -91,7 +86,7 @@ def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
         if dead.update(status=MessageStatus.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None) != 1:
             raise ResolutionRefusedError(f"Message {message.message_id} is not dead, or has changed since you saw it.")
         subject, title = f"Message {message.message_id} on {message.topic!r}", f"{message.topic} {message.message_id}"
-        decision_log.record(message, subject, title, "requeued", by, reason, using=using)
+        log_decision(message, subject, title, "requeued", by, reason, using=using)
 
 
 def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
@@ -104,10 +99,8 @@ def purge_sent_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None =
     """Delete up to ``batch_size`` messages that were sent longer ago than ``TTL`` and a day, in one transaction.
 
     :param batch_size: 1 to 10,000.
-    :param using: the database of the outbox; by default the one that messages are written to.
     :raises ValueError: the batch size is not between 1 and 10,000.
     :raises RuntimeError: there is an open transaction.
-    :raises DatabaseError: the database refuses. Nothing of the batch is deleted then.
     """
     return next(purge_sent_batches(batch_size=batch_size, using=using))
 

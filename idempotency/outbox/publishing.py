@@ -128,29 +128,26 @@ class _Place:
     def publish(self, message: OutboxMessage, delay: timedelta) -> OutboxMessage:
         """Insert the message, or return the one that this request has already published in this place."""
         first = self.claim.derive_key(self.call)
-        if self.claim.attempt > 1:
+        messages = OutboxMessage.objects.using(self.using)
+        if self.claim.attempt > 1 and (began := self._began()) is not None:
             # An earlier attempt of this request may have found the first id taken, and the old message may have been
             # purged since. So look for the second id first.
-            began = self._began()
-            published = None if began is None else self._find(self._id_since(began))
+            published = messages.filter(message_id=self._id_since(began)).first()
             if published is not None:
                 return _same(published, message)
         if self._insert(message, first, delay):
             return message
-        published, began = self._find(first), self._began()
+        published, began = messages.filter(message_id=first).first(), self._began()
         if published is not None and (began is None or published.created_at >= began):
             return _same(published, message)
         new = first if began is None else self._id_since(began)
         if self._insert(message, new, delay):
             return message
-        return _same(OutboxMessage.objects.using(self.using).get(message_id=new), message)
+        return _same(messages.get(message_id=new), message)
 
     def _began(self) -> datetime | None:
-        """When the request began, according to the record. A take-over does not change that time.
-
-        :returns: None if the record is in another database. There a crash may lose the record and not the message, so
-            the record's times must not decide about the message.
-        """
+        """When the request began, according to the record. A take-over does not change that time."""
+        # In another database a crash may lose the record and not the message, so its times must not decide about it.
         if self.using != self.claim.using:
             return None
         records = RecordQuerySet(IdempotencyRecord, using=self.using).in_scope(*astuple(self.claim.scope))
@@ -160,9 +157,6 @@ class _Place:
         # Every server must derive the same text. A naive time (USE_TZ = False) is the same on every server already.
         moment = make_naive(began, UTC) if is_aware(began) else began
         return self.claim.derive_key(f"since {moment.isoformat()}: {self.call}")
-
-    def _find(self, message_id: UUID) -> OutboxMessage | None:
-        return OutboxMessage.objects.using(self.using).filter(message_id=message_id).first()
 
     def _insert(self, message: OutboxMessage, message_id: UUID, delay: timedelta) -> bool:
         scope = self.claim.scope
@@ -206,7 +200,8 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _same(before: OutboxMessage, message: OutboxMessage) -> OutboxMessage:
     """:raises MessageReusedError: the message of an earlier attempt is another one."""
-    if (before.topic, _canonical(before.payload)) != (message.topic, _canonical(message.payload)):
+    contents = [(each.topic, json.dumps(json.loads(each.payload), sort_keys=True)) for each in (before, message)]
+    if contents[0] != contents[1]:
         raise MessageReusedError(
             f"An earlier attempt published message {before.message_id} in this place with another payload or topic: it "
             f"was on {before.topic!r}, and this one is on {message.topic!r}. Each attempt must publish the same "
@@ -215,12 +210,8 @@ def _same(before: OutboxMessage, message: OutboxMessage) -> OutboxMessage:
     return before
 
 
-def _canonical(payload: str) -> str:
-    return json.dumps(json.loads(payload), sort_keys=True)
-
-
 def _nudge_on_commit(using: str, path: str, send: Any) -> None:
-    """Tell the sender after the COMMIT, once per transaction, that there is a message. A lost nudge only costs time."""
+    """Nudge the sender after the COMMIT, once per transaction. A lost nudge only costs time."""
     nudge: Callable[[], None] | None = getattr(send, "nudge", None)
     if nudge is None:
         return

@@ -105,7 +105,6 @@ def relay_once(
     Many relays may run at once, and a relay may be killed.
 
     :param batch_size: 1 to 500.
-    :param using: the database of the outbox; by default the one that messages are written to.
     :param skip: senders whose messages are left alone, because their broker can't be reached.
     :raises ValueError: the batch size is not between 1 and 500.
     :raises RuntimeError: there is an open transaction.
@@ -136,8 +135,7 @@ def relay_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = N
     unreachable: set[str] = set()
 
     def take(before: RelayResult | None) -> RelayResult:
-        if before is not None:
-            unreachable.update(before.unavailable)
+        unreachable.update(before.unavailable if before else ())
         return relay_once(batch_size=batch_size, using=using, skip=unreachable)
 
     return in_batches(take)
@@ -158,10 +156,10 @@ def _take(store: Store, limit: int, skip: Collection[str]) -> _Batch:
     using = store.using
     ready = due(using).exclude(sender__in=list(skip)).order_by("next_try_at", "pk")
     due_now = store.select_unlocked(ready, limit)
-    suspicious = [message for message in due_now if _may_be_poison(message)]
+    suspicious = [message for message in due_now if message.lease_expires_at and message.attempts >= SUSPICIOUS]
     dead = [message for message in suspicious if message.attempts >= MAX_ATTEMPTS]
     suspects = [message for message in suspicious if message.attempts < MAX_ATTEMPTS][:1]
-    messages = [message for message in due_now if not _may_be_poison(message)]
+    messages = [message for message in due_now if message not in suspicious]
     messages += _followers(store, messages, limit - len(due_now), skip)
     rows = OutboxMessage.objects.using(using)
     leased = rows.filter(pk__in=[message.pk for message in messages + suspects])
@@ -172,10 +170,6 @@ def _take(store: Store, limit: int, skip: Collection[str]) -> _Batch:
     for message in messages + suspects:
         message.attempts += 1
     return _Batch(messages, suspects, dead, exhausted=len(messages) < limit and not suspicious)
-
-
-def _may_be_poison(message: OutboxMessage) -> bool:
-    return message.lease_expires_at is not None and message.attempts >= SUSPICIOUS
 
 
 def _followers(store: Store, heads: list[OutboxMessage], limit: int, skip: Collection[str]) -> list[OutboxMessage]:
@@ -217,10 +211,8 @@ def _send(messages: list[OutboxMessage], until: float, result: RelayResult) -> _
         if time.monotonic() >= until:
             outcomes.put_back.append((message, ""))
             result.exhausted = False
-        elif message.sender in result.unavailable:
-            outcomes.put_back.append((message, result.unavailable[message.sender]))
-        elif message.ordering_key in held_up:
-            outcomes.put_back.append((message, ""))
+        elif message.sender in result.unavailable or message.ordering_key in held_up:
+            outcomes.put_back.append((message, result.unavailable.get(message.sender, "")))
         else:
             try:
                 _hand_over(message)
@@ -298,11 +290,5 @@ def _alike(messages: list[tuple[OutboxMessage, str]]) -> dict[tuple[int, str], l
 def _announce_dead(message: OutboxMessage, result: RelayResult) -> None:
     result.dead += 1
     logger.error("Message %s on %s is dead; its last error says why", message.message_id, message.topic)
-    signals.message_dead.send_robust(
-        sender=OutboxMessage,
-        account_id=message.account_id,
-        idempotency_key=message.idempotency_key,
-        attempt=message.attempts,
-        message_id=message.message_id,
-        topic=message.topic,
-    )
+    shown = {name: getattr(message, name) for name in ("account_id", "idempotency_key", "message_id", "topic")}
+    signals.message_dead.send_robust(sender=OutboxMessage, attempt=message.attempts, **shown)

@@ -324,7 +324,7 @@ def test_any_sequence_of_calls_does_what_the_model_does(count: int | None) -> No
 
 
 def test_a_sweep_that_frees_what_may_not_run_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    settle = sweep._settle_as
-    monkeypatch.setattr(sweep, "_settle_as", lambda status, *rest: settle(Status.RECOVERABLE, *rest))
+    settle = sweep.settle_as
+    monkeypatch.setattr(sweep, "settle_as", lambda status, *rest: settle(Status.RECOVERABLE, *rest))
     with pytest.raises(AssertionError):
         try_sequences(2000)  # the first sequence that meets it ends this; few bring a lease to its end before a sweep

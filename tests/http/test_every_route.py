@@ -384,11 +384,11 @@ def test_a_request_that_has_waited_for_the_routes_does_not_protect_them_again(
 
     class Waited:
         def __enter__(self) -> None:
-            every_route._done.add(get_resolver())  # by the request that had the lock before
+            every_route.protected_resolvers.add(get_resolver())  # by the request that had the lock before
 
         def __exit__(self, *error: object) -> None: ...
 
-    monkeypatch.setattr(every_route, "_lock", Waited())
+    monkeypatch.setattr(every_route, "lock", Waited())
     assert alice.post(key="k")["Idempotency-Status"] == "ignored"
 
 

@@ -9,17 +9,7 @@ from typing import Any, ClassVar
 from django.core.management.base import CommandParser
 from django.db import DEFAULT_DB_ALIAS
 
-from ...operate.erasure import (
-    DEFAULT_BATCH_SIZE,
-    ERASED,
-    MAX_BATCH_SIZE,
-    UNRESOLVED,
-    AccountRows,
-    ErasureResult,
-    erase_batches,
-    find_rows,
-    record_erasure,
-)
+from ...operate.erasure import DEFAULT_BATCH_SIZE, ERASED, MAX_BATCH_SIZE, UNRESOLVED, erase_account, find_rows
 from ..running import (
     EXIT_WORK_LEFT,
     ExplainedCommand,
@@ -80,31 +70,31 @@ class Command(ExplainedCommand):
         check_database(DEFAULT_DB_ALIAS if database is None else database)
         require(account_id != "", "The account must not be empty.")
         with refusals_as_errors(database or DEFAULT_DB_ALIAS):
-            rows = find_rows(account_id, using=database)
             if options["dry_run"]:
-                counts = rows.count()
+                left = find_rows(account_id, using=database).count()
                 erased = ERASED | UNRESOLVED if options["include_unresolved"] else ERASED
-                going = [f"{counts.pop(name):,} {name}" for name in list(counts) if name in erased]
+                going = [f"{left.pop(name):,} {name}" for name in list(left) if name in erased]
                 self.write(f"Would erase {', '.join(going) or 'nothing'}.")
-                self._report_rest(counts)
+                self._report_rest(left)
             else:
-                self._erase(rows, options)
+                self._erase(account_id, options)
 
     def _report_rest(self, left: Mapping[str, int]) -> None:
         for name, count in left.items():
             one, several, why = REASONS[name]
             self.write(f"Left: {count:,} {one if count == 1 else several} {why}")
 
-    def _erase(self, rows: AccountRows, options: Mapping[str, Any]) -> None:
-        total = ErasureResult()
-        limits = {name: options[name] for name in ("include_unresolved", "batch_size")}
+    def _erase(self, account_id: str, options: Mapping[str, Any]) -> None:
         with Stop() as stop:
-            for batch in erase_batches(rows, **limits):
-                total += batch
-                if stop.signum is not None:
-                    break
-        left = rows.count()
-        record_erasure(total, left, by="manage.py erase_idempotency", reason=options["reason"])
+            total, left = erase_account(
+                account_id,
+                by="manage.py erase_idempotency",
+                reason=options["reason"],
+                include_unresolved=options["include_unresolved"],
+                batch_size=options["batch_size"],
+                using=options["database"],
+                is_stopped=lambda: stop.signum is not None,
+            )
         self.write(f"Erased {counted(total.records, 'record')} and {counted(total.messages, 'message')}.")
         self._report_rest(left)
         stop.end_command("Run it again.")
