@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.forms.boundfield import BoundField
 from django.utils.functional import cached_property
 
 from ..identity.keys import new_key
@@ -13,33 +12,24 @@ from .key_sources import FORM_FIELD
 
 
 class KeyField(forms.CharField):
-    """A hidden field with a new key each time a form is shown.
-
-    Firefox fills hidden fields in again when a page is reloaded, unless autocompletion is off.
-    """
-
-    widget: forms.Widget = forms.HiddenInput(attrs={"autocomplete": "off"})
-
-    def get_bound_field(self, form: forms.BaseForm, field_name: str) -> BoundField:
-        return _ShownKey(form, self, field_name)
-
-    def has_changed(self, initial: object, data: object) -> bool:
-        return False  # an empty form of a formset stays empty
-
-
-class _ShownKey(BoundField):
-    """The key in a form's page. It never comes from the form's data or initial values.
+    """A hidden field with a new key each time a form is shown. It never shows the form's data or initial values.
 
     A form that is shown again with its errors has a new key, because its corrected payload is another one. Initial
     values may be a link's query, and all forms that are shown from one link would have one key.
     """
 
+    # Firefox fills hidden fields in again when a page is reloaded, unless autocompletion is off.
+    widget: forms.Widget = forms.HiddenInput(attrs={"autocomplete": "off"})
+
     @cached_property
-    def _key(self) -> str:
+    def _key(self) -> str:  # each form has a copy of its fields
         return new_key()
 
-    def value(self) -> str:
+    def prepare_value(self, value: object) -> str:
         return self._key
+
+    def has_changed(self, initial: object, data: object) -> bool:
+        return False  # an empty form of a formset stays empty
 
 
 class IdempotencyKeyMixin:

@@ -45,7 +45,7 @@ class Option:
     problem_of: Callable[[Any], str | None]
     #: The keyword argument. The attribute of this name of ``Options`` or ``Settings`` has the value in force.
     name: str = ""
-    #: The entry of ``IDEMPOTENCY``: the name in capitals, if nothing else is declared. None: there is no such entry.
+    #: The entry of ``IDEMPOTENCY`` that sets the default, or None if there is no such entry.
     setting: str | None = None
     #: The value in force if neither the argument nor the setting is given.
     default: Any = None
@@ -95,6 +95,7 @@ def option(problem_of: Callable[[Any], str | None], **declaration: Any) -> Any:
 
 
 def options_of(declared: type) -> Mapping[str, Option]:
+    """The options by name. One that has a check has an entry of ``IDEMPOTENCY``, by default its name in capitals."""
     options = {each.name: each.metadata["option"] for each in fields(declared)}
     return {
         name: replace(option, name=name, setting=option.setting or (name.upper() if option.check_id else None))

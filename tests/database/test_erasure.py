@@ -47,7 +47,14 @@ def consume(message: OutboxMessage) -> None:
         run.result = "to alice@example.test"
 
 
-def test_records_steps_and_messages_are_erased_and_nobody_elses() -> None:
+def test_nothing_is_erased_if_the_caller_does_not_say_who_decides() -> None:
+    make_records(1, Status.COMPLETED, account_id="alice")
+    with pytest.raises(TypeError, match="must name who decides"):
+        erase_account("alice", by="")
+    assert IdempotencyRecord.objects.count() == 1
+
+
+def test_only_the_accounts_records_steps_and_messages_are_erased() -> None:
     for account_id in ("alice", "bob"):
         operate(account_id)
         [record] = make_records(1, account_id=account_id)
@@ -73,7 +80,7 @@ def make_unfinished() -> None:
     make_messages(5, MessageStatus.DEAD, account_id="alice")
 
 
-def test_what_is_under_way_is_left_and_what_waits_for_somebody_unless_the_caller_says_so() -> None:
+def test_rows_under_way_and_rows_that_wait_for_a_decision_are_left_unless_the_caller_says_so() -> None:
     make_unfinished()
     make_records(1, account_id="alice")
     assert erase() == (1, 0, {"live": 1, "abandoned": 2, "parked": 3, "pending": 4, "dead": 5})
