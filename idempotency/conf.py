@@ -109,11 +109,11 @@ def mistakes_in_settings() -> list[Mistake]:
         ]
     mistakes = [mistake for name, value in entries.items() if (mistake := _mistake_in_entry(name, value))]
     durations = {name.lower(): entries.get(name, option.default) for name, option in SETTINGS.items()}
-    return mistakes or list(contradictions(SETTING, durations, str.upper, lease_check="E014"))
+    return mistakes or list(contradictions(SETTING, durations, str.upper, lease_check="idempotency.E014"))
 
 
 def contradictions(
-    subject: str, values: Mapping[str, Any], spell: Callable[[str], str] = str, *, lease_check: str = "E015"
+    subject: str, values: Mapping[str, Any], spell: Callable[[str], str] = str, *, lease_check: str = "idempotency.E015"
 ) -> Iterator[Mistake]:
     """Find contradictions between durations.
 
@@ -128,7 +128,7 @@ def contradictions(
         return Mistake(
             f"{subject}: {spell(option)} ({values[option]}) {rule} {spell('ttl')} ({ttl}){reason}.",
             f"Set a shorter {spell(option)} or a longer {spell('ttl')}.",
-            f"idempotency.{check}",
+            check,
         )
 
     if ttl is None:
@@ -137,12 +137,12 @@ def contradictions(
         yield too_long("lease", ", because a crash blocks a key until its lease is over", lease_check)
     if heartbeat is not None and heartbeat > ttl:
         reason = ", because a run must not outlast the retention of its own key"
-        yield too_long("heartbeat", reason, "E017", "must not be longer than")
+        yield too_long("heartbeat", reason, "idempotency.E017", "must not be longer than")
     if max_key_age is not None and max_key_age > ttl - CLOCK_SKEW:
         reason = " by five minutes, because clocks may differ by as much. A key whose record is gone could run again"
-        yield too_long("max_key_age", reason, "E025")
+        yield too_long("max_key_age", reason, "idempotency.E025")
     if body_ttl is not None and body_ttl >= ttl:
-        yield too_long("body_ttl", ", at which the whole record is deleted", "E028")
+        yield too_long("body_ttl", ", at which the whole record is deleted", "idempotency.E028")
 
 
 def _mistake_in_entry(name: Any, value: Any) -> Mistake | None:
