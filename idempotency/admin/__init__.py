@@ -3,8 +3,6 @@
 A page contains no logic: it calls a function of ``operate``, which a command can call too.
 """
 
-from __future__ import annotations
-
 from . import records
 
 __all__ = ["records"]

@@ -97,9 +97,9 @@ class DecisionAdmin(ReadOnlyAdmin):
     def page_columns(self, request: HttpRequest) -> tuple[str, ...]:
         """The columns of a row's page, as far as the person may see them. Those without a value are left out."""
 
-    @abstractmethod
     def explain(self, row: Any) -> list[Any]:
-        """The meaning of the row's state and the next step: a list of paragraphs."""
+        """The meaning of the row's state and the next step: paragraphs, unless the template has them."""
+        return []
 
     @abstractmethod
     def state(self, row: Any) -> Any:
@@ -235,9 +235,8 @@ class DecisionPage:
         left_out = [(row, obstacle) for row, obstacle in obstacles if obstacle is not None]
         if rows and len(left_out) == len(rows):
             said = {"action": self.action.title, "reasons": " ".join(dict.fromkeys(str(why) for _row, why in left_out))}
-            self._say(
-                gettext("%(action)s: nothing that you selected can be decided. %(reasons)s") % said, messages.ERROR
-            )
+            text = gettext("%(action)s: nothing that you selected can be decided. %(reasons)s")
+            self._say(text % said, messages.ERROR)
             return None
         return self._ask([row for row, obstacle in obstacles if obstacle is None], self.action.form(), left_out)
 

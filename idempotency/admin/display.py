@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -23,13 +23,6 @@ from django.utils.translation import gettext_lazy as _
 
 from ..identity.scope import MAX_ACCOUNT_LENGTH
 
-if TYPE_CHECKING:
-    AnyModelAdmin = admin.ModelAdmin[Any]
-    AnyPaginator = Paginator[Any]
-else:
-    AnyModelAdmin = admin.ModelAdmin
-    AnyPaginator = Paginator
-
 #: Counting stops here, and the list ends here, at a hundred pages. A search or a filter finds the row.
 MAX_LISTED = 10_000
 
@@ -42,7 +35,7 @@ MAX_KEY = 24  # characters
 NONE = "–"
 
 
-class BoundedPaginator(AnyPaginator):
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]
     """Stops counting at ``MAX_LISTED``, because an exact count of a filtered table reads the whole table."""
 
     @cached_property
@@ -62,19 +55,14 @@ class IndexedList(ChangeList):
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         # Django takes ``sortable_by`` for the links only. A URL could sort a huge table by a column without an index.
+        columns = {str(place) for place, name in enumerate(self.list_display) if name in (self.sortable_by or ())}
         asked = self.params.pop(ORDER_VAR, "").split(".")
-        if sortable := [place for place in asked if self._column_at(place) in (self.sortable_by or ())]:
+        if sortable := [place for place in asked if place.removeprefix("-") in columns]:
             self.params[ORDER_VAR] = ".".join(sortable)
         return super().get_ordering(request, queryset)
 
-    def _column_at(self, place: str) -> Any:
-        try:
-            return self.list_display[int(place.removeprefix("-"))]
-        except (ValueError, IndexError):
-            return None
 
-
-class ReadOnlyAdmin(AnyModelAdmin):
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """The admin of a table that may be huge and whose rows can't be edited."""
 
     list_per_page = 100
@@ -98,7 +86,7 @@ class ReadOnlyAdmin(AnyModelAdmin):
         return IndexedList
 
 
-def url_of(shown: AnyModelAdmin, view: str, *args: int) -> str:
+def url_of(shown: admin.ModelAdmin[Any], view: str, *args: int) -> str:
     """The URL of a view in the admin site whose page this is, which may not be the default one."""
     name = f"admin:{shown.opts.app_label}_{shown.opts.model_name}_{view}"
     return reverse(name, args=args, current_app=shown.admin_site.name)
@@ -170,10 +158,7 @@ def format_duration(duration: timedelta) -> str:
 def show_text(text: str | None) -> str | SafeString:
     if not text:
         return NONE
-    left_out = len(text) - MAX_SHOWN
-    if left_out > 0:
-        text = gettext("%(beginning)s… (%(count)d more characters)") % {
-            "beginning": text[:MAX_SHOWN],
-            "count": left_out,
-        }
+    if len(text) > MAX_SHOWN:
+        cut = {"beginning": text[:MAX_SHOWN], "count": len(text) - MAX_SHOWN}
+        text = gettext("%(beginning)s… (%(count)d more characters)") % cut
     return format_html('<pre class="idempotency-text">{}</pre>', text)

@@ -35,9 +35,9 @@ from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..operate import stats
 from ..operation import registry
-from ..outcome import UNREADABLE, decrypt_body
+from ..outcome import BODY_GONE, UNREADABLE, decrypt_body
 from ..store import records_database, statement_timeout
-from .actions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, explain_record
+from .actions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE
 from .decisions import Action, DecisionAdmin
 from .display import (
     NONE,
@@ -122,7 +122,7 @@ class BoundedList(IndexedList):
         except statement_timeout.OutOfTimeError:
             self.queryset = self.queryset.none()
             super().get_results(request)
-            text = gettext(
+            text = _(
                 "The table is too large to find these records in time. Search for an account as well, or choose a "
                 "state of unfinished records."
             )
@@ -131,6 +131,7 @@ class BoundedList(IndexedList):
 
 @admin.register(IdempotencyRecord)
 class IdempotencyRecordAdmin(DecisionAdmin):
+    change_form_template = "idempotency/record.html"
     list_display: tuple[str, ...] = ("key", "state_with_details", "subject", "age", "retention")
     list_filter: ClassVar[tuple[type[admin.SimpleListFilter], ...]] = (RecordStateFilter, OperationFilter)
     # Shows the search box; get_search_results() does the search.
@@ -144,19 +145,10 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     decisions: ClassVar[tuple[Action, ...]] = (MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE)
     actions: tuple[Callable[..., HttpResponse | None], ...] = tuple(action.as_admin_action() for action in decisions)
     attempt_column = "attempt"
-    time_columns: ClassVar[tuple[str, ...]] = (
-        "created_at",
-        "completed_at",
-        "lease_expires_at",
-        "expires_at",
-        "body_expires_at",
-    )
+    time_columns = ("created_at", "completed_at", "lease_expires_at", "expires_at", "body_expires_at")
 
     def decision_columns(self, request: HttpRequest) -> tuple[str, ...]:
         return ("operation", "account_id", "idempotency_key", "state", "attempt", "age", "lease")
-
-    def explain(self, row: IdempotencyRecord) -> list[Any]:
-        return explain_record(row)
 
     def page_columns(self, request: HttpRequest) -> tuple[str, ...]:
         times = () if page_additions else ("times",)  # the timeline has them
@@ -165,7 +157,17 @@ class IdempotencyRecordAdmin(DecisionAdmin):
         return ("idempotency_key", "request_hash", "age", "retention", *times, *response)
 
     def page_context(self, request: HttpRequest, row: IdempotencyRecord) -> dict[str, Any]:
-        return {name: value for add in page_additions for name, value in add(row, request, self).items()}
+        operation = registry.get(row.operation)
+        context: dict[str, Any] = {
+            "statuses": list(Status),
+            "recovery": "" if operation is None else operation.recovery.name,
+            "is_live": time_left(row, row.lease_expires_at) > timedelta(0),
+            "is_over": row.status != Status.IN_PROGRESS and time_left(row, row.expires_at) <= timedelta(0),
+            "body_gone": BODY_GONE,
+        }
+        for add in page_additions:
+            context |= add(row, request, self)
+        return context
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("idempotency.resolve_idempotencyrecord")
@@ -198,10 +200,10 @@ class IdempotencyRecordAdmin(DecisionAdmin):
         searches = [*_of_account_or_user(request, queryset, term)]
         for records in _of_account_or_user(request, queryset, account) if key else ():
             searches += [records.filter(idempotency_key=key[0]), records.filter(idempotency_key__startswith=key[0])]
-        found = next((records for records in searches if records.exists()), None)
-        if found is None:
-            found = queryset.none() if key else self._find_key(request, queryset, term)
-        return found, False
+        for records in searches:
+            if records.exists():
+                return records, False
+        return queryset.none() if key else self._find_key(request, queryset, term), False
 
     def _find_key(self, request: HttpRequest, queryset: QuerySet[Any], key: str) -> QuerySet[Any]:
         """Records with the key or, if there are none, with one that begins with it. At most ``MAX_FOUND`` are found.
@@ -225,14 +227,11 @@ class IdempotencyRecordAdmin(DecisionAdmin):
                 if pks:
                     return queryset.filter(pk__in=pks)
         if gave_up and request.method == "GET":  # a form that is sent asks for the list again
-            self.message_user(
-                request,
-                gettext(
-                    "The table is too large to be searched for a key alone. No unfinished record has this key. "
-                    'Search for "account key".'
-                ),
-                messages.WARNING,
+            text = _(
+                "The table is too large to be searched for a key alone. No unfinished record has this key. "
+                'Search for "account key".'
             )
+            self.message_user(request, text, messages.WARNING)
         return queryset.none()
 
     def get_ordering(self, request: HttpRequest) -> Any:

@@ -61,7 +61,7 @@ class UnresolvedRequestError(httpx.TransportError):
                 response.read()
 
 
-class HttpxTries(Tries[httpx.Response]):
+class HttpxTries(Tries):
     unresolved = UnresolvedRequestError
     errors: ClassVar[type[Exception]] = httpx.TransportError
     retryable: ClassVar[tuple[type[Exception], ...]] = (httpx.TransportError,)
@@ -75,13 +75,8 @@ class HttpxTries(Tries[httpx.Response]):
     def __init__(self, policy: RetryPolicy, request: httpx.Request) -> None:
         url = request.url
         place = f"{url.scheme}://{url.host}{url.raw_path.partition(b'?')[0].decode('ascii')}"
-        key, name = request.headers.get(HEADER), request.extensions.get(NAME)
-        super().__init__(policy, request.method, place, key=key, name=name)
-        self.request = request
+        super().__init__(policy, request, place, request.headers.get(HEADER), request.extensions.get(NAME))
         self.body: bytes = b""  # the last response body that was read
-        # Set the key on the request itself, so that a request that is made from it after a redirect (307, 308) or a
-        # challenge has the same key.
-        request.headers[HEADER] = self.key
 
     def next_request(self) -> httpx.Request:
         """Make the request for the next attempt. Raises the errors of ``begin``.
@@ -188,7 +183,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
     the same time, another attempt may make their calls in another order. So give each of these calls a name.
 
     :param transport: the transport that sends; ``httpx.AsyncHTTPTransport()`` if none is given.
-    :param policy: what is retried, and how often; by default ``RetryPolicy()``.
+    :param policy: as for ``IdempotentTransport``.
     :param sleep: called with the seconds to wait, and awaited; by default the ``sleep`` of asyncio or trio.
     """
 
@@ -235,13 +230,11 @@ def fetch_key_status(client: httpx.Client, url: str, key: str) -> KeyStatus:
     :raises httpx.HTTPError: there is no answer, or it has another status than 2xx.
     :raises ValueError: the answer is not that of a ``KeyStatusView``.
     """
-    return _read_key_status(client.get(url, headers={HEADER: key}))
+    response = client.get(url, headers={HEADER: key}).raise_for_status()
+    return read_key_status(response.json(), response.headers)
 
 
 async def afetch_key_status(client: httpx.AsyncClient, url: str, key: str) -> KeyStatus:
     """``fetch_key_status`` for ``httpx.AsyncClient``."""
-    return _read_key_status(await client.get(url, headers={HEADER: key}))
-
-
-def _read_key_status(response: httpx.Response) -> KeyStatus:
-    return read_key_status(response.raise_for_status().json(), response.headers)
+    response = (await client.get(url, headers={HEADER: key})).raise_for_status()
+    return read_key_status(response.json(), response.headers)

@@ -17,7 +17,7 @@ from django.dispatch import Signal
 
 from .. import signals
 from ..lifecycle import Status
-from ..operate.stats import Number, Precision, Stats, stats
+from ..operate.stats import Precision, Stats, stats
 from ..store import records_database, statement_timeout
 from ..store.statement_timeout import connection_as_found
 
@@ -70,21 +70,23 @@ class Gauge:
     read: Callable[[Stats, Backlog | None], Values]
 
 
-def _of_operations(number: Number) -> Values:
-    return {(operation,): count for operation, count in (number.by_operation or {}).items()}
+def _number(name: str, description: str, unit: str, field: str) -> Gauge:
+    """A gauge of one of the statistics. It is 0 if there is nothing to measure."""
+    return Gauge(name, description, unit, (), lambda read, _: {(): getattr(read, field).value or 0})
 
 
-def _single(value: float | None) -> Values:
-    return {(): value or 0}
+def _by_operation(name: str, description: str, unit: str, field: str) -> Gauge:
+    def read_counts(read: Stats, _: Backlog | None) -> Values:
+        return {(operation,): count for operation, count in (getattr(read, field).by_operation or {}).items()}
+
+    return Gauge(name, description, unit, ("operation",), read_counts)
 
 
 #: Distinguishes a database that can't be read from one in which nothing is wrong.
 AVAILABLE: Final = "idempotency_stats_available"
 
 GAUGES: Final = (
-    Gauge(
-        AVAILABLE, "1 if the statistics could be read from the database, 0 if not", "", (), lambda read, _: _single(1)
-    ),
+    Gauge(AVAILABLE, "1 if the statistics could be read from the database, 0 if not", "", (), lambda *_: {(): 1}),
     Gauge(
         "idempotency_records",
         "Records by status. Counting stops at 10,000; a larger number of completed ones is the database's estimate",
@@ -92,40 +94,22 @@ GAUGES: Final = (
         ("status",),
         lambda read, _: {(str(status),): getattr(read, str(status)).value or 0 for status in Status},
     ),
-    Gauge(
-        "idempotency_parked_records",
-        "Records whose outcome is unknown, by operation",
-        "{record}",
-        ("operation",),
-        lambda read, _: _of_operations(read.parked),
+    _by_operation("idempotency_parked_records", "Records whose outcome is unknown, by operation", "{record}", "parked"),
+    _by_operation("idempotency_abandoned_claims", "Claims whose lease is over, by operation", "{claim}", "abandoned"),
+    _number(
+        "idempotency_overdue_seconds", "How long ago the oldest lease of a record in progress ended", "s", "overdue"
     ),
-    Gauge(
-        "idempotency_abandoned_claims",
-        "Claims whose lease is over, by operation",
-        "{claim}",
-        ("operation",),
-        lambda read, _: _of_operations(read.abandoned),
-    ),
-    Gauge(
-        "idempotency_overdue_seconds",
-        "How long ago the oldest lease of a record in progress ended",
-        "s",
-        (),
-        lambda read, _: _single(read.overdue.value),
-    ),
-    Gauge(
+    _number(
         "idempotency_oldest_in_progress_seconds",
         "How long ago the oldest record in progress was created",
         "s",
-        (),
-        lambda read, _: _single(read.oldest_in_progress.value),
+        "oldest_in_progress",
     ),
-    Gauge(
+    _number(
         "idempotency_most_attempts",
         "The highest attempt number of the records in progress",
         "{attempt}",
-        (),
-        lambda read, _: _single(read.most_attempts.value),
+        "most_attempts",
     ),
     Gauge(
         "idempotency_since_purge_seconds",
@@ -133,14 +117,14 @@ GAUGES: Final = (
         "been counted",
         "s",
         (),
-        lambda read, _: {} if read.since_purge.kind is Precision.UNKNOWN else _single(read.since_purge.value),
+        lambda read, _: {} if read.since_purge.kind is Precision.UNKNOWN else {(): read.since_purge.value or 0},
     ),
     Gauge(
         "idempotency_table_bytes",
         "The size of the table of records with its indexes, if the database reports it",
         "By",
         (),
-        lambda read, _: {} if read.table_bytes.value is None else _single(read.table_bytes.value),
+        lambda read, _: {} if read.table_bytes.value is None else {(): read.table_bytes.value},
     ),
     Gauge(
         "idempotency_outbox_messages",
@@ -154,7 +138,7 @@ GAUGES: Final = (
         "How long the oldest due message of the outbox has been due",
         "s",
         (),
-        lambda _, waiting: {} if waiting is None else _single((waiting.oldest_due or timedelta()).total_seconds()),
+        lambda _, waiting: {} if waiting is None else {(): (waiting.oldest_due or timedelta()).total_seconds()},
     ),
 )
 

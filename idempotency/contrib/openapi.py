@@ -10,15 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import exceptions
-from ..exceptions import (
-    BodyGoneError,
-    DuplicateError,
-    IdempotencyError,
-    InProgressError,
-    KeyExpiredError,
-    KeyMissingError,
-    RequestError,
-)
+from ..exceptions import IdempotencyError, InProgressError, UnavailableError
 from ..http.problems import PROFILES, Profile
 from ..identity import keys
 from ..operation import Operation, Policy
@@ -58,9 +50,8 @@ KEY_SCHEMA: dict[str, Any] = {
     "type": "string",
     "minLength": 1,
     "maxLength": 2 * keys.MAX_LENGTH + 2,
-    "pattern": (
-        rf'^(?:[!#-+\--:<-~]{{1,{keys.MAX_LENGTH}}}|"(?:[!#-\[\]-~]|\\["\\]){{1,{keys.MAX_LENGTH}}}")$'  # as in keys.py
-    ),
+    # As in keys.py.
+    "pattern": rf'^(?:[!#-+\--:<-~]{{1,{keys.MAX_LENGTH}}}|"(?:[!#-\[\]-~]|\\["\\]){{1,{keys.MAX_LENGTH}}}")$',
 }
 
 KEY_DESCRIPTION = (
@@ -71,10 +62,13 @@ KEY_DESCRIPTION = (
 #: The values of the status header for a key that an operation takes. A refusal may have the status of an outcome.
 KEY_STATUS_VALUES = ["executed", "replayed", "recorded", "in-progress", "reused", "not-recorded", "unknown"]
 
-RETRY_AFTER: dict[str, Any] = {
-    "description": "Seconds after which a retry with the same key makes sense.",
-    "schema": {"type": "integer", "minimum": 0},
-}
+
+def _header(description: str, **schema: Any) -> dict[str, Any]:
+    return {"description": description, "schema": schema}
+
+
+def _retry_after() -> dict[str, Any]:
+    return _header("Seconds after which a retry with the same key makes sense.", type="integer", minimum=0)
 
 
 def problem_content(operation: Operation, schema: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +80,6 @@ def problem_content(operation: Operation, schema: dict[str, Any]) -> dict[str, A
 
 
 def key_parameter(operation: Operation) -> dict[str, Any]:
-    """The header of a protected request as a parameter."""
     return {
         "name": keys.HEADER,
         "in": "header",
@@ -122,32 +115,28 @@ def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[t
     for error in _errors(operation.policy):
         by_status.setdefault(profile.answer_to(error).status, []).append(error)
     for status, errors in sorted(by_status.items()):
-        answer: dict[str, Any] = {
-            "description": "; ".join(f"{error.title} (`{profile.answer_to(error).code}`)" for error in errors)
-        }
+        titles = [f"{error.title} (`{profile.answer_to(error).code}`)" for error in errors]
+        answer: dict[str, Any] = {"description": "; ".join(titles)}
         if content is not None:
             answer["content"] = dict(content)
-        if {InProgressError, exceptions.UnavailableError} & set(errors):
-            answer["headers"] = {"Retry-After": dict(RETRY_AFTER)}
+        if {InProgressError, UnavailableError} & set(errors):
+            answer["headers"] = {"Retry-After": _retry_after()}
         yield str(status), answer
     in_progress = operation.policy.in_progress
     if in_progress is ACCEPTED or isinstance(in_progress, Attach):
-        headers = {"Retry-After": dict(RETRY_AFTER)}
+        headers = {"Retry-After": _retry_after()}
         if isinstance(in_progress, Attach):
-            headers["Location"] = {
-                "description": "Where the job is.",
-                "schema": {"type": "string", "format": "uri-reference"},
-            }
+            headers["Location"] = _header("Where the job is.", type="string", format="uri-reference")
         yield "202", {"description": "A request with this key is still being processed", "headers": headers}
 
 
 def _errors(policy: Policy) -> list[type[IdempotencyError]]:
     """The errors that a client of the operation may get."""
-    kinds = (*RequestError.__subclasses__(), *DuplicateError.__subclasses__(), exceptions.UnavailableError)
+    kinds = (*exceptions.RequestError.__subclasses__(), *exceptions.DuplicateError.__subclasses__(), UnavailableError)
     can_happen: dict[type[IdempotencyError], bool] = {
-        KeyMissingError: policy.required,
-        KeyExpiredError: policy.max_key_age is not None,
-        BodyGoneError: policy.body_ttl is not None,
+        exceptions.KeyMissingError: policy.required,
+        exceptions.KeyExpiredError: policy.max_key_age is not None,
+        exceptions.BodyGoneError: policy.body_ttl is not None,
     }
     # Without a project's own.
     return [error for error in kinds if error.__module__ == exceptions.__name__ and can_happen.get(error, True)]
@@ -155,19 +144,14 @@ def _errors(policy: Policy) -> list[type[IdempotencyError]]:
 
 def _headers_of_outcome(profile: Profile) -> dict[str, Any]:
     return {
-        keys.HEADER: {"description": "The key, as it was sent.", "schema": {"type": "string"}},
-        RETENTION_HEADER: {
-            "description": "For how many seconds an outcome is kept and a retry recognised.",
-            "schema": {"type": "integer", "minimum": 0},
-        },
-        STATUS_HEADER: {
-            "description": "What has become of the key.",
-            "schema": {"type": "string", "enum": KEY_STATUS_VALUES},
-        },
-        profile.replayed: {
-            "description": "Present if this is the recorded outcome of an earlier request.",
-            "schema": {"type": "string", "enum": ["true"]},
-        },
+        keys.HEADER: _header("The key, as it was sent.", type="string"),
+        RETENTION_HEADER: _header(
+            "For how many seconds an outcome is kept and a retry recognised.", type="integer", minimum=0
+        ),
+        STATUS_HEADER: _header("What has become of the key.", type="string", enum=KEY_STATUS_VALUES),
+        profile.replayed: _header(
+            "Present if this is the recorded outcome of an earlier request.", type="string", enum=["true"]
+        ),
     }
 
 

@@ -3,29 +3,22 @@
 pytest loads this module before Django's settings are known, so it imports what needs them at the first use.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from idempotency.testing import IdempotentClient
-
-    from .rest_framework.testing import IdempotentAPIClient
-
 
 @pytest.fixture
-def idempotent_client() -> IdempotentClient:
-    """Django's test client, which sends a new ``Idempotency-Key`` with each mutating request that has none."""
-    from idempotency.testing import IdempotentClient
+def idempotent_client() -> Any:
+    """An ``IdempotentClient``, which sends a new ``Idempotency-Key`` with each mutating request that has none."""
+    from ..testing import IdempotentClient
 
     return IdempotentClient()
 
 
 @pytest.fixture
-def idempotent_api_client() -> IdempotentAPIClient:
-    """Django REST framework's test client with keys."""
+def idempotent_api_client() -> Any:
+    """The ``IdempotentAPIClient`` for Django REST framework."""
     from .rest_framework.testing import IdempotentAPIClient
 
     return IdempotentAPIClient()

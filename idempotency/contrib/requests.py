@@ -49,7 +49,7 @@ class UnresolvedRequestError(requests.ConnectionError):
         self.attempts = attempts
 
 
-class RequestsTries(Tries[requests.Response]):
+class RequestsTries(Tries):
     unresolved = UnresolvedRequestError
     errors: ClassVar[type[Exception]] = requests.RequestException
     retryable: ClassVar[tuple[type[Exception], ...]] = (
@@ -60,13 +60,9 @@ class RequestsTries(Tries[requests.Response]):
     permanent: ClassVar[tuple[type[Exception], ...]] = (ProxyError,)
 
     def __init__(self, policy: RetryPolicy, request: requests.PreparedRequest, name: str | None) -> None:
-        self.request = request
         url = urlsplit(request.url or "")
-        place, key = f"{url.scheme}://{url.hostname}{url.path}", _text(request.headers.get(HEADER))
-        super().__init__(policy, request.method or "", place, key=key, name=name)
-        # Set the key on the request itself, so that a request that is made from it after a redirect (307, 308) or a
-        # challenge has the same key.
-        request.headers[HEADER] = self.key
+        place = f"{url.scheme}://{url.hostname}{url.path}"
+        super().__init__(policy, request, place, _text(request.headers.get(HEADER)), name)
 
     def document(self, answer: requests.Response) -> Any:
         return answer.json()
@@ -78,20 +74,13 @@ class IdempotentAdapter(HTTPAdapter):
         session = requests.Session()
         session.mount("https://", IdempotentAdapter())
 
-    A request that has a key keeps it. Any other request gets a new key. Inside a protected operation it gets a key that
-    is derived from the claim: by the name in ``headers={NAME_HEADER: "provider.charge"}``, which is not sent, or else
-    by method, URL and the number of the call.
-
-    The bodies of request and response are kept in memory. With ``stream=True`` the caller can stream the response, and
-    an error in its body is not retried.
+    Keys, retries and errors are those of ``IdempotentTransport``. A call has its name for a derived key from
+    ``headers={NAME_HEADER: "provider.charge"}``, which is not sent. With ``stream=True`` the caller can stream the
+    response, and an error in its body is not retried.
 
     :param policy: what is retried, and how often; by default ``RetryPolicy()``.
     :param sleep: called with the seconds to wait before a retry.
     :param options: the arguments of ``requests.adapters.HTTPAdapter``. Its ``max_retries`` apply within each attempt.
-    :raises UnresolvedRequestError: from a request: the bounds are reached, and the outcome is not known. If the first
-        attempt fails with an error that a retry can't help, that error is raised instead.
-    :raises LeaseLostError: from a request inside a protected operation: another attempt has taken over. The request
-        was not sent, or not sent again.
     """
 
     __attrs__: ClassVar[list[str]] = [*HTTPAdapter.__attrs__, "policy", "sleep"]  # type: ignore[misc]

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, ClassVar, Final, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Final, NoReturn
 
 from . import needing
 
@@ -98,20 +98,11 @@ def read_key_status(document: Any, headers: Mapping[str, str]) -> KeyStatus:
     return KeyStatus(document["status"], document.get("response_status"), retry_after=retry_after(headers), **times)
 
 
-class Answer(Protocol):
-    status_code: int
-
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-
-
-A = TypeVar("A", bound=Answer)
-
-
-class Tries(ABC, Generic[A]):
+class Tries(ABC):
     """One logical request: its key, and after each attempt the decision whether its outcome is known.
 
-    :param place: the scheme, host and path of the URL.
+    :param request: the library's request.
+    :param place: the scheme, host and path of its URL.
     :param key: the key that the caller has set, or None.
     :param name: the name of the call inside its protected operation, or None.
     :raises LeaseLostError: the request is made inside a protected operation whose lease is lost.
@@ -125,12 +116,11 @@ class Tries(ABC, Generic[A]):
     retryable: ClassVar[tuple[type[Exception], ...]]
     #: Subclasses of these errors that every attempt would meet again.
     permanent: ClassVar[tuple[type[Exception], ...]]
-    #: The library's object of the request, for the error that ends the retries.
-    request: Any
 
-    def __init__(self, policy: RetryPolicy, method: str, place: str, key: str | None, name: str | None) -> None:
+    def __init__(self, policy: RetryPolicy, request: Any, place: str, key: str | None, name: str | None) -> None:
         self.policy = policy
-        self.call: str = f"{method} {place}"
+        self.request = request
+        self.call: str = f"{request.method} {place}"
         self.claim: Final = current_claim()
         if key is not None:
             self.key: str = key
@@ -138,18 +128,26 @@ class Tries(ABC, Generic[A]):
             self.key = new_key()
         else:  # derived from the operation's identity and the name, so each attempt of the operation sends the same key
             self.key = str(self.claim.derive_key(self.claim.name_call(self.call) if name is None else name))
+        # Set the key on the request itself, so that a request that is made from it after a redirect (307, 308) or a
+        # challenge has the same key.
+        request.headers[HEADER] = self.key
         self.total: float = policy.total
         if self.claim is not None:
             operation = self.claim.operation
             self.total = min(self.total, (operation.policy.heartbeat or operation.policy.lease).total_seconds())
         self.attempts: int = 0
-        self.last: A | None = None
+        #: How the latest attempt failed, if it did, and the latest response that left the outcome open.
+        self.error: BaseException | None = None
+        self.last: Any = None
         self._started = time.monotonic()
         self._waited = 0.0
 
     @abstractmethod
-    def document(self, answer: A) -> Any:
-        """:raises ValueError: it is not JSON."""
+    def document(self, answer: Any) -> Any:
+        """The parsed body of a response.
+
+        :raises ValueError: it is not JSON.
+        """
 
     def begin(self) -> float:
         """Begin an attempt.
@@ -177,7 +175,7 @@ class Tries(ABC, Generic[A]):
             "retry_error_callback": self._raise_unresolved,
         }
 
-    def is_undecided(self, answer: A) -> bool:
+    def is_undecided(self, answer: Any) -> bool:
         if answer.status_code != 409:
             return answer.status_code in self.policy.statuses
         try:
@@ -191,13 +189,13 @@ class Tries(ABC, Generic[A]):
         return "Retry-After" in answer.headers
 
     def _is_open(self, state: RetryCallState) -> bool:
-        error = _error_of(state)
+        assert state.outcome is not None
+        self.error = error = state.outcome.exception()
         if error is None:
-            answer: A = _answer_of(state)
-            if not self.is_undecided(answer):
-                return False
-            self.last = answer
-            return True
+            answer = state.outcome.result()
+            if is_open := self.is_undecided(answer):
+                self.last = answer
+            return is_open
         if isinstance(error, self.retryable) and not isinstance(error, self.permanent) and not _is_untrusted(error):
             return True
         if isinstance(error, self.errors) and self.attempts > 1:
@@ -207,7 +205,7 @@ class Tries(ABC, Generic[A]):
     def _wait(self, state: RetryCallState) -> float:
         """The server's ``Retry-After`` plus a random time, so that clients don't all come back at once."""
         drawn = wait_random_exponential(multiplier=self.policy.first_wait, max=self.policy.longest_wait)(state)
-        asked = None if _error_of(state) else retry_after(_answer_of(state).headers)
+        asked = retry_after(self.last.headers) if self.error is None else None
         return drawn + (asked or 0.0)
 
     def _must_stop(self, state: RetryCallState) -> bool:
@@ -221,20 +219,25 @@ class Tries(ABC, Generic[A]):
             self.call,
             shorten(self.key),
             self.attempts,
-            _reason(state),
+            self._reason,
             state.upcoming_sleep,
         )
 
+    @property
+    def _reason(self) -> str:
+        error = self.error
+        return f"status {self.last.status_code}" if error is None else f"{type(error).__name__}: {error}"
+
     def _raise_unresolved(self, state: RetryCallState) -> NoReturn:
         message = (
-            f"{self.call}: the outcome is not known after {self.attempts} attempt(s) ({_reason(state)}). It may "
+            f"{self.call}: the outcome is not known after {self.attempts} attempt(s) ({self._reason}). It may "
             f"have taken effect. Resume later with the same {HEADER} and the same payload, never with a new key: "
             f"{shorten(self.key)}, in full in this error's `key`."
         )
         error: Exception = self.unresolved(
             message, key=self.key, attempts=self.attempts, request=self.request, response=self.last
         )
-        raise error from _error_of(state)
+        raise error from self.error
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -263,21 +266,6 @@ def _moment(text: str) -> datetime | None:
 
 def bounded(timeout: float | None, left: float) -> float:
     return left if timeout is None else min(timeout, left)
-
-
-def _error_of(state: RetryCallState) -> BaseException | None:
-    assert state.outcome is not None
-    return state.outcome.exception()
-
-
-def _answer_of(state: RetryCallState) -> Any:
-    assert state.outcome is not None
-    return state.outcome.result()
-
-
-def _reason(state: RetryCallState) -> str:
-    error = _error_of(state)
-    return f"status {_answer_of(state).status_code}" if error is None else f"{type(error).__name__}: {error}"
 
 
 def _is_untrusted(error: BaseException | None) -> bool:

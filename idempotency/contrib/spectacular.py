@@ -29,8 +29,8 @@ from .rest_framework.view_classes import handlers_of_view
 class AutoSchema(openapi.AutoSchema):
     """drf-spectacular's ``AutoSchema``, which also documents the header and the answers of protected operations.
 
-    What ``@extend_schema`` says of a protected operation wins. If the project has its own ``AutoSchema``, make a
-    class of both, this one first.
+    Descriptions of ``@extend_schema`` win. If the project has its own ``AutoSchema``, make a class of both, this one
+    first.
     """
 
     def get_override_parameters(self) -> list[Any]:
@@ -39,16 +39,8 @@ class AutoSchema(openapi.AutoSchema):
         if operation is None:
             return parameters
         header = key_parameter(operation)
-        return [
-            OpenApiParameter(
-                header["name"],
-                type=header["schema"],
-                location=OpenApiParameter.HEADER,
-                required=header["required"],
-                description=header["description"],
-            ),
-            *parameters,
-        ]
+        options = {"type": header.pop("schema"), "location": header.pop("in")}
+        return [OpenApiParameter(**options, **header), *parameters]
 
     def get_operation(
         self, path: str, path_regex: str, path_prefix: str, method: str, registry: ComponentRegistry
@@ -67,8 +59,8 @@ class AutoSchema(openapi.AutoSchema):
     def get_problem_content(self) -> dict[str, Any] | None:
         """The content of this package's errors, by content type.
 
-        Override it if the project gives them another form, by ``ERROR_RESPONSE`` or by an ``EXCEPTION_HANDLER`` of its
-        own. By default nothing is said of that form.
+        Override it if the project gives them another form, by ``ERROR_RESPONSE`` or by its own ``EXCEPTION_HANDLER``.
+        By default that form is not described.
         """
         operation = self._operation()
         if (

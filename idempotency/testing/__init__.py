@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.test import Client
 
@@ -16,11 +16,6 @@ from ..identity import keys
 from .checks import ChecksNotRunWarning, assert_idempotent
 from .records import abandoned, completed, expired, in_progress
 from .trial import Report, Request
-
-if TYPE_CHECKING:
-    _Base = Client
-else:
-    _Base = object
 
 __all__ = [
     "ChecksNotRunWarning",
@@ -36,7 +31,7 @@ __all__ = [
 ]
 
 
-class IdempotentClientMixin(_Base):
+class IdempotentClientMixin:
     """Adds a new ``Idempotency-Key`` to each mutating request that has none, before a test client sends it.
 
     Put it before Django's ``Client`` or Django REST framework's ``APIClient`` among the bases of a class. A protected
@@ -44,11 +39,11 @@ class IdempotentClientMixin(_Base):
     ``headers={"Idempotency-Key": first["Idempotency-Key"]}``.
     """
 
-    def request(self, **request: Any) -> Any:
+    def request(self: Any, **request: Any) -> Any:
         sent = {**self.defaults, **request}
         if sent.get("REQUEST_METHOD", "GET") not in SAFE_METHODS and keys.META_NAME not in sent:
             request[keys.META_NAME] = keys.new_key()
-        return super().request(**request)
+        return super().request(**request)  # type: ignore[misc]
 
 
 class IdempotentClient(IdempotentClientMixin, Client):

@@ -39,10 +39,10 @@ def new_key(trial: Trial) -> None:
 
 
 def retry(trial: Trial) -> None:
-    sent = trial.first()
-    answer = trial.again(sent)
-    trial.expect_once(sent.effects_before, "the retry took effect again", PROTECT)
-    trial.expect_replay(sent.answer, answer, "the retry")
+    request, key, first, before = trial.first()
+    answer = trial.send(request, key)
+    trial.expect_once(before, "the retry took effect again", PROTECT)
+    trial.expect_replay(first, answer, "the retry")
 
 
 def concurrent(trial: Trial) -> None:
@@ -78,10 +78,10 @@ def concurrent(trial: Trial) -> None:
 
 def other_payload(trial: Trial) -> None:
     """Another payload under the same key."""
-    sent = trial.first()
-    payload = changed(sent.request.data) if trial.other_payload is None else trial.other_payload
-    answer = trial.send(sent.request.with_data(payload), sent.key)
-    trial.expect_once(sent.effects_before, "another payload under the same key took effect, too", PROTECT)
+    request, key, _first, before = trial.first()
+    payload = changed(request.data) if trial.other_payload is None else trial.other_payload
+    answer = trial.send(request.with_data(payload), key)
+    trial.expect_once(before, "another payload under the same key took effect, too", PROTECT)
     if answer.succeeded or answer.failed:
         raise Broken(
             f"another payload under the same key was answered {answer}. It must be refused.",
@@ -94,10 +94,10 @@ def other_account(trial: Trial) -> None:
     """The same request and key from another account."""
     if trial.other_client is None:
         raise NotRun("give other_client=, a client of another account.")
-    sent = trial.first()
+    request, key, first, _before = trial.first()
     before = trial.effects()
-    answer = trial.send(sent.request, sent.key, trial.other_client)
-    is_leak = trial.effects() == before and answer == sent.answer
+    answer = trial.send(request, key, trial.other_client)
+    is_leak = trial.effects() == before and answer == first
     if answer.is_replay or is_leak or answer.problem in ABOUT_A_RECORD:
         raise Broken(
             f"another account with the same key was answered {answer}: it learns of the first one's operation.",
@@ -116,18 +116,6 @@ def crash(trial: Trial) -> None:
         raise _not_recorded(answer)
     abandoned(key)
     answer = trial.send(request, key)
-    _expect_recovered(trial, answer, before)
-
-
-def _not_recorded(answer: Answer) -> Broken:
-    return Broken(
-        f"the request was answered {answer}, but no outcome was recorded. After a crash it would not be known "
-        f"whether it had run.",
-        PROTECT,
-    )
-
-
-def _expect_recovered(trial: Trial, answer: Answer, before: int) -> None:
     count = trial.effects() - before
     recovery = Recovery.REEXECUTE if trial.operation is None else trial.operation.recovery
     what = f"the process died before the outcome was committed, and the retry was answered {answer}"
@@ -142,6 +130,14 @@ def _expect_recovered(trial: Trial, answer: Answer, before: int) -> None:
             "The handler must be able to run again after its writes were rolled back. Look for state that outlives the "
             "transaction, such as a cache.",
         )
+
+
+def _not_recorded(answer: Answer) -> Broken:
+    return Broken(
+        f"the request was answered {answer}, but no outcome was recorded. After a crash it would not be known "
+        f"whether it had run.",
+        PROTECT,
+    )
 
 
 def _advice_on_twice(trial: Trial, recovery: Recovery) -> str:
@@ -177,12 +173,12 @@ def lost_response(trial: Trial) -> None:
 
 def expiry(trial: Trial) -> None:
     """The same request after the retention is over."""
-    sent = trial.first()
-    if trial.find_record(sent.key) is None:
+    request, key, _first, _before = trial.first()
+    if trial.find_record(key) is None:
         raise NotRun("no record was written, so none can expire.")
     before = trial.effects()
-    expired(sent.key)
-    answer = trial.again(sent)
+    expired(key)
+    answer = trial.send(request, key)
     if answer.is_replay or answer.failed or answer.problem:
         raise Broken(
             f"after its retention the key was answered {answer}. It must make a new request.",
@@ -196,10 +192,10 @@ def revoked(trial: Trial) -> None:
     """The same request after the caller has lost the permission."""
     if trial.revoke is None:
         raise NotRun("give revoke=, a callable that takes the permission away from the client's account.")
-    sent = trial.first()
+    request, key, first, _before = trial.first()
     trial.revoke()
-    answer = trial.again(sent)
-    if answer.is_replay or answer == sent.answer:
+    answer = trial.send(request, key)
+    if answer.is_replay or answer == first:
         raise Broken(
             f"the retry of a caller who has lost the permission was answered {answer}.",
             "Put @idempotent closest to the function, below every decorator that checks a login or a permission. What "

@@ -181,16 +181,6 @@ class Answer:
         return ""
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A request that was sent under a new key, its answer, and how many effects there were before."""
-
-    request: Request
-    key: str = field(repr=False)
-    answer: Answer
-    effects_before: int
-
-
 @dataclass
 class Trial:
     """One call of ``assert_idempotent``."""
@@ -233,25 +223,23 @@ class Trial:
         self.operation = None if record is None else registry.get(record.operation)
         return request
 
-    def first(self) -> Sent:
+    def first(self) -> tuple[Request, str, Answer, int]:
         """Send the request under a new key, for a check that repeats it.
 
+        :returns: the request, its key, its answer, and how many effects there were before.
         :raises NotRun: it is refused or has no effect although its key is new.
         """
         request, key, before = self.make_request(), keys.new_key(), self.effects()
         answer = self.send(request, key)
         if not answer.succeeded or self.effects() - before != self.once:
             raise refused(answer)
-        return Sent(request, key, answer, before)
+        return request, key, answer, before
 
     def send(self, request: Request, key: str, client: Client | None = None) -> Answer:
         """Send the request. A crash of the view is a 500, as for a client of the server."""
         sender = _copy(client or self.client)
         sender.raise_request_exception = False
         return request.send(sender, key)
-
-    def again(self, sent: Sent) -> Answer:
-        return self.send(sent.request, sent.key)
 
     def send_and_crash(self, request: Request, key: str, place: str) -> Answer | None:
         """Send the request, which dies when it reaches a fault point, or callbacks of ``on_commit()``.
@@ -291,12 +279,11 @@ class Trial:
 
     def expect_replay(self, first: Answer, answer: Answer, what: str) -> None:
         """:raises Broken: ``answer`` is not that of the first request."""
+        is_same = answer == first
         if self.operation is not None and self.operation.policy.rebuild is not None:
             is_same = answer.succeeded  # the answer is made again, and may name a later state of a job
         elif self.operation is not None and self.operation.policy.redact is not None:
             is_same = replace(answer, body=first.body) == first  # the replay has the redacted body
-        else:
-            is_same = answer == first
         if not is_same:
             raise Broken(
                 f"{what} was answered {answer} instead of {first}, the recorded answer.",

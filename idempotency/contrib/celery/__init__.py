@@ -3,8 +3,6 @@
 An app: add ``"idempotency.contrib.celery"`` to ``INSTALLED_APPS``. This module has the public names.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,8 +1,5 @@
 """The app that connects Celery: messages carry an operation's identity, and tasks are checked and found."""
 
-from __future__ import annotations
-
-from importlib import import_module
 from typing import Any
 
 from celery.signals import before_task_publish, task_failure, task_postrun, worker_process_shutdown
@@ -14,11 +11,13 @@ from django.utils.translation import gettext_lazy as _
 class CeleryConfig(AppConfig):
     name = "idempotency.contrib.celery"
     label = "idempotency_celery"
-    verbose_name: Any = _("Idempotency: Celery")
+    verbose_name = _("Idempotency: Celery")
 
     def ready(self) -> None:
-        # Imported here, because they need the models.
+        # Imported here, because they need the models. A COMMIT calls the relay's task by its name, so every process has
+        # to know the tasks.
         from ...operation import registry
+        from . import tasks  # noqa: F401
         from .checks import check_tasks
         from .deliveries import dead_letter_failed_message
         from .messages import carry_on_identity
@@ -30,8 +29,6 @@ class CeleryConfig(AppConfig):
         worker_process_shutdown.connect(write_last_counts, dispatch_uid="idempotency.write_last_counts")
         register(check_tasks, "idempotency")
         registry.add_importer(import_tasks)
-        # A COMMIT calls the relay's task by its name, so every process has to know it.
-        import_module("idempotency.contrib.celery.tasks")
 
 
 def write_counts(sender: Any = None, **others: Any) -> None:

@@ -15,7 +15,6 @@ from django.db import DatabaseError, InterfaceError
 
 from ... import signals
 from ...exceptions import (
-    AccountRequiredError,
     BodyGoneError,
     InProgressError,
     KeyReusedError,
@@ -26,8 +25,8 @@ from ...exceptions import (
     UnavailableError,
 )
 from ...identity.fingerprint import Payload
-from ...identity.scope import scope_of
 from ...operation import Operation, operation_for
+from ...options import validators
 from ...options.table import Arguments
 from ...outcome import Outcome, outcome_of_result
 from ...protocol import claims
@@ -86,11 +85,8 @@ def idempotent_task(
                 f"keys of messages. Leave it out."
             )
     problem = None
-    if consumer is not None:
-        try:
-            scope_of(declared.name, consumer, "key")
-        except (AccountRequiredError, TypeError):
-            problem = f"consumer must be 1 to 255 printable characters, not {consumer!r}."
+    if consumer is not None and validators.name(consumer):
+        problem = f"consumer {validators.name(consumer)}, not {consumer!r}."
     if dead_letter is not None and (not isinstance(dead_letter, str) or not dead_letter):
         problem = f"dead_letter must be the name of a queue, not {dead_letter!r}."
     if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:

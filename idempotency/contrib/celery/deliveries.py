@@ -19,14 +19,7 @@ from ...exceptions import BrokerUnavailableError, IdempotencyError, RequestError
 from ...identity.keys import shorten
 from ...identity.scope import Scope
 from ...operation import Operation
-from .messages import (
-    ATTEMPTS_HEADER,
-    REDELIVERED_HEADER,
-    WAITED_HEADER,
-    count_of,
-    headers_of,
-    scope_of_message,
-)
+from .messages import ATTEMPTS_HEADER, REDELIVERED_HEADER, WAITED_HEADER, count_of, headers_of, scope_of_message
 from .policy import TaskPolicy, policy_of
 from .publishing import BOUNDS, confirming_producer, publish_again
 
@@ -44,8 +37,7 @@ LONGEST_WAIT = timedelta(hours=1)
 class _Refused(Ignore, Reject):  # type: ignore[misc]
     """Tells the worker to reject the message.
 
-    It is also an ``Ignore``, because ``autoretry_for`` ignores that class. Otherwise, if a task is retried for every
-    ``Exception``, Celery would publish a refused message again.
+    It is also an ``Ignore``, because ``autoretry_for=(Exception,)`` would otherwise publish it again.
     """
 
 
@@ -62,22 +54,16 @@ class Delivery:
         self.task = task
         self.request: Final = task.request
         self.headers: Final = headers_of(task.request)
+        #: How many attempts of the record don't count as cut off.
+        self._attempts = count_of(self.headers, ATTEMPTS_HEADER)
+        #: Whether the broker has delivered this message before and got no acknowledgement.
+        marked = (self.request.delivery_info or {}).get("redelivered")
+        self._is_redelivered = bool(marked) or self.headers.get(REDELIVERED_HEADER) is True
 
     @property
     def scope(self) -> Scope:
         """The identity of the message. Raises the errors of ``scope_of_message``."""
         return scope_of_message(self.policy.operation.name, self.request, self.policy.consumer)
-
-    @property
-    def _attempts(self) -> int:
-        """How many attempts of the record don't count as cut off."""
-        return count_of(self.headers, ATTEMPTS_HEADER)
-
-    @property
-    def _is_redelivered(self) -> bool:
-        """Whether the broker has delivered this message before and got no acknowledgement."""
-        marked = (self.request.delivery_info or {}).get("redelivered")
-        return bool(marked) or self.headers.get(REDELIVERED_HEADER) is True
 
     def is_poison(self, attempt: int) -> bool:
         """Whether so many runs were cut off that this attempt must not run.
@@ -110,12 +96,9 @@ class Delivery:
     def wait(self, error: IdempotencyError, *, ended: int = 0) -> NoReturn:
         """Publish the message again, to be delivered a little later. Celery does not count this as a retry of the task.
 
-        Each pause is half as long as all the pauses before it together, so that many waiting messages don't overload
-        the broker.
-
         :param error: why the message can't be consumed now.
         :param ended: how many attempts of the record this delivery has used and ended.
-        :raises Ignore: always, if the message was published; the worker then acknowledges this delivery.
+        :raises Ignore: the message was published; the worker acknowledges this delivery.
         :raises Reject: the broker can't be reached, or the message has waited too long.
         """
         if self.request.is_eager:
@@ -124,6 +107,7 @@ class Delivery:
         if waited >= longest_wait(self.policy.operation).total_seconds():
             self.dead_letter(f"waited for {waited} s: {error}", error)
         longest = max(1, int(settings().max_retry_after.total_seconds()))
+        # Each pause is half as long as all before it together, so that many waiting messages don't overload the broker.
         countdown = min(max(1, error.retry_after or 0, waited // 2), longest)
         self.headers[WAITED_HEADER] = waited + countdown
         self.headers[ATTEMPTS_HEADER] = self._attempts + ended
@@ -136,10 +120,9 @@ class Delivery:
         """End the delivery of a message that has been consumed and whose result is deleted.
 
         :raises Ignore: the worker acknowledges this delivery.
-        :raises Exception: the task is called eagerly, so its caller waits for a result, and gets ``error``.
         """
         if self.request.is_eager:
-            raise error
+            raise error  # to the caller, who waits for a result
         reason = "has been consumed before, and its result is no longer kept"
         self.log(logging.INFO, reason)
         raise Ignore(reason)
@@ -164,10 +147,7 @@ class Delivery:
         raise Ignore(f"dead-lettered to {self.policy.dead_letter!r}: {reason}") from error
 
     def dead_letter_failed(self, reason: str) -> None:
-        """Put the message of a task that has finally failed into its ``dead_letter`` queue.
-
-        :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
-        """
+        """Put the message of a task that has finally failed into its ``dead_letter`` queue."""
         attempt = getattr(self.request, "idempotency_attempt", 0)
         publish_again(self.task, self.request, headers=self.headers, **self._to_dead_letters(reason, attempt))
         self.log(logging.ERROR, f"is dead-lettered to {self.policy.dead_letter!r}: {reason}")

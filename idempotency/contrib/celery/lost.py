@@ -8,11 +8,11 @@ taken for lost if its consumer has no record of it. For that, outbox and records
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from celery import current_app
-from django.db.models import QuerySet
+from django.db.models import Q
 from django.db.models.functions import Now
 
 from ...identity.scope import Scope
@@ -55,11 +55,9 @@ def resend_lost_messages(
         sent_at__lte=Now() - older_than,
         sent_at__gt=Now() - look_back,
     )
-    resent = 0
-    after: datetime | None = None
-    while page := _page(sent, after):
-        missing = _without_record(page, policies)
-        for message in missing:
+    resent, later = 0, Q()
+    while page := list(sent.filter(later).order_by("sent_at", "pk").annotate(now=Now())[:PAGE]):
+        for message in _without_record(page, policies):
             # The update checks the status and sent_at again, because another run of this may have been faster. It also
             # checks the retention again, by the clock of this statement. If the process slept before it looked for the
             # record, the record may have been purged by then.
@@ -68,21 +66,10 @@ def resend_lost_messages(
                 pk=message.pk, status=MessageStatus.SENT, sent_at=message.sent_at, created_at__gt=remembered
             )
             resent += again.update(status=MessageStatus.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None)
-        after = page[-1].sent_at
+        # A relay marks a whole batch with one time, so a page may end within such a batch.
+        last = page[-1]
+        later = Q(sent_at__gte=last.sent_at) & (Q(sent_at__gt=last.sent_at) | Q(pk__gt=last.pk))
     return resent
-
-
-def _page(sent: QuerySet[OutboxMessage], after: datetime | None) -> list[Any]:
-    later = sent if after is None else sent.filter(sent_at__gt=after)
-    first = list(later.order_by("sent_at").annotate(now=Now())[:PAGE])
-    if len(first) < PAGE:
-        return first
-    # A relay marks a whole batch with one time. So take all messages of the last time, and begin the next page after
-    # it.
-    return [
-        *(message for message in first if message.sent_at != first[-1].sent_at),
-        *sent.filter(sent_at=first[-1].sent_at).annotate(now=Now()),
-    ]
 
 
 def _without_record(page: list[Any], policies: Mapping[str, TaskPolicy]) -> list[Any]:

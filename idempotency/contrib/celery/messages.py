@@ -34,7 +34,7 @@ DEFAULT_ACCOUNT = "celery"
 
 
 def headers_of(request: Any) -> dict[str, Any]:
-    """The headers of a message without those of Celery, as a new dictionary."""
+    """A copy of the headers of a message without those of Celery."""
     return dict(request.headers or {})
 
 

@@ -97,7 +97,6 @@ def publish(app: Any, name: str, args: Any = None, kwargs: Any = None, **options
 
     :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
     :raises TypeError: the task doesn't take these arguments.
-    :raises NotRegistered: tasks are eager, and no module that Celery discovers declares this one.
     """
     if app.conf.task_always_eager:
         if name not in app.tasks:
@@ -113,8 +112,7 @@ def publish(app: Any, name: str, args: Any = None, kwargs: Any = None, **options
 
 
 def publish_again(task: Any, request: Any, **changes: Any) -> None:
-    """Publish the message of a running task again, as Celery's ``retry`` does: with its id, arguments, callbacks,
-    chain, chord, expiry and time limits.
+    """Publish the message of a running task again, with all that Celery's ``retry`` keeps, such as its id.
 
     The task is published by its name, because then Celery does not check whether the task takes the arguments.
 
@@ -136,29 +134,17 @@ class CelerySender:
     def __call__(self, message: OutboxMessage) -> None:
         """Publish one message, and return when the broker has confirmed it.
 
-        If the process dies before that, or the confirmation is lost, the message is published again with the same id.
-
         :raises BrokerUnavailableError: the broker can't be reached, or does not confirm. The message is not at fault.
         :raises TypeError: the payload is neither an object nor an array nor null, or the task doesn't take it.
         """
         args, kwargs = arguments_of(message)
-        headers = {KEY_HEADER: message.idempotency_key}
-        if message.account_id:
-            headers[ACCOUNT_HEADER] = message.account_id
-        publish(
-            current_app,
-            message.topic,
-            args,
-            kwargs,
-            task_id=str(message.message_id),
-            headers={**headers, **message.headers},
-        )
+        account = {ACCOUNT_HEADER: message.account_id} if message.account_id else {}
+        headers = {KEY_HEADER: message.idempotency_key, **account, **message.headers}
+        # The same id each time, because a message whose confirmation is lost is published again.
+        publish(current_app, message.topic, args, kwargs, task_id=str(message.message_id), headers=headers)
 
     def nudge(self) -> None:
-        """Ask a worker to relay the messages that were just committed.
-
-        Never raises, because the scheduled relay finds the messages, too.
-        """
+        """Ask a worker to relay the messages that were just committed. Never raises."""
         if time.monotonic() < self._quiet_until:
             return
         try:

@@ -1,7 +1,7 @@
 """Celery tasks for a beat schedule: recovery, purge and, if there is an outbox, relay and search for lost messages.
 
 Each task may be lost, run twice or killed, because the next run continues where this one ended. So a task is
-acknowledged when it starts, Celery never retries it, and it ends after a bounded number of batches.
+acknowledged when it starts, Celery never retries it, and it ends after ``max_batches``.
 """
 
 from __future__ import annotations
@@ -39,11 +39,7 @@ def scheduled(function: Callable[..., Any]) -> Any:
 
 @scheduled
 def recover_expired_leases(batch_size: int = RECOVERY_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
-    """Settle abandoned claims as their operations declare, up to ``max_batches`` batches of ``batch_size``.
-
-    :returns: counts of records: ``recoverable``, ``completed``, ``parked``, ``postponed``; ``unknown_operations``,
-        counts by name; and ``exhausted``, False if more is due already.
-    """
+    """Settle abandoned claims as their operations declare."""
     result = sum(islice(recover_batches(batch_size=batch_size), max_batches), RecoveryResult())
     stats.write_counts()  # a worker has no requests after which they are written
     return result.as_dict()
@@ -51,13 +47,7 @@ def recover_expired_leases(batch_size: int = RECOVERY_BATCH_SIZE, max_batches: i
 
 @scheduled
 def purge_expired_records(batch_size: int = PURGE_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
-    """Delete records, recorded responses and sent messages past their retention.
-
-    Of each it takes up to ``max_batches`` batches of ``batch_size``. Parked records and unsent messages stay.
-
-    :returns: counts: ``deleted`` of records, ``bodies`` of responses, and with the outbox ``messages``; and
-        ``exhausted``, False if more is due already.
-    """
+    """Delete records, recorded responses and sent messages past their retention."""
     records = sum(islice(purge_batches(batch_size=batch_size), max_batches), PurgeResult())
     others = {
         other.name: sum(islice(other.batches(batch_size=batch_size), max_batches), PurgeResult())
@@ -77,13 +67,8 @@ if apps.is_installed("idempotency.outbox"):
 
     @scheduled
     def relay_outbox(batch_size: int = DEFAULT_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
-        """Send messages of the outbox that are due, up to ``max_batches`` batches of ``batch_size``.
-
-        No batch begins after half of the time limit, because a batch that the limit cuts off is sent again.
-
-        :returns: counts of messages: ``sent``, ``postponed``, ``dead``, ``put_back``; ``unavailable``, the senders
-            whose broker can't be reached, each with the error; and ``exhausted``, False if more can be sent already.
-        """
+        """Send messages of the outbox that are due."""
+        # No batch begins after half of the time limit, because a batch that the time limit cuts off is sent again.
         end = time.monotonic() + TIME_LIMIT / 2
         result = RelayResult()
         for batch in islice(relay_batches(batch_size=batch_size), max_batches):
@@ -96,11 +81,6 @@ if apps.is_installed("idempotency.outbox"):
     def resend_lost_messages(
         older_than: float = lost.OLDER_THAN.total_seconds(), look_back: float = LOOK_BACK.total_seconds()
     ) -> dict[str, Any]:
-        """Have messages sent again that a broker confirmed and lost. See ``contrib.celery.resend_lost_messages``.
-
-        :param older_than: in seconds.
-        :param look_back: in seconds.
-        :returns: ``found``, a count of messages.
-        """
+        """Have messages sent again that a broker confirmed and lost. Durations are in seconds."""
         older, back = timedelta(seconds=older_than), timedelta(seconds=look_back)
         return {"found": lost.resend_lost_messages(older_than=older, look_back=back)}

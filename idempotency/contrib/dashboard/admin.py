@@ -7,8 +7,7 @@ permission to view them. The tables need no JavaScript. The chart is drawn from 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -106,7 +105,7 @@ class DashboardAdmin(ReadOnlyAdmin):
         if messages is not None:
             dead, context["outbox"] = _outbox(messages, request)
             context["stuck"].append(dead)
-        context["stuck"] = [kind for kind in context["stuck"] if kind.rows]
+        context["stuck"] = [kind for kind in context["stuck"] if kind["rows"]]
         return TemplateResponse(request, "idempotency_dashboard/dashboard.html", context)
 
 
@@ -170,18 +169,14 @@ def _table_of_records(read: Stats) -> dict[str, Any]:
     size = read.table_bytes.value
     overdue = read.overdue.value or 0
     return {
-        "numbers": [
-            (_("records"), _tell(read.records)),
-            (_("in progress"), _tell(read.in_progress)),
-            (_("recoverable, waiting for a retry"), _tell(read.recoverable)),
-            (_("longest overdue"), format_duration(timedelta(seconds=overdue))),
-            (_("size with indexes"), gettext("unknown") if size is None else f"{size / 1e6:,.1f} MB"),
-        ],
+        "numbers": {name: _approximate(getattr(read, name)) for name in ("records", "in_progress", "recoverable")},
+        "overdue": format_duration(timedelta(seconds=overdue)),
+        "size": None if size is None else f"{size / 1e6:,.1f} MB",
         "recovery_is_overdue": overdue > 300,
     }
 
 
-def _tell(number: Number) -> str:
+def _approximate(number: Number) -> str:
     signs = {Precision.AT_LEAST: "≥ ", Precision.ESTIMATE: "≈ "}
     return f"{signs.get(number.kind, '')}{number.value:,}"
 
@@ -189,74 +184,54 @@ def _tell(number: Number) -> str:
 # Stuck rows
 
 
-@dataclass(frozen=True)
-class Stuck:
-    """Rows that wait for a decision or a sweep, the first of them with the decisions that are offered."""
-
-    title: Any
-    count: str
-    #: The list that shows all of them.
-    url: str
-    #: How many there are of each operation, with the list that shows those.
-    operations: list[tuple[str, int, str]]
-    rows: list[dict[str, Any]]
-    decide_url: str
-
-
-def _stuck_records(shown: Any, request: HttpRequest, read: Stats) -> list[Stuck]:
+def _stuck_records(shown: Any, request: HttpRequest, read: Stats) -> Iterator[dict[str, Any]]:
     records = shown.get_queryset(request)
     abandoned = records.abandoned().order_by("lease_expires_at")
     kinds: list[tuple[Any, Number, str, QuerySet[Any]]] = [
         (_("Parked: a person has to find out how these ended"), read.parked, "parked", records.parked().order_by()),
         (_("Abandoned: the next sweep settles these"), read.abandoned, "abandoned", abandoned),
     ]
-    return [
-        Stuck(
-            title=title,
-            count=_tell(number),
-            url=_list_url(shown, state=state),
-            operations=[
-                (operation, count, _list_url(shown, state=state, operation=operation))
-                for operation, count in sorted((number.by_operation or {}).items())
-            ],
-            rows=[_row(shown, request, record, record.idempotency_key) for record in selected[:MAX_ROWS]],
-            decide_url=_list_url(shown),
-        )
-        for title, number, state, selected in kinds
+    for title, number, state, selected in kinds:
+        operations = [
+            (operation, count, _list_url(shown, state=state, operation=operation))
+            for operation, count in sorted((number.by_operation or {}).items())
+        ]
+        stuck = _stuck(shown, request, title, state, _approximate(number), selected, "idempotency_key")
+        yield {**stuck, "operations": operations}
+
+
+def _stuck(
+    shown: Any, request: HttpRequest, title: Any, state: str, count: str, selected: QuerySet[Any], key: str
+) -> dict[str, Any]:
+    """Rows that wait for a decision or a sweep, the first of them with the decisions that are offered."""
+    rows = [
+        {
+            "pk": row.pk,
+            "key": show_key(str(getattr(row, key))),
+            "url": url_of(shown, "change", row.pk),
+            "columns": [shown.subject(row), shown.age(row)],
+            "state": shown.state_with_details(row),
+            "offered": shown.offered(request, row),
+        }
+        for row in selected[:MAX_ROWS]
     ]
+    url = _list_url(shown, state=state)
+    return {"title": title, "count": count, "url": url, "rows": rows, "decide_url": _list_url(shown)}
 
 
-def _outbox(shown: Any, request: HttpRequest) -> tuple[Stuck, dict[str, Any]]:
+def _outbox(shown: Any, request: HttpRequest) -> tuple[dict[str, Any], dict[str, Any]]:
     from ...outbox.backlog import backlog
     from ...outbox.models import MessageStatus
 
     waiting = backlog()
     oldest = waiting.oldest_due
     messages = shown.get_queryset(request).filter(status=MessageStatus.DEAD).order_by("next_try_at")
-    dead = Stuck(
-        title=_("Dead messages: correct the cause, then requeue them"),
-        count=f"{waiting.dead:,}",
-        url=_list_url(shown, state="dead"),
-        operations=[],
-        rows=[_row(shown, request, message, str(message.message_id)) for message in messages[:MAX_ROWS]],
-        decide_url=_list_url(shown),
-    )
-    return dead, {
+    title = _("Dead messages: correct the cause, then requeue them")
+    return _stuck(shown, request, title, "dead", f"{waiting.dead:,}", messages, "message_id"), {
         "pending": f"{waiting.pending:,}",
         "oldest_due": None if oldest is None else format_duration(oldest),
         "relay_is_overdue": oldest is not None and oldest > timedelta(minutes=1),
         "url": _list_url(shown, state="due"),
-    }
-
-
-def _row(shown: DecisionAdmin, request: HttpRequest, row: Any, key: str) -> dict[str, Any]:
-    return {
-        "pk": row.pk,
-        "key": show_key(key),
-        "url": url_of(shown, "change", row.pk),
-        "columns": [shown.subject(row), shown.age(row)],
-        "state": shown.state_with_details(row),
-        "offered": shown.offered(request, row),
     }
 
 

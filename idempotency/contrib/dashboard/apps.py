@@ -1,10 +1,5 @@
 """The app that counts events and shows the counts in the admin."""
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import Any
-
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
@@ -12,8 +7,10 @@ from django.utils.translation import gettext_lazy as _
 class DashboardConfig(AppConfig):
     name = "idempotency.contrib.dashboard"
     label = "idempotency_dashboard"
-    verbose_name: Any = _("Idempotency: dashboard")
-    default_auto_field: str = "django.db.models.BigAutoField"
+    verbose_name = _("Idempotency: dashboard")
+    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        import_module("idempotency.contrib.dashboard.counters").counters.connect()
+        from .counters import counters  # here, because it needs the models
+
+        counters.connect()

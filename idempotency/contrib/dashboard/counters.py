@@ -37,8 +37,8 @@ FLUSH_EVERY = 10.0
 #: another process inserts a new counter. The flush is tried this often, and then the counts are kept for the next one.
 MAX_ROUNDS = 5
 
-#: How long, in seconds, a reader waits for a flush in another thread. A reader that doesn't wait may miss the counts
-#: that are being written, or count them twice.
+#: How long, in seconds, a reader waits for a flush in another thread. A reader that doesn't wait may count twice the
+#: counts that are being written.
 FLUSH_WAIT = 1.0
 
 #: Counts of single hours are kept for this long: the last week, and the same day of the week before.
@@ -65,7 +65,6 @@ class Counters:
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._pending: Counts = Counter()
-        self._writing: Counts = Counter()
         self._database: object = None
         self._due = time.monotonic() + FLUSH_EVERY
         self._failing = False
@@ -73,15 +72,14 @@ class Counters:
     def connect(self) -> None:
         """Count from now on, and give the statistics their events."""
         signals.connect_events("counters", lambda operation, event, attempt: self.count(operation, event))
-        signals.purged.connect(self._count_purged, weak=False, dispatch_uid="idempotency.counters.purged")
+        signals.purged.connect(
+            lambda count, **more: self.count("", PURGED, count), weak=False, dispatch_uid="idempotency.counters.purged"
+        )
         request_finished.connect(self._request_finished, weak=False, dispatch_uid="idempotency.counters")
         os.register_at_fork(after_in_child=self.reset)
         atexit.register(self.flush)
         stats.event_counts = self
         purge.after_purge.append(note_end_of_purge)
-
-    def _count_purged(self, count: int, **arguments: Any) -> None:
-        self.count("", PURGED, count)
 
     def count(self, operation: str, event: str, count: int = 1) -> None:
         if self._database is None:
@@ -124,31 +122,25 @@ class Counters:
             return
         self._due = time.monotonic() + FLUSH_EVERY
         with self._lock:
-            counts, self._pending = self._pending, Counter()
-            self._writing, database, self._database = counts, self._database, None
-        unwritten = counts
-        try:
-            # When the interpreter ends, the test database in which a test counted may be gone, and the alias may stand
-            # for another database again. The counts must not be added to that one.
-            if database in {None, _database(using)}:
-                with connection_as_found(using):
-                    write_counts(using, counts)
-            unwritten = Counter()
-        finally:
-            # If the process is killed before the COMMIT, nothing was added and the counts are lost. If it is killed
-            # after the COMMIT, they were added once. If an exception interrupts the flush, for example one that the
-            # handler of an operating system signal raises, the counts are kept for the next flush.
-            with self._lock:
-                self._writing = Counter()
-                self._pending.update(unwritten)
-                self._database = database if unwritten else self._database
+            counts = self._pending.copy()
+        # When the interpreter ends, the test database in which a test counted may be gone, and the alias may stand for
+        # another database again. The counts must not be added to that one.
+        if self._database in {None, _database(using)}:
+            with connection_as_found(using):
+                write_counts(using, counts)
+        # If the process is killed before the COMMIT, nothing was added and the counts are lost. If it is killed after
+        # the COMMIT, they were added once. If an exception interrupts the flush, for example one that the handler of an
+        # operating system signal raises, the counts are kept for the next flush.
+        with self._lock:
+            self._pending -= counts
+            self._database = _database(using) if self._pending else None
         self._failing = False
 
     def read(self, using: str) -> dict[str, Counter[str]]:
         """Read the counts of all processes from the table, plus those that this process has not written yet.
 
         :returns: for each operation, how often each event happened.
-        :raises DatabaseError: the database refuses.
+        :raises DatabaseError: the database refuses, as in the other readings.
         """
         read: dict[str, Counter[str]] = {}
         for _, operation, event, count in self._rows(using, 0):
@@ -160,8 +152,6 @@ class Counters:
         """Read the same for single hours, in hours since 1970, from ``since`` on.
 
         A count belongs to the hour in which it was written, which is up to ten seconds after the event.
-
-        :raises DatabaseError: the database refuses.
         """
         read: dict[int, dict[str, Counter[str]]] = {}
         for hour, operation, event, count in self._rows(using, max(1, since)):
@@ -173,7 +163,6 @@ class Counters:
 
         :returns: hours since 1970. If no purge has come to its end, the first hour in which anything was counted. None
             if nothing was counted.
-        :raises DatabaseError: the database refuses.
         """
         hours = IdempotencyCounter.objects.using(using).filter(hour__gt=0).values_list("hour", flat=True)
         ended: int | None = hours.filter(operation="", event=PURGE_ENDED).order_by("-hour").first()
@@ -193,8 +182,7 @@ class Counters:
             counted = list(rows.values_list("hour", "operation", "event", "total"))
             if using == records_database():
                 with self._lock:
-                    for counts in (self._pending, self._writing):
-                        counted += [(0, operation, event, count) for (operation, event), count in counts.items()]
+                    counted += [(0, operation, event, count) for (operation, event), count in self._pending.items()]
         finally:
             if waited:
                 self._flushing.release()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -24,7 +24,8 @@ from django.http import HttpRequest
 from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext
 
-from ...admin.display import AnyModelAdmin, format_duration, time_left, url_of
+from ...admin.decisions import DecisionAdmin
+from ...admin.display import format_duration, time_left, url_of
 from ...lifecycle import Status
 from ...models import IdempotencyRecord, IdempotencyStep
 from ...store import statement_timeout
@@ -52,34 +53,24 @@ class Event:
     url: str = ""
     #: Whether ``place`` is when it happened. Otherwise that is not recorded.
     is_dated: bool = True
-    #: How long after the record's creation it happened.
-    offset: str = ""
-
-
-@dataclass
-class Timeline:
-    """The lines, and notes about those that are missing."""
-
-    events: list[Event] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def timeline_of(
-    record: IdempotencyRecord, request: HttpRequest, records: AnyModelAdmin, messages: AnyModelAdmin | None
-) -> Timeline:
+    record: IdempotencyRecord, request: HttpRequest, records: DecisionAdmin, messages: DecisionAdmin | None
+) -> dict[str, Any]:
     """Read the timeline of a record, as far as the person may see it.
 
     :param record: annotated with ``database_time``.
     :param records: the admin of records.
     :param messages: the admin of messages, or None if the person may not see messages.
+    :returns: ``events``, each with its time since the record's creation, and ``notes`` about those that are missing.
     """
-    timeline = Timeline()
-    timeline.events += [*_of_record(record, request), *_steps(record, timeline), *_decisions(record)]
+    notes: list[str] = []
+    events = [*_of_record(record, request), *_steps(record, notes), *_decisions(record)]
     if messages is not None:
-        _add_messages(record, timeline, records, messages)
-    events = sorted(timeline.events, key=lambda event: event.place)
-    timeline.events = [replace(event, offset=_offset(event.place - record.created_at)) for event in events]
-    return timeline
+        events += _of_messages(record, notes, records, messages)
+    events.sort(key=lambda event: event.place)
+    return {"events": [(event, _offset(event.place - record.created_at)) for event in events], "notes": notes}
 
 
 def _offset(duration: timedelta) -> str:
@@ -123,12 +114,12 @@ def _of_record(record: IdempotencyRecord, request: HttpRequest) -> Iterator[Even
     yield Event(record.expires_at, gettext("The retention ended.") if is_over else gettext("The retention ends."))
 
 
-def _steps(record: IdempotencyRecord, timeline: Timeline) -> Iterator[Event]:
+def _steps(record: IdempotencyRecord, notes: list[str]) -> Iterator[Event]:
     rows = IdempotencyStep.objects.using(record._state.db).filter(account_id=record.account_id, record_id=record.pk)
     # By name, because that is the order of the index. Only the rows that are shown are then read.
     steps = list(rows.order_by("name").values_list("name", "created_at")[: MAX_ROWS + 1])
     if len(steps) > MAX_ROWS:
-        timeline.notes.append(gettext("Only %(count)d of its steps are listed.") % {"count": MAX_ROWS})
+        notes.append(gettext("Only %(count)d of its steps are listed.") % {"count": MAX_ROWS})
     for name, created_at in steps[:MAX_ROWS]:
         yield Event(created_at, gettext("The result of step “%(name)s” was stored.") % {"name": name})
 
@@ -144,27 +135,25 @@ def _decisions(record: IdempotencyRecord) -> Iterator[Event]:
 # Its messages
 
 
-def _add_messages(
-    record: IdempotencyRecord, timeline: Timeline, records: AnyModelAdmin, messages: AnyModelAdmin
-) -> None:
-    """Add the message that led to this record, the published ones of its chain, and the records of their consumers."""
-    events = timeline.events
+def _of_messages(
+    record: IdempotencyRecord, notes: list[str], records: DecisionAdmin, messages: DecisionAdmin
+) -> Iterator[Event]:
+    """The message that led to this record, the published ones of its chain, and the records of their consumers."""
     arrived = _arrived(record)
-    if arrived is not None:
-        events += _of_message(arrived, messages)
+    found = {} if arrived is None else {arrived.pk: arrived}
     end = time.monotonic() + statement_timeout.LIMIT
-    published: list[OutboxMessage] = []
     try:
         for query in _of_trace(record):
-            published += [message for message in _read_until(end, query) if arrived is None or message.pk != arrived.pk]
-        events += _consumed(record, published, records, end)
+            found |= {message.pk: message for message in _read_until(end, query)}
+        keys = [message.idempotency_key for message in found.values() if message != arrived]
+        yield from _consumed(record, keys, records, end)
     except statement_timeout.OutOfTimeError:
-        timeline.notes.append(
+        notes.append(
             gettext("Not all of its messages were found in time: the outbox is large, or the database is busy.")
         )
-    for message in published:
-        events += _of_message(message, messages)
-    timeline.notes.append(
+    for message in found.values():
+        yield from _of_message(message, messages)
+    notes.append(
         gettext(
             "Messages are listed if they wait, or were sent within a minute of the outcome. Those of the operations "
             "that this one led to belong to the same trace, and are listed, too."
@@ -203,7 +192,7 @@ def _of_trace(record: IdempotencyRecord) -> tuple[QuerySet[OutboxMessage], Query
     return unsent[:MAX_ROWS], sent.order_by("sent_at")[:MAX_ROWS]
 
 
-def _of_message(message: OutboxMessage, messages: AnyModelAdmin) -> Iterator[Event]:
+def _of_message(message: OutboxMessage, messages: DecisionAdmin) -> Iterator[Event]:
     values = {"topic": message.topic, "status": message.get_status_display()}
     url = url_of(messages, "change", message.pk)
     yield Event(message.created_at, gettext("Message to “%(topic)s” published; now %(status)s.") % values, url)
@@ -211,14 +200,10 @@ def _of_message(message: OutboxMessage, messages: AnyModelAdmin) -> Iterator[Eve
         yield Event(message.sent_at, gettext("Message to “%(topic)s” confirmed by its broker.") % values, url)
 
 
-def _consumed(
-    record: IdempotencyRecord, published: list[OutboxMessage], records: AnyModelAdmin, end: float
-) -> Iterator[Event]:
-    """The records of consumers that claimed the messages under the producer's account, as they do by default."""
-    if not published:
-        return
+def _consumed(record: IdempotencyRecord, keys: list[str], records: DecisionAdmin, end: float) -> Iterator[Event]:
+    """The records of consumers that claimed messages under the producer's account, as they do by default."""
     consumed = IdempotencyRecord.objects.using(record._state.db).filter(
-        account_id=record.account_id, idempotency_key__in=[message.idempotency_key for message in published]
+        account_id=record.account_id, idempotency_key__in=keys
     )
     rows = consumed.order_by().values_list("pk", "operation", "status", "created_at")[:MAX_ROWS]
     for pk, operation, status, created_at in _read_until(end, rows):

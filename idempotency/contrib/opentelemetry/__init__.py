@@ -4,8 +4,6 @@ Add ``"idempotency.contrib.opentelemetry"`` to ``INSTALLED_APPS``. Without that 
 OpenTelemetry is used. The project chooses the SDK and the instrumentation, and without them nothing is recorded either.
 """
 
-from __future__ import annotations
-
 from .. import needing
 
 with needing("opentelemetry"):

@@ -1,9 +1,5 @@
 """The app that switches spans' events, links and metrics on."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from django.apps import AppConfig, apps
 from django.utils.translation import gettext_lazy as _
 
@@ -11,11 +7,10 @@ from django.utils.translation import gettext_lazy as _
 class OpenTelemetryConfig(AppConfig):
     name = "idempotency.contrib.opentelemetry"
     label = "idempotency_opentelemetry"
-    verbose_name: Any = _("Idempotency: OpenTelemetry")
+    verbose_name = _("Idempotency: OpenTelemetry")
 
     def ready(self) -> None:
-        # Imported here, because they need the models.
-        from . import meters, tracing
+        from . import meters, tracing  # here, because they need the models
 
         meters.connect()
         tracing.connect_spans()

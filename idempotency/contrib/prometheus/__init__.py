@@ -3,8 +3,6 @@
 Add ``"idempotency.contrib.prometheus"`` to ``INSTALLED_APPS``. Without that nothing is counted.
 """
 
-from __future__ import annotations
-
 from .. import needing
 
 with needing("prometheus"):

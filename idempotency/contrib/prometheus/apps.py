@@ -1,10 +1,5 @@
 """The app that switches the metrics on."""
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import Any
-
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
@@ -12,7 +7,9 @@ from django.utils.translation import gettext_lazy as _
 class PrometheusConfig(AppConfig):
     name = "idempotency.contrib.prometheus"
     label = "idempotency_prometheus"
-    verbose_name: Any = _("Idempotency: metrics for Prometheus")
+    verbose_name = _("Idempotency: metrics for Prometheus")
 
     def ready(self) -> None:
-        import_module("idempotency.contrib.prometheus.exporter").connect()
+        from .exporter import connect  # here, because it needs the models
+
+        connect()

@@ -6,7 +6,7 @@ Authentication, permissions and throttles run before this, because DRF calls a h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -185,11 +185,9 @@ class RestFrameworkAdapter(Adapter):
         if response is None:
             handle = self.view.handle_exception
 
+            # dispatch() must not show the error to the project's exception handler a second time. An override of the
+            # protected handler may catch it and raise another one.
             def handle_another(raised: Exception) -> Any:
-                """Keep ``dispatch()`` from showing the error to the project's exception handler a second time.
-
-                An override of the handler may catch the error and raise another one.
-                """
                 if raised is error:
                     raise raised
                 return handle(raised)
@@ -268,21 +266,15 @@ def _finds_object(view: Any, parameters: Collection[str]) -> bool:
 
 def _names_of_object_permissions(permissions: Iterable[Any]) -> set[str]:
     """The names of those permission classes that look at objects."""
-    return {
-        permission.__name__
-        for permission in _flat(permissions)
-        if getattr(permission, "has_object_permission", BasePermission.has_object_permission)
-        is not BasePermission.has_object_permission
-    }
-
-
-def _flat(permissions: Iterable[Any]) -> Iterator[Any]:
+    names: set[str] = set()
+    by_default = BasePermission.has_object_permission
     for permission in permissions:
         operands = [getattr(permission, name) for name in ("op1_class", "op2_class") if hasattr(permission, name)]
         if operands:  # of an expression such as IsOwner | IsAdminUser
-            yield from _flat(operands)
-        else:
-            yield permission
+            names |= _names_of_object_permissions(operands)
+        elif getattr(permission, "has_object_permission", by_default) is not by_default:
+            names.add(permission.__name__)
+    return names
 
 
 @dataclass(eq=False)

@@ -8,9 +8,7 @@ from ...testing import IdempotentClientMixin
 
 
 class IdempotentAPIClient(IdempotentClientMixin, APIClient):
-    """Django REST framework's test client, which sends a new ``Idempotency-Key`` with each mutating request that has
-    none.
+    """Django REST framework's test client with keys. An ``APITestCase`` uses it if its ``client_class`` is this class.
 
-    An ``APITestCase`` uses it if its ``client_class`` is this class. A key in ``credentials()`` is sent with every
-    request, as it is.
+    A key in ``credentials()`` is sent with every request, as it is.
     """

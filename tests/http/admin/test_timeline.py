@@ -43,7 +43,7 @@ def lines(client: Client, pk: int) -> list[str]:
     """The events on the page of a record, those without a time after a question mark."""
     page: Any = client.get(detail(pk))
     shown = text(page)
-    events = page.context["timeline"].events
+    events = [event for event, _offset in page.context["timeline"]["events"]]
     assert [event.what for event in events if event.what not in shown] == []
     return [event.what if event.is_dated else f"? {event.what}" for event in events]
 
