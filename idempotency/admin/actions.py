@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from django import forms
+from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.http import HttpResponse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -35,17 +36,14 @@ class ReleaseForm(ReasonForm):
 class OutcomeForm(ReasonForm):
     status: forms.IntegerField = forms.IntegerField(label=_("Status"), min_value=200, max_value=599, initial=201)
     content_type: forms.CharField = forms.CharField(
-        label=_("Content type"),
-        max_length=255,
-        initial="application/json",
-        widget=forms.TextInput(attrs={"class": "vTextField"}),
+        label=_("Content type"), max_length=255, initial="application/json", widget=AdminTextInputWidget
     )
     body: forms.CharField = forms.CharField(
         label=_("Body"),
         required=False,
         strip=False,
         help_text=_("Every retry gets exactly this text."),
-        widget=forms.Textarea(attrs={"class": "vLargeTextField", "rows": 10}),
+        widget=AdminTextareaWidget,
     )
     field_order: tuple[str, ...] = ("status", "content_type", "body", "reason")
 
@@ -70,10 +68,6 @@ class OutcomeForm(ReasonForm):
         data = self.cleaned_data
         response = HttpResponse(data["body"].encode(), status=data["status"], content_type=data["content_type"])
         return {"response_or_result": response, "reason": data["reason"]}
-
-
-def _undeclared(record: IdempotencyRecord) -> Any:
-    return None if registry.get(record.operation) else _("No operation of this name is declared in this process.")
 
 
 def _unreleasable(record: IdempotencyRecord) -> Any:
@@ -109,7 +103,9 @@ RECORD_OUTCOME = Action(
     form=OutcomeForm,
     decide=resolutions.record_outcome,
     statuses=_PARKED,
-    problem_of=_undeclared,
+    problem_of=lambda record: (
+        None if registry.get(record.operation) else _("No operation of this name is declared in this process.")
+    ),
     single=True,
 )
 RELEASE = Action(

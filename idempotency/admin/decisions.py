@@ -15,6 +15,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import label_for_field, model_ngettext
+from django.contrib.admin.widgets import AdminTextInputWidget
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db.models import BigIntegerField, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -35,7 +36,7 @@ class ReasonForm(forms.Form):
         label=_("Reason"),
         max_length=500,
         help_text=_("How you know. The reason is kept in the history and in the log."),
-        widget=forms.TextInput(attrs={"class": "vTextField"}),
+        widget=AdminTextInputWidget,
     )
 
     def arguments(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Django Ninja: the adapter with which ``@idempotent`` protects a route, and the route's description in Ninja's schema.
 
 Ninja authenticates, throttles and validates within its own operation, before it calls the handler. So all of that
-happens before a replay, and what it refuses is never recorded.
+happens before a replay, and its refusals are never recorded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """requests: an adapter that sends one logical request under one key until its outcome is known.
 
-It does for requests what ``contrib.httpx`` does for httpx, with the same policy.
+``contrib.httpx`` is the same for httpx.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shared by the HTTP clients: which key a request is sent with, what is retried, when, and for how long.
+"""The logic of the HTTP clients: the key of a request, and the decisions whether, when and for how long to retry it.
 
 ``contrib.httpx`` and ``contrib.requests`` add the lines in which their libraries differ. No Django project is needed.
 """

@@ -76,20 +76,17 @@ def _pool(app: Any) -> Any:
     # A forked process has copies of its parent's connections and must not use them. It must not close them either,
     # because that would send a closing message over the parent's socket.
     place = (os.getpid(), app, repr(conf.broker_write_url), repr(conf.broker_transport_options))
-    pool = _pools.get(place)
-    return _pools.setdefault(place, _make_pool(app)) if pool is None else pool
-
-
-def _make_pool(app: Any) -> Any:
-    connection = app.connection_for_write(transport_options=CONNECT_BOUNDS)
-    options = connection.transport_options
-    if connection.transport.driver_type == "amqp":
-        options["confirm_publish"] = True
-    elif connection.transport.driver_type == "redis":
-        options.update({name: options.get(name, value) for name, value in SOCKET_TIMEOUTS.items()})
-    limit = app.conf.broker_pool_limit
-    make: Any = ProducerPool  # kombu has few type annotations
-    return make(connection.Pool(limit=limit), limit=limit)
+    if place not in _pools:
+        connection = app.connection_for_write(transport_options=CONNECT_BOUNDS)
+        options = connection.transport_options
+        if connection.transport.driver_type == "amqp":
+            options["confirm_publish"] = True
+        elif connection.transport.driver_type == "redis":
+            options.update({**SOCKET_TIMEOUTS, **options})
+        make: Any = ProducerPool  # kombu has few type annotations
+        limit = conf.broker_pool_limit
+        _pools.setdefault(place, make(connection.Pool(limit=limit), limit=limit))
+    return _pools[place]
 
 
 def publish(app: Any, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> None:

@@ -1,7 +1,7 @@
 """OpenTelemetry: events of records on the request's span; links from messages to their producers; metrics.
 
-Add ``"idempotency.contrib.opentelemetry"`` to ``INSTALLED_APPS``. Without that nothing is recorded. Only the API of
-OpenTelemetry is used. The project chooses the SDK and the instrumentation, and without them nothing is recorded either.
+An app: add ``"idempotency.contrib.opentelemetry"`` to ``INSTALLED_APPS``. Only the API of OpenTelemetry is used. The
+project chooses the SDK and the instrumentation. Without them or the app, nothing is recorded.
 """
 
 from .. import needing

@@ -10,10 +10,12 @@ class OpenTelemetryConfig(AppConfig):
     verbose_name = _("Idempotency: OpenTelemetry")
 
     def ready(self) -> None:
-        from . import meters, tracing  # here, because they need the models
+        # Imported here, because they need the models.
+        from ... import signals
+        from . import meters, tracing
 
         meters.connect()
-        tracing.connect_spans()
+        signals.connect_events("opentelemetry.span", tracing.note_on_span)
         if apps.is_installed("idempotency.outbox"):
             tracing.connect_outbox()
         if apps.is_installed("idempotency.contrib.celery"):

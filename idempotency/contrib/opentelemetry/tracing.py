@@ -1,7 +1,7 @@
 """Traces: events of records on the current span, and messages that carry their producer's context.
 
-No span is made here. Where none is recording, nothing is done. Neither accounts nor keys are recorded, because they are
-private, and a key gives access to its outcome.
+No span is made here, and nothing happens where no span is recording. Neither accounts nor keys are recorded, because
+they are private, and a key gives access to its outcome.
 
 A message carries W3C's trace context. The project's propagators are not used, because both ends are here. Baggage is
 not carried: it may be private, and the headers are stored in the outbox.
@@ -31,12 +31,7 @@ RESULT = "idempotency.result"
 PROPAGATOR = TraceContextTextMapPropagator()
 
 
-def connect_spans() -> None:
-    """Record from now on. Called again, it does nothing."""
-    signals.connect_events("opentelemetry.span", _note_on_span)
-
-
-def _note_on_span(operation: str, event: str, attempt: int) -> None:
+def note_on_span(operation: str, event: str, attempt: int) -> None:
     span = trace.get_current_span()
     if span.is_recording():
         attributes: dict[str, str | int] = {OPERATION: operation, ATTEMPT: attempt}

@@ -1,6 +1,6 @@
 """Prometheus: counters from the signals, gauges from the statistics, a dashboard for Grafana, and rules for alerts.
 
-Add ``"idempotency.contrib.prometheus"`` to ``INSTALLED_APPS``. Without that nothing is counted.
+An app: add ``"idempotency.contrib.prometheus"`` to ``INSTALLED_APPS``. Without it nothing is counted.
 """
 
 from .. import needing

@@ -1,4 +1,4 @@
-"""A view for Prometheus to scrape. It is needed where a server has several processes; elsewhere any exporter does."""
+"""A view for Prometheus to scrape. A server with several processes needs it. With one process, any exporter will do."""
 
 from __future__ import annotations
 
