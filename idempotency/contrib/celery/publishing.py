@@ -90,11 +90,7 @@ def _pool(app: Any) -> Any:
 
 
 def publish(app: Any, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> None:
-    """Publish a task by its name, with the options of its declaration if this process has it.
-
-    :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
-    :raises TypeError: the task doesn't take these arguments.
-    """
+    """Publish a task by its name, with the options of its declaration if this process has it."""
     if app.conf.task_always_eager:
         if name not in app.tasks:
             # Celery discovers tasks when a worker starts, and this process may not be a worker. If the task were
@@ -112,8 +108,6 @@ def publish_again(task: Any, request: Any, **changes: Any) -> None:
     """Publish the message of a running task again, with all that Celery's ``retry`` keeps, such as its id.
 
     The task is published by its name, because then Celery does not check whether the task takes the arguments.
-
-    :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
     """
     same = task.signature_from_request(request, **changes)
     options = {"serializer": task.serializer, "compression": getattr(task, "compression", None)} | same.options
