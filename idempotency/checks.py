@@ -25,17 +25,14 @@ _Answer = TypeVar("_Answer")
 
 @check()
 def check_settings() -> Iterator[CheckMessage]:
-    """Check each entry of ``IDEMPOTENCY``, then all entries together, then each operation under these settings."""
     mistakes = mistakes_in_settings()
     if not mistakes:  # an operation takes some of its options from the settings, so it can contradict them
         mistakes = [mistake for operation in declared_operations() for mistake in operation.mistakes()]
-    for mistake in mistakes:
-        yield Error(mistake.message, hint=mistake.hint, id=mistake.check_id)
+    yield from mistakes
 
 
 @check()
 def check_celery() -> Iterator[CheckMessage]:
-    """Say what a project that uses Celery has to install. Only that app connects itself to Celery."""
     if "celery" in sys.modules and not apps.is_installed("idempotency.contrib.celery"):
         yield checks.Warning(
             "This process has imported Celery, and 'idempotency.contrib.celery' is not in INSTALLED_APPS. If a "

@@ -7,7 +7,7 @@ wrong guess would leave operations unprotected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
@@ -16,6 +16,7 @@ from typing import Any
 
 from django.apps import apps
 from django.conf import settings as django_settings
+from django.core.checks import Error
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db.models import Model
@@ -84,27 +85,21 @@ def require_app(name: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """A mistake in ``IDEMPOTENCY`` or in an operation. System checks report it, and at run time it is an error."""
-
-    message: str
-    hint: str
-    check_id: str
-
-    def __str__(self) -> str:
-        return f"{self.message} {self.hint} ({self.check_id})"
+def refuse(mistakes: Iterable[Error]) -> None:
+    """:raises ImproperlyConfigured: there is a mistake. System checks report the same mistakes."""
+    for mistake in mistakes:
+        raise ImproperlyConfigured(f"{mistake.msg} {mistake.hint} ({mistake.id})")
 
 
-def mistakes_in_settings() -> list[Mistake]:
+def mistakes_in_settings() -> list[Error]:
     """Find the mistakes in ``IDEMPOTENCY``: in each entry, and in the entries together."""
     entries = getattr(django_settings, SETTING, {})
     if not isinstance(entries, Mapping):
         return [
-            Mistake(
+            Error(
                 f"IDEMPOTENCY must be a dictionary, not {type(entries).__name__}.",
-                'For example IDEMPOTENCY = {"TTL": timedelta(days=3)}.',
-                "idempotency.E001",
+                hint='For example IDEMPOTENCY = {"TTL": timedelta(days=3)}.',
+                id="idempotency.E001",
             )
         ]
     mistakes = [mistake for name, value in entries.items() if (mistake := _mistake_in_entry(name, value))]
@@ -114,7 +109,7 @@ def mistakes_in_settings() -> list[Mistake]:
 
 def contradictions(
     subject: str, values: Mapping[str, Any], spell: Callable[[str], str] = str, *, lease_check: str = "idempotency.E015"
-) -> Iterator[Mistake]:
+) -> Iterator[Error]:
     """Find contradictions between durations.
 
     :param subject: the name of the operation or setting that has the values.
@@ -124,12 +119,9 @@ def contradictions(
     options = ("ttl", "lease", "heartbeat", "max_key_age", "body_ttl")
     ttl, lease, heartbeat, max_key_age, body_ttl = map(values.get, options)
 
-    def too_long(option: str, reason: str, check: str, rule: str = "must be shorter than") -> Mistake:
-        return Mistake(
-            f"{subject}: {spell(option)} ({values[option]}) {rule} {spell('ttl')} ({ttl}){reason}.",
-            f"Set a shorter {spell(option)} or a longer {spell('ttl')}.",
-            check,
-        )
+    def too_long(option: str, reason: str, check: str, rule: str = "must be shorter than") -> Error:
+        message = f"{subject}: {spell(option)} ({values[option]}) {rule} {spell('ttl')} ({ttl}){reason}."
+        return Error(message, hint=f"Set a shorter {spell(option)} or a longer {spell('ttl')}.", id=check)
 
     if ttl is None:
         return
@@ -145,19 +137,17 @@ def contradictions(
         yield too_long("body_ttl", ", at which the whole record is deleted", "idempotency.E028")
 
 
-def _mistake_in_entry(name: Any, value: Any) -> Mistake | None:
+def _mistake_in_entry(name: Any, value: Any) -> Error | None:
     option = SETTINGS.get(name)
     if option is None:
         near = get_close_matches(str(name).upper(), SETTINGS, n=1, cutoff=0.5)
-        return Mistake(
-            f"IDEMPOTENCY has no entry {name!r}.",
-            f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(sorted(SETTINGS))}.",
-            "idempotency.E002",
-        )
+        hint = f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(sorted(SETTINGS))}."
+        return Error(f"IDEMPOTENCY has no entry {name!r}.", hint=hint, id="idempotency.E002")
     problem = option.problem_of_setting(value)
     if problem is None:
         return None
-    return Mistake(option.complaint(f"{SETTING}[{name!r}]", problem, value), option.hint, option.check_id)
+    message = option.complaint(f"{SETTING}[{name!r}]", problem, value)
+    return Error(message, hint=option.hint, id=option.check_id)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -173,8 +163,7 @@ class Settings(ProjectOptions):
 @cache
 def settings() -> Settings:
     """The values in force, which are read and validated at the first call since the settings changed."""
-    for mistake in mistakes_in_settings():
-        raise ImproperlyConfigured(str(mistake))
+    refuse(mistakes_in_settings())
     entries = getattr(django_settings, SETTING, {})
     values = {
         option.name: option.value_of(entries.get(setting, option.default)) for setting, option in SETTINGS.items()

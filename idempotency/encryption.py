@@ -22,10 +22,7 @@ def encrypt(text: str) -> str:
 
 
 def decrypt(token: str) -> str:
-    """Decrypt a text under the key that it was encrypted with.
-
-    :raises ValueError: that key is not among ``ENCRYPTION_KEYS``, or the text was changed.
-    """
+    """:raises ValueError: the text's key is not among ``ENCRYPTION_KEYS``, or the text was changed."""
     keys = settings().encryption_keys
     if keys is None:
         raise ValueError("The recorded text is encrypted, and ENCRYPTION_KEYS is not set.")

@@ -51,9 +51,9 @@ def connect_if_named() -> None:
 def connect() -> None:
     """Log each event from now on, as one line at level info. Called again, it does nothing.
 
-    A line's ``extra`` attributes can be written as JSON: ``idempotency_event`` (str), the signal's name; for events of
-    a record ``idempotency_operation`` (str), ``idempotency_trace`` (str) and ``idempotency_attempt`` (int); and the
-    signal's own arguments. Neither the account nor the key is logged.
+    A line's ``extra`` attributes can be written as JSON: ``idempotency_event``, the signal's name, and its arguments;
+    for events of a record also ``idempotency_operation`` and ``idempotency_trace``. Neither the account nor the key is
+    logged.
     """
     for event, signal in vars(signals).items():
         if isinstance(signal, Signal):

@@ -13,10 +13,11 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final, Unpack
 
+from django.core.checks import Error
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from .conf import SETTING, Mistake, contradictions, settings
+from .conf import SETTING, contradictions, refuse, settings
 from .lifecycle import Recovery
 from .options import validators
 from .options.table import OPTIONS, Arguments, Options, RequestArguments
@@ -53,8 +54,7 @@ class Operation:
 
         :raises ImproperlyConfigured: the settings are wrong, or contradict what the operation declares.
         """
-        for mistake in self.mistakes():
-            raise ImproperlyConfigured(str(mistake))
+        refuse(self.mistakes())
         return self._policy()
 
     def _policy(self) -> Policy:
@@ -63,13 +63,13 @@ class Operation:
         }
         return Policy(operation=self, **values | {"recovery": self.recovery})
 
-    def mistakes(self) -> list[Mistake]:
+    def mistakes(self) -> list[Error]:
         """Find the mistakes in the operation's declaration, taken together with right settings."""
-        found = [
-            Mistake(option.complaint(f"{self}: {name}", problem, self.declared[name]), option.hint, "idempotency.E018")
-            for name, option in OPTIONS.items()
-            if (problem := option.problem_of_path(self.declared[name]))
-        ]
+        found = []
+        for name, value in self.declared.items():
+            if problem := OPTIONS[name].problem_of_path(value):
+                message = OPTIONS[name].complaint(f"{self}: {name}", problem, value)
+                found.append(Error(message, hint=OPTIONS[name].hint, id="idempotency.E018"))
         return found or list(contradictions(str(self), vars(self._policy())))
 
     @property
@@ -126,8 +126,7 @@ def _checked(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
             f"Operation {name!r} attaches duplicates to a job, so it needs rebuild=: callable(reference, request) "
             f"that answers 202 while the job runs, and with its outcome afterwards."
         )
-    for contradiction in contradictions(f"Operation {name!r}", declared):
-        raise ImproperlyConfigured(str(contradiction))
+    refuse(contradictions(f"Operation {name!r}", declared))
     return declared
 
 

@@ -38,7 +38,7 @@ def check(*tags: str) -> Callable[[Callable[[], Iterator[CheckMessage]]], Callab
         def run(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
             return list(find())
 
-        run.__name__, run.__doc__ = find.__name__, find.__doc__
+        run.__name__ = find.__name__
         return register("idempotency", *tags)(run)
 
     return decorate
@@ -62,7 +62,6 @@ def _valid_operations() -> list[Operation]:
 
 @check(Tags.urls)
 def check_models() -> Iterator[CheckMessage]:
-    """Check the models of protected class-based views whose class names its model."""
     written: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for place in places():
         view_class = class_of(place.callback)
@@ -82,10 +81,7 @@ def check_models() -> Iterator[CheckMessage]:
 
 
 def model_written_elsewhere(view_class: Any, operation: Operation) -> type[Model] | None:
-    """The model that a class-based view names, if it is written outside of the operation's transaction.
-
-    :returns: None also if there is no class, or no transaction.
-    """
+    """The model that a class-based view names, if it is written outside of the operation's transaction."""
     meta = getattr(getattr(view_class, "serializer_class", None), "Meta", None)
     named = (getattr(source, "model", None) for source in (getattr(view_class, "queryset", None), view_class, meta))
     model = next((model for model in named if isinstance(model, type) and issubclass(model, Model)), None)
@@ -96,7 +92,6 @@ def model_written_elsewhere(view_class: Any, operation: Operation) -> type[Model
 
 @check(Tags.urls)
 def check_atomic_requests() -> Iterator[CheckMessage]:
-    """Check that ATOMIC_REQUESTS opens no transaction around a protected view, and one around every other view."""
     for place in places() if databases_with_atomic_requests() else ():
         operations = {routed.operation.name for routed in handlers_of(place.callback) if routed.operation is not None}
         if operations and is_within_atomic_requests(place.callback):
@@ -119,7 +114,6 @@ def check_atomic_requests() -> Iterator[CheckMessage]:
 
 @check(Tags.security)
 def check_cors() -> Iterator[CheckMessage]:
-    """Check whether django-cors-headers, if it is installed, lets browsers send the key and read what clients need."""
     if not apps.is_installed("corsheaders"):
         return
     if _not_listed("CORS_ALLOW_HEADERS", keys.HEADER):
@@ -140,7 +134,6 @@ def check_cors() -> Iterator[CheckMessage]:
 
 
 def _not_listed(setting: str, *names: str) -> list[str]:
-    """The headers that a setting of django-cors-headers leaves out."""
     listed = {name.lower() for name in getattr(django_settings, setting, ())}
     # Browsers take "*" for all headers, but not in a request with credentials (Fetch standard, section 3.2).
     if "*" in listed and not getattr(django_settings, "CORS_ALLOW_CREDENTIALS", False):
@@ -150,7 +143,6 @@ def _not_listed(setting: str, *names: str) -> list[str]:
 
 @check()
 def check_visitors() -> Iterator[CheckMessage]:
-    """Say what an anonymous account means, where an operation accepts one."""
     names = sorted(
         repr(operation.name) for operation in _valid_operations() if operation.policy.account is user_or_visitor
     )
@@ -165,7 +157,6 @@ def check_visitors() -> Iterator[CheckMessage]:
 
 @check()
 def check_profiles() -> Iterator[CheckMessage]:
-    """Check that each operation keeps the rules of its profile that its other options could break."""
     for operation in _valid_operations():
         policy, profile = operation.policy, PROFILES[operation.policy.profile]
         subject = f"Operation {operation.name!r} of profile {policy.profile!r}"
@@ -198,7 +189,6 @@ def check_profiles() -> Iterator[CheckMessage]:
 
 @check(Tags.urls)
 def check_every_route() -> Iterator[CheckMessage]:
-    """Check that the middleware is there that ``EVERY_ROUTE`` needs, and name the routes that it can't protect."""
     if mistakes_in_settings() or not settings().every_route:
         return
     if MIDDLEWARE not in django_settings.MIDDLEWARE:

@@ -142,10 +142,7 @@ class Protected(Protection):
         return adapter
 
     def _responder(self, call: Callable[[], Any], instance: object, adapter: Adapter) -> Callable[[], Any]:
-        """The function that answers the request: the handler as if it were unprotected, or an exchange.
-
-        :param instance: the first argument of the call, which is the view of a method.
-        """
+        """The function that answers the request: the handler as if it were unprotected, or an exchange."""
         if not self._protects(instance, adapter):
             return Handler(call, adapter.http, self).pass_through
         if not self._is_async:
@@ -256,14 +253,14 @@ def refuse_excluded(operation: Operation, served: Collection[str], where: str) -
     declared: Collection[str] | None = operation.declared["methods"]
     if served and declared is not None and not set(served) & set(declared):
         raise ImproperlyConfigured(
-            f"Operation {operation.name!r} protects nothing: {where} serves {', '.join(sorted(served))}, and its "
-            f"methods are {', '.join(declared)}. Leave methods= out, or name the served methods."
+            f"{operation} protects nothing: {where} serves {', '.join(sorted(served))}, and its methods are "
+            f"{', '.join(declared)}. Leave methods= out, or name the served methods."
         )
 
 
 def refuse_hook(operation: Operation, view_class: type, name: str) -> None:
     """:raises ImproperlyConfigured: the method ``name`` of a class is no handler."""
-    declared = f"Operation {operation.name!r} is declared for {view_class.__name__}.{name}"
+    declared = f"{operation} is declared for {view_class.__name__}.{name}"
     if name == "dispatch":
         raise ImproperlyConfigured(
             f"{declared}, where it would run before authentication and permissions, so a replay would not check them. "

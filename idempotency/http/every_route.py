@@ -109,11 +109,7 @@ def _protect(place: Place) -> None:
 
 
 def _protected(callback: Any, handlers: list[RoutedHandler], operation: Operation) -> Any:
-    """The callback of a URL with the handlers under the operation.
-
-    :raises LookupError: a decorator can't be made again, or opens a transaction in which no claim can be committed.
-    :raises ImproperlyConfigured: the handlers can't be protected.
-    """
+    """:raises LookupError: a decorator can't be made again, or opens a transaction where no claim can be committed."""
     layers, view_class = [*decorator_stack(callback)], class_of(callback)
     if view_class is None:
         inner = layers[-1]
@@ -130,7 +126,6 @@ def _protected(callback: Any, handlers: list[RoutedHandler], operation: Operatio
 
 
 def _view_of_subclass(view: Any, view_class: Any, handlers: list[RoutedHandler], operation: Operation) -> Any:
-    """The view of a subclass whose handlers are protected."""
     names = {name: getattr(view_class, name) for name in ("__module__", "__qualname__", "__doc__")}
     subclass: Any = type(view_class.__name__, (view_class,), names)
     for routed in handlers:
@@ -149,9 +144,8 @@ def _view_of_subclass(view: Any, view_class: Any, handlers: list[RoutedHandler],
 
 
 def _made_again(decorators: list[Any], view: Any) -> Any:
-    """The decorators around the protected view, each a copy of its function that holds the next one.
+    """The decorators, the outermost first, around the protected view, each a copy of its function.
 
-    :param decorators: the outermost first.
     :raises LookupError: one is no function, or does not hold what it decorates itself.
     """
     for layer in reversed(decorators):

@@ -42,11 +42,7 @@ class KeyStatusView(View):
 
 
 def asked_policy(fixed: str | Operation | None, route: Mapping[str, Any]) -> Policy:
-    """The policy of the operation that a status view is asked about.
-
-    :raises Http404: the URL names an operation that is not declared.
-    :raises ImproperlyConfigured: the view names none, or one that is not declared.
-    """
+    """The policy of the operation that a status view is asked about."""
     if isinstance(fixed, Operation):
         return fixed.policy
     name = route.get("operation") if fixed is None else fixed
@@ -62,11 +58,7 @@ def asked_policy(fixed: str | Operation | None, route: Mapping[str, Any]) -> Pol
 
 
 def tell_status(policy: Policy, adapter: Adapter, make: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """The response to a question about a key.
-
-    :param make: makes the response from its JSON members.
-    :raises ImproperlyConfigured: the operation's profile has a scope for each path, and the question names none.
-    """
+    """The response to a question about a key. ``make`` makes it from its JSON members."""
     meta, adapter.profile = adapter.http.META, PROFILES[policy.profile]
     if adapter.profile.is_scoped_by_path:
         raise ImproperlyConfigured(

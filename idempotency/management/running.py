@@ -190,9 +190,6 @@ class BatchCommand(ExplainedCommand, ABC, Generic[_Result]):
     def count(self) -> None:
         """Carry out ``--dry-run``: count, and change nothing."""
 
-    def take_options(self, options: Mapping[str, Any]) -> None:
-        """Check and keep the options that only this command has."""
-
     def complaints(self, result: _Result) -> Mapping[str, str]:
         """The faults that a run has met.
 
@@ -220,7 +217,6 @@ class BatchCommand(ExplainedCommand, ABC, Generic[_Result]):
         is_pause = watch is None or 0 < watch <= MAX_PAUSE
         require(is_pause, f"--watch must be above 0 and up to {MAX_PAUSE:.0f} seconds.")
         require(watch is None or not dry_run, "--watch and --dry-run exclude each other.")
-        self.take_options(options)
         self.using = self.default_database() if options["database"] is None else options["database"]
         check_database(self.using)
         with refusals_as_errors(self.using, self.refused):

@@ -67,9 +67,7 @@ def in_transaction(
     statement_timeout: timedelta = STATEMENT_TIMEOUT,
     wait_for_disk: bool = True,
 ) -> _Outcome:
-    """Do the work of one batch in a short transaction, and return its result.
-
-    If the transaction loses a race, the work is done again, a few times.
+    """Do the work of one batch in a short transaction. If it loses a race, the work is done again, a few times.
 
     :param wait_for_disk: False if it is harmless that a crash of the server loses the batch.
     :raises RuntimeError: there is an open transaction.

@@ -96,10 +96,7 @@ def bodies_past_retention(using: str | None = None) -> RecordQuerySet:
 
 
 def purge_body_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[PurgeResult]:
-    """Purge recorded responses batch after batch until nothing more is due. The caller may stop between any two.
-
-    Takes the other arguments of ``purge_once``, and raises the same errors. Earlier batches stay done.
-    """
+    """Purge recorded responses batch after batch, as ``purge_batches`` does records."""
     return purge_oldest(
         using or records_database(), batch_size, lambda store, after: store.delete_bodies(batch_size, after)
     )
@@ -108,7 +105,7 @@ def purge_body_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | Non
 def purge_oldest(
     using: str, batch_size: int, delete: Callable[[Store, datetime | None], Taken]
 ) -> Iterator[PurgeResult]:
-    """Purge batch after batch until nothing more is due.
+    """Purge batch after batch.
 
     A batch starts where the one before it ended. If it started at the beginning, it would read again the index entries
     of all deleted rows, which stay until a vacuum, and of all rows that are kept, so each batch would cost more than

@@ -100,10 +100,9 @@ def release(record: IdempotencyRecord, *, by: Any, reason: str = "", force: bool
     A released claim gets the next attempt number. If its owner is alive after all, it has lost its lease: its renewals
     and its outcome match no row.
 
-    With ``force=True`` a live claim is released too, but only if the operation declares REEXECUTE. For such an
-    operation it is safe to run again. With ``transaction=True`` the owner's writes roll back together with its outcome;
-    if the owner's completing update has already run, this function refuses and the owner may commit. With
-    ``transaction=False`` the operation has declared that every effect carries a derived key.
+    With ``force=True`` a live claim is released too, but only if the operation declares REEXECUTE, so that it is safe
+    to run again: the owner's writes roll back together with its outcome, or carry derived keys. If the owner's
+    completing update has already run, this function refuses and the owner may commit.
 
     A live owner of any other operation may still take effect later, so its lease has to end first. After that,
     releasing the claim means the same as ``mark_not_executed``, for every declared recovery.

@@ -156,11 +156,11 @@ def stats(using: str | None = None) -> Stats:
     total = _count(records)
     claims = _claims_in_progress(records)
     recoverable, parked = _count(records.recoverable()), _count_by_operation(records.parked())
-    unfinished = (claims["in_progress"], recoverable, parked)
     if total.kind is Precision.AT_LEAST and size.records is not None:
         total = Number(max(size.records, MAX_COUNTED), Precision.ESTIMATE)
     # completed = total - unfinished: exact if the total is exact, otherwise a lower bound.
-    completed = Number(max(0, _whole(total) - sum(map(_whole, unfinished))), total.kind)
+    unfinished = sum(int(number.value or 0) for number in (claims["in_progress"], recoverable, parked))
+    completed = Number(max(0, int(total.value or 0) - unfinished), total.kind)
     return Stats(
         table_bytes=Number(size.in_bytes, Precision.UNKNOWN if size.in_bytes is None else Precision.EXACT),
         records=total,
@@ -225,10 +225,6 @@ def _tally(operations: Iterable[str]) -> Number:
 
 def _bounded(count: int) -> Number:
     return Number(count, Precision.AT_LEAST if count == MAX_COUNTED else Precision.EXACT)
-
-
-def _whole(number: Number) -> int:
-    return int(number.value or 0)
 
 
 def _claims_in_progress(records: RecordQuerySet) -> dict[str, Number]:

@@ -107,23 +107,21 @@ def recover_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None =
 def _settle_at_once(
     using: str, operations: Mapping[str, Operation], limit: int, result: RecoveryResult
 ) -> list[IdempotencyRecord]:
-    """Find a batch, and settle the claims of it that need no reconciler.
+    """Find a batch, settle the claims of it that need no reconciler, and return the whole batch.
 
     If the process dies before the COMMIT, nothing was changed. If it freezes before the COMMIT, the rows stay locked
     until the database ends the session. Other sweeps skip the rows meanwhile.
-
-    :returns: the whole batch.
     """
 
     def settle(store: Store) -> tuple[list[IdempotencyRecord], dict[Status, list[IdempotencyRecord]]]:
         due = abandoned(using).filter(operation__in=sorted(operations))
         batch = store.select_unlocked(due, limit)  # a locked row is being taken over, renewed or completed
         fault_point["sweep.selected"]()
-        settled = {}
-        for recovery, status in _SETTLED_AS.items():
-            rows = [row for row in batch if operations[row.operation].recovery is recovery]
-            settled[status] = settle_as(status, rows, using)
-        return batch, settled
+        recoveries = {row.pk: operations[row.operation].recovery for row in batch}
+        return batch, {
+            status: settle_as(status, [row for row in batch if recoveries[row.pk] is recovery], using)
+            for recovery, status in _SETTLED_AS.items()
+        }
 
     batch, settled = in_transaction(using, settle)
     result.parked += len(settled[Status.PARKED])

@@ -30,16 +30,6 @@ from .models import MessageStatus, OutboxMessage, outbox_database
 #: An error's text may quote the payload.
 _SECRET_FIELDS = ("payload", "headers", "error")
 
-_STATES: dict[str, tuple[Any, Callable[[QuerySet[OutboxMessage]], QuerySet[OutboxMessage]]]] = {
-    "due": (_("pending, due"), lambda found: found.filter(status=MessageStatus.PENDING, next_try_at__lte=Now())),
-    "waiting": (
-        _("pending, not due yet"),
-        lambda found: found.filter(status=MessageStatus.PENDING, next_try_at__gt=Now()),
-    ),
-    "dead": (_("dead"), lambda found: found.filter(status=MessageStatus.DEAD)),
-    "sent": (_("sent"), lambda found: found.filter(status=MessageStatus.SENT)),
-}
-
 _NEWER_RELEASE = _(
     "A newer release wrote this state. The relay of this release leaves the message alone. Finish the deploy, or "
     "deploy the newer release again."
@@ -68,7 +58,15 @@ def _may_read(request: HttpRequest) -> bool:
 
 
 class MessageStatusFilter(StateFilter):
-    states: ClassVar[Mapping[str, tuple[Any, Callable[[Any], Any]]]] = _STATES
+    states: ClassVar[Mapping[str, tuple[Any, Callable[[Any], Any]]]] = {
+        "due": (_("pending, due"), lambda rows: rows.filter(status=MessageStatus.PENDING, next_try_at__lte=Now())),
+        "waiting": (
+            _("pending, not due yet"),
+            lambda rows: rows.filter(status=MessageStatus.PENDING, next_try_at__gt=Now()),
+        ),
+        "dead": (_("dead"), lambda rows: rows.filter(status=MessageStatus.DEAD)),
+        "sent": (_("sent"), lambda rows: rows.filter(status=MessageStatus.SENT)),
+    }
 
 
 @admin.register(OutboxMessage)
@@ -153,7 +151,8 @@ class OutboxMessageAdmin(DecisionAdmin):
         if message.status == MessageStatus.PENDING:
             name = "waiting" if time_left(message, message.next_try_at) > timedelta(0) else "due"
         # A newer release may have written a state that is not known here.
-        return show_badge(_BADGES.get(name, ""), _STATES[name][0] if name in _STATES else name)
+        label, _filter = MessageStatusFilter.states.get(name, (name, None))
+        return show_badge(_BADGES.get(name, ""), label)
 
     def details(self, message: OutboxMessage) -> list[str]:
         next_try, tries = self.next_try(message), ""

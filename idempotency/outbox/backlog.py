@@ -98,18 +98,13 @@ def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
 def purge_sent_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> PurgeResult:
     """Delete up to ``batch_size`` messages that were sent longer ago than ``TTL`` and a day, in one transaction.
 
-    :param batch_size: 1 to 10,000.
-    :raises ValueError: the batch size is not between 1 and 10,000.
-    :raises RuntimeError: there is an open transaction.
+    Takes the arguments of ``purge_once``, and raises the same errors.
     """
     return next(purge_sent_batches(batch_size=batch_size, using=using))
 
 
 def purge_sent_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[PurgeResult]:
-    """Purge batch after batch until nothing more is due. The caller may stop between any two.
-
-    Takes the arguments of ``purge_sent_once`` and raises the same errors.
-    """
+    """Purge sent messages batch after batch, as ``purge_batches`` does records."""
     using = using or outbox_database()
     due = sent_past_retention(using)
     return purge_oldest(using, batch_size, lambda store, after: store.delete_rows(due, "sent_at", batch_size, after))

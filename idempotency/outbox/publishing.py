@@ -67,8 +67,7 @@ def publish(
         one before it is confirmed. A dead message holds up those behind it. Empty means no order.
     :param delay: the message is sent no earlier than after this time.
     :param sender: the dotted path of the callable that hands the message to a broker.
-    :param using: the alias of the database whose transaction is meant; by default the claim's database, or outside of a
-        claim that of the outbox.
+    :param using: the alias of the transaction's database; by default the claim's, or else that of the outbox.
     :returns: the message; if an earlier attempt has published it, the message of that attempt.
     :raises NoTransactionError: there is no open transaction.
     :raises MessageReusedError: an earlier attempt has published another message in its place.
@@ -116,9 +115,9 @@ class _Place:
     """The place of one message among those that an operation publishes. ``call`` names it, the same in every attempt.
 
     The message's id is derived from the scope alone, so that it is the same even if a crash has lost the record. After
-    the retention the same key makes a new request. Its message needs another id, because a consumer that
-    remembers the old id would not run. The outbox keeps the old message for longer than consumers remember it. If the
-    old message has the id, the new id is also derived from the time at which the new request began.
+    the retention the same key makes a new request. Its message needs another id, because a consumer that remembers the
+    old id would not run. If the outbox still has the old message, the new id is also derived from the time at which the
+    new request began. The outbox keeps messages for longer than consumers remember them.
     """
 
     using: str

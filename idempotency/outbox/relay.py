@@ -234,11 +234,7 @@ def _send(messages: list[OutboxMessage], until: float, result: RelayResult) -> _
 
 
 def _trace_of(error: Exception) -> str:
-    """The error's class and where it was raised, for the log.
-
-    Its text may quote the payload, and a reporter of crashes shows the local variables of frames. The text is kept as
-    the message's last error, for those who may see payloads.
-    """
+    """The error's class and place, for the log. Its text and the variables of its frames may quote the payload."""
     return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()
 
 

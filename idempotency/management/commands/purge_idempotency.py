@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from django.core.management.base import CommandParser
@@ -35,10 +35,10 @@ class Command(BatchCommand[PurgeResult]):
         )
         parser.add_argument("--include-parked", action="store_true", help="delete parked records past retention too")
 
-    def take_options(self, options: Mapping[str, Any]) -> None:
-        self.pause: float = options["pause"]
-        self.include_parked: bool = options["include_parked"]
+    def handle(self, *args: object, **options: Any) -> None:
+        self.pause, self.include_parked = options["pause"], options["include_parked"]
         require(0 <= self.pause <= MAX_PAUSE, f"--pause must be between 0 and {MAX_PAUSE:.0f} seconds.")
+        super().handle(*args, **options)
 
     def works(self) -> Iterator[Work[PurgeResult]]:
         batches = purge_batches(batch_size=self.batch_size, include_parked=self.include_parked, using=self.using)

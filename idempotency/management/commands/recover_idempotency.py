@@ -32,8 +32,9 @@ class Command(BatchCommand[RecoveryResult]):
     default_watch: ClassVar[float] = 10.0  # an abandoned claim waits this long at most
     exit_code = EXIT_UNKNOWN_OPERATIONS
 
-    def take_options(self, options: Mapping[str, Any]) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         registry.load()
+        super().handle(*args, **options)
 
     def works(self) -> Iterator[Work[RecoveryResult]]:
         batches = recover_batches(batch_size=self.batch_size, using=self.using)
