@@ -67,8 +67,7 @@ def embedded_postgres(parameters: Mapping[str, str] | None = None, binaries: Pat
     The server listens only on a Unix socket, in a directory that only its own user can enter. It runs until the block
     ends in the process that started it, or that process is killed. Both libpq and django-environ understand the URL.
 
-    :param parameters: server settings by name, for example ``{"max_connections": "400"}``. They override
-        ``DEFAULT_PARAMETERS``.
+    :param parameters: server settings by name, which override ``DEFAULT_PARAMETERS``.
     :param binaries: the ``bin`` directory of another PostgreSQL, for example of one that has an extension.
     :raises EmbeddedPostgresError: the package is missing, or the server does not start.
     """
@@ -85,10 +84,7 @@ def url_of(*directories: Path) -> str:
 
 @contextmanager
 def server_directory() -> Iterator[Path]:
-    """A directory for a server, whose data is in its ``data``. The server is stopped when the owner ends or is killed.
-
-    :raises EmbeddedPostgresError: there is no place for it.
-    """
+    """A directory for a server, whose data is in its ``data``. The server is stopped when its owner ends."""
     owner = os.getpid()
     directory = _make_directory()
     guard = subprocess.Popen(

@@ -10,10 +10,6 @@ import idempotency
 
 
 def main(source: Path) -> None:
-    """
-    :param source: the package in the checkout.
-    :raises SystemExit: something else is installed, or the wheel lacks a file, has one too many, or has changed one.
-    """
     installed = Path(idempotency.__file__).parent
     if "site-packages" not in installed.parts:
         raise SystemExit(f"idempotency was imported from {installed}, not from the wheel.")

@@ -79,10 +79,7 @@ class Endpoint:
 
 
 class Client(httpx.BaseTransport):
-    """A client of one charge. Several of them for one charge are its simultaneous duplicates.
-
-    It is also the network between its retries and the server: it gets requests into trouble, and counts what comes.
-    """
+    """A client of one charge, and the network between its retries and the server, which makes the trouble."""
 
     def __init__(self, charge: Charge, endpoint: Endpoint, trouble: Trouble = Trouble.CALM) -> None:
         self.charge = charge
@@ -90,11 +87,7 @@ class Client(httpx.BaseTransport):
         self.trouble = trouble  # of the next request
 
     def pursue(self, *, changed: bool = False) -> httpx.Response | None:
-        """Send the charge, and retry until an answer is final.
-
-        :param changed: use the charge's key with another amount.
-        :returns: None if no answer was ever final.
-        """
+        """Send the charge, or its key with another amount, and retry until an answer is final. None if none was."""
         headers = {
             "Authorization": f"Token {self.endpoint.tokens[self.charge.account]}",
             "Content-Type": "application/json",

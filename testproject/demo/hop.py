@@ -27,10 +27,7 @@ class Hop:
     """Relay, worker and broker at work, and what was done to them."""
 
     def __init__(self, redis: Redis, run: str, expected: int) -> None:
-        """
-        :param run: the beginning of the labels of the protected orders.
-        :param expected: how many of them are accepted.
-        """
+        """Labels of the protected orders begin with ``run``, and ``expected`` of them are accepted."""
         app.loader.import_default_modules()
         # The relay first. While the worker comes up it has the messages to itself.
         self.daemons = [

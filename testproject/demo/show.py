@@ -155,10 +155,7 @@ class Show:
 
     @contextmanager
     def _serving(self) -> Iterator[tuple[Daemon, int]]:
-        """Run the sample project, with the demo's faults, on a free port of 127.0.0.1, and yield that.
-
-        :raises ProcessError: it did not start.
-        """
+        """Run the sample project, with the demo's faults, on a free port of 127.0.0.1."""
         with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
             port: int = listener.getsockname()[1]
             command = [sys.executable, "-m", "gunicorn", "--config", "python:testproject.demo.server"]

@@ -8,17 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Effects:
-    """The result of a comparison. Each list names what is wrong, and is empty if nothing is wrong."""
+    """The numbers of effects that there should be and that there are, and the names of what is wrong."""
 
-    #: How many effects there should be, and how many there are.
     expected: int
     count: int
-    #: The names that have more than one effect.
     doubled: list[str]
-    #: The names that were acknowledged and have no effect.
-    lost: list[str]
-    #: The names that have an effect and should not, because they were rolled back or never requested.
-    ghosts: list[str]
+    lost: list[str]  # acknowledged, without an effect
+    ghosts: list[str]  # rolled back or never requested, with an effect
 
     @property
     def examples(self) -> list[str]:
@@ -32,11 +28,9 @@ class Effects:
 def judge_effects(
     found: Mapping[str, int], expected: Iterable[str], acknowledged: Iterable[str] | None = None
 ) -> Effects:
-    """Compare the effects that were found with those that should each exist once.
+    """Compare how often each effect was found with the names of those that should exist once.
 
-    :param found: how often each effect was found, by name.
-    :param expected: the names of the effects that there should be.
-    :param acknowledged: the names that were acknowledged to somebody, and so must exist; by default all expected names.
+    :param acknowledged: the names that clients were told of, and so must exist; by default all expected names.
     """
     wanted = set(expected)
     present = {name: number for name, number in found.items() if number}

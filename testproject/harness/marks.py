@@ -13,10 +13,7 @@ class Marks:
         self.directory = Path(directory)
 
     def leave(self, name: str, text: str = "") -> bool:
-        """Create a mark with its text in one step.
-
-        :returns: False if the mark existed already.
-        """
+        """Create a mark with its text in one step; False if it existed already."""
         draft = self.directory / f".{name}.{os.getpid()}"
         draft.write_text(text)
         try:

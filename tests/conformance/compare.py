@@ -50,22 +50,16 @@ class Row:
 
 
 _UNMARKED = ("quoted=no", "errors=any", "missing=none")
+_MARKED = (*_UNMARKED, "marker=Idempotent-Replayed")
 ROWS = (
     Row("django-idempotency", "this checkout", "table", DJANGO, "ietf", ("marker=Idempotency-Replayed",)),
     Row("django-idempotency-key", "1.3.0", "memory", DJANGO, "ietf", ("quoted=no", "errors=any", "in-progress=423")),
     Row("django-idempotency-key", "1.3.0", "file", DJANGO, "ietf", ("quoted=no", "errors=any", "in-progress=423")),
     Row("drf-idempotency", "1.0.0", "table", DJANGO, "ietf", (*_UNMARKED, "server-error=fresh")),
     Row("djangorestframework-idempotency-key", "1.0.3", "table", DJANGO, "ietf", (*_UNMARKED, "reused=409")),
-    Row("fastapi-idempotency", "0.1.1", "memory", ASGI, "ietf", (*_UNMARKED, "marker=Idempotent-Replayed")),
+    Row("fastapi-idempotency", "0.1.1", "memory", ASGI, "ietf", _MARKED),
     # It imports its Redis backend also where another one is used.
-    Row(
-        "asgi-idempotency-header",
-        "0.2.0",
-        "memory",
-        (*ASGI, "redis==4.6.0"),
-        "ietf",
-        (*_UNMARKED, "marker=Idempotent-Replayed"),
-    ),
+    Row("asgi-idempotency-header", "0.2.0", "memory", (*ASGI, "redis==4.6.0"), "ietf", _MARKED),
     Row("idempot", "1.0.0", "memory", ASGI, "ietf", _UNMARKED),
     Row("express-idempotency", "1.0.6", "memory", (), "ietf", (*_UNMARKED, "reused=417", "client-error=fresh")),
     Row("@node-idempotency/core", "1.0.11", "memory", (), "ietf", ("quoted=no", "errors=any")),

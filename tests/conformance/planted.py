@@ -27,24 +27,14 @@ from uuid import uuid4
 #: How long, in seconds, a claim is presumed to be alive.
 LEASE = 1.0
 
+#: The status and the code of each refusal. Stripe runs a request without a key.
+INVALID = {"invalid": (400, "invalid")}
 FORMS = {
-    "ietf": {
-        "invalid": (400, "invalid"),
-        "missing": (400, "missing"),
-        "reused": (422, "reused"),
-        "in_progress": (409, "in progress"),
-    },
-    "stripe": {
-        "invalid": (400, "invalid"),
-        "reused": (400, "idempotency_error"),
-        "in_progress": (409, "idempotency_key_in_use"),
-    },
-    "acp": {
-        "invalid": (400, "invalid"),
-        "missing": (400, "idempotency_key_required"),
-        "reused": (422, "idempotency_conflict"),
-        "in_progress": (409, "idempotency_in_flight"),
-    },
+    "ietf": INVALID | {"missing": (400, "missing"), "reused": (422, "reused"), "in_progress": (409, "in progress")},
+    "stripe": INVALID | {"reused": (400, "idempotency_error"), "in_progress": (409, "idempotency_key_in_use")},
+    "acp": INVALID
+    | {"missing": (400, "idempotency_key_required"), "reused": (422, "idempotency_conflict")}
+    | {"in_progress": (409, "idempotency_in_flight")},
 }
 
 SCHEMA = """
@@ -68,9 +58,7 @@ class Server(ThreadingHTTPServer):
     def __init__(
         self, directory: Path, profile: str, faults: set[str], *, ttl: float = 3600, takes: float = 0.3, port: int = 0
     ) -> None:
-        """
-        :param takes: how many seconds the operation takes.
-        """
+        """:param takes: how many seconds the operation takes."""
         super().__init__(("127.0.0.1", port), Handler)
         self.directory, self.profile, self.faults = directory, profile, faults
         self.ttl, self.takes = ttl, takes
@@ -84,9 +72,8 @@ class Server(ThreadingHTTPServer):
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        with contextlib.closing(
-            sqlite3.connect(self.directory / "store", timeout=20, isolation_level=None)
-        ) as database:
+        store = sqlite3.connect(self.directory / "store", timeout=20, isolation_level=None)
+        with contextlib.closing(store) as database:
             database.execute("BEGIN IMMEDIATE")
             yield database
             with contextlib.suppress(sqlite3.OperationalError):  # executescript has committed
@@ -239,13 +226,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _distorted(self, answer: Response) -> Response:
         """A replay, with the fault that it may have."""
-        if self.has("changes-body"):
-            answer = {**answer, "body": answer["body"] + " "}
-        if self.has("changes-status"):
-            answer = {**answer, "status": 200}
-        if self.has("drops-headers"):
-            answer = {**answer, "location": None}
-        return {**answer, "replayed": not self.has("unmarked")}
+        return {
+            "body": answer["body"] + (" " if self.has("changes-body") else ""),
+            "status": 200 if self.has("changes-status") else answer["status"],
+            "location": None if self.has("drops-headers") else answer["location"],
+            "replayed": not self.has("unmarked"),
+        }
 
     def _refusal(self, kind: str) -> Response:
         status, code = FORMS[self.server.profile][kind]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -41,16 +42,26 @@ class Sender:
     waits: list[float] = field(default_factory=list)
     #: The seconds that each attempt was allowed to wait for its answer.
     allowed: list[float] = field(default_factory=list)
+    #: What the network does to the next attempts, which then reach no server.
+    errors: list[Exception] = field(default_factory=list)
     #: Called with each wait, for what is to happen meanwhile.
     meanwhile: Callable[[], object] = lambda: None
     status_error: type[Exception] = field(init=False)
     unresolved: Any = field(init=False)
     transport_errors: type[Exception] = field(init=False)
     undecodable: type[Exception] = field(init=False)
+    cut: Exception = field(init=False)
+    #: Errors that no retry can cure.
+    hopeless: Sequence[Exception] = field(init=False)
 
     def sleep(self, seconds: float) -> None:
         self.waits.append(seconds)
         self.meanwhile()
+
+    def attempt(self, timeout: float) -> None:
+        self.allowed.append(timeout)
+        if self.errors:
+            raise self.errors.pop(0)
 
     def send(
         self, url: str, content: Any = b"{}", *, method: str = "POST", name: str = "", headers: Any = None
@@ -72,28 +83,28 @@ class Sender:
 
 
 class RecordingTransport(httpx.HTTPTransport):
-    allowed: list[float]
+    sender: Sender
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        self.allowed.append(request.extensions["timeout"]["read"])
+        self.sender.attempt(request.extensions["timeout"]["read"])
         return super().handle_request(request)
 
 
 class AsyncRecordingTransport(httpx.AsyncHTTPTransport):
-    allowed: list[float]
+    sender: Sender
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.allowed.append(request.extensions["timeout"]["read"])
+        self.sender.attempt(request.extensions["timeout"]["read"])
         return await super().handle_async_request(request)
 
 
 class RecordingAdapter(HTTPAdapter):
     """Stands between the idempotent adapter and the one of the library."""
 
-    allowed: list[float]
+    sender: Sender
 
     def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
-        self.allowed.append(options["timeout"])
+        self.sender.attempt(options["timeout"])
         return super().send(request, *args, **options)
 
 
@@ -105,10 +116,17 @@ class Httpx(Sender):
     unresolved = with_httpx.UnresolvedRequestError
     transport_errors = httpx.TransportError
     undecodable = httpx.DecodingError
+    cut = httpx.ReadError("cut")
+    hopeless = (
+        httpx.UnsupportedProtocol("no scheme"),
+        httpx.ProxyError("407"),
+        httpx.LocalProtocolError("a line break in a header"),
+        RuntimeError("a fault of ours"),
+    )
 
     def request(self, method: str, url: str, content: Any, name: str, headers: dict[str, str]) -> Any:
         inner = RecordingTransport(verify=NO_TLS)
-        inner.allowed = self.allowed
+        inner.sender = self
         transport = with_httpx.IdempotentTransport(inner, policy=self.policy, sleep=self.sleep)
         with httpx.Client(transport=transport, timeout=self.timeout) as client:
             return client.request(method, url, content=content, headers=headers, extensions=named(name))
@@ -132,7 +150,7 @@ class AsyncHttpx(Httpx):
 
         async def send() -> httpx.Response:
             inner = AsyncRecordingTransport(verify=NO_TLS)
-            inner.allowed = self.allowed
+            inner.sender = self
             transport = with_httpx.AsyncIdempotentTransport(inner, policy=self.policy, sleep=sleep)
             async with httpx.AsyncClient(transport=transport, timeout=self.timeout) as client:
                 return await client.request(method, url, content=content, headers=headers, extensions=named(name))
@@ -159,10 +177,18 @@ class Requests(Sender):
     unresolved = with_requests.UnresolvedRequestError
     transport_errors = requests.RequestException
     undecodable = requests.exceptions.ContentDecodingError
+    cut = requests.ConnectionError("cut")
+    hopeless = (
+        requests.exceptions.ProxyError("407"),
+        requests.exceptions.InvalidURL("no host"),
+        requests.exceptions.SSLError("of another host"),
+        RuntimeError("a fault of ours"),
+    )
+    hopeless[2].__context__ = ssl.SSLCertVerificationError("hostname mismatch")
 
     def request(self, method: str, url: str, content: Any, name: str, headers: dict[str, str]) -> Any:
         adapter = IdempotentRecordingAdapter(policy=self.policy, sleep=self.sleep)
-        adapter.allowed = self.allowed
+        adapter.sender = self
         if name:
             headers[with_requests.NAME_HEADER] = name
         with session_with(adapter) as session:

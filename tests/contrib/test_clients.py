@@ -13,7 +13,7 @@ from uuid import RFC_4122, UUID
 import pytest
 
 from idempotency.contrib.retrying import KeyStatus, RetryPolicy
-from tests.contrib.senders import Sender
+from tests.contrib.senders import SENDERS, Sender
 from tests.contrib.servers import Fault, Server, answer, cut, cut_in_the_middle, hang, problem, serving
 
 # The key
@@ -179,6 +179,21 @@ def test_a_shorter_timeout_of_the_callers_own_is_kept(sender: Sender, server: Se
 
 
 # Giving up
+
+
+@pytest.mark.parametrize(("kind", "error"), [(kind, error) for kind in SENDERS for error in SENDERS[kind].hopeless])
+def test_an_error_that_no_retry_can_cure_is_raised_unchanged(server: Server, kind: str, error: Exception) -> None:
+    sender = SENDERS[kind](errors=[error])
+    with pytest.raises(type(error)) as raised:
+        sender.send(server.url)
+    assert (raised.value, sender.waits, server.requests) == (error, [], [])
+
+
+def test_such_an_error_leaves_the_outcome_of_the_attempt_before_unknown(sender: Sender, server: Server) -> None:
+    for error in sender.hopeless[:2]:
+        sender.errors, sender.waits = [sender.cut, error], []
+        unresolved = sender.give_up(server.url)
+        assert (unresolved.__cause__, unresolved.attempts, len(sender.waits)) == (error, 2, 1)
 
 
 def test_who_gives_up_says_with_which_key_to_resume(sender: Sender, server: Server) -> None:

@@ -117,31 +117,6 @@ def test_it_wraps_any_transport_and_closes_it(waits: list[float]) -> None:
     assert all(100 < seconds <= 120 for seconds in first.extensions["timeout"].values())
 
 
-HOPELESS = {
-    "protocol": httpx.UnsupportedProtocol("no scheme"),
-    "proxy": httpx.ProxyError("407"),
-    "local": httpx.LocalProtocolError("a line break in a header"),
-    "not of the network": RuntimeError("a fault of ours"),
-}
-
-
-@pytest.mark.parametrize("error", HOPELESS.values(), ids=HOPELESS)
-def test_what_no_retry_can_cure_is_raised_as_it_is(waits: list[float], error: Exception) -> None:
-    transport = IdempotentTransport(transport_of(error), sleep=waits.append)
-    with httpx.Client(transport=transport) as client, pytest.raises(type(error)) as raised:
-        client.post("https://provider.test/")
-    assert raised.value is error
-    assert waits == []
-
-
-def test_what_no_retry_can_cure_leaves_the_outcome_of_the_attempt_before_unknown(waits: list[float]) -> None:
-    error = httpx.ProxyError("407")
-    transport = IdempotentTransport(transport_of(httpx.ReadError("cut"), error), sleep=waits.append)
-    with httpx.Client(transport=transport) as client, pytest.raises(UnresolvedRequestError) as raised:
-        client.post("https://provider.test/")
-    assert (raised.value.__cause__, raised.value.attempts, len(waits)) == (error, 2, 1)
-
-
 def test_one_transport_within_another_gives_up_once(waits: list[float]) -> None:
     inner = transport_of(*[httpx.ReadError("cut")] * 3)
     transport = IdempotentTransport(inner, policy=RetryPolicy(attempts=3), sleep=waits.append)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
-import ssl
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import requests
@@ -114,38 +112,6 @@ def test_every_form_of_a_timeout_is_bounded(waits: list[float], server: Server, 
     with session_with(adapter) as session, pytest.raises(UnresolvedRequestError) as raised:
         session.post(server.url, timeout=timeout)
     assert isinstance(raised.value.__cause__, requests.ReadTimeout)
-
-
-def failing(waits: list[float], *errors: Exception) -> Any:
-    """A session that finds the network in states that no test server can bring about, one after the other."""
-    adapter = IdempotentAdapter(sleep=waits.append)
-    adapter.get_connection_with_tls_context = Mock(side_effect=errors)  # type: ignore[method-assign]
-    return session_with(adapter)
-
-
-HOPELESS = {
-    "proxy": requests.exceptions.ProxyError("407"),
-    "url": requests.exceptions.InvalidURL("no host"),
-    "certificate": requests.exceptions.SSLError("of another host"),
-    "not of the network": RuntimeError("a fault of ours"),
-}
-
-
-@pytest.mark.parametrize("error", HOPELESS.values(), ids=HOPELESS)
-def test_what_no_retry_can_cure_is_raised_as_it_is(waits: list[float], error: Exception) -> None:
-    if isinstance(error, requests.exceptions.SSLError):
-        error.__context__ = ssl.SSLCertVerificationError("hostname mismatch")
-    with failing(waits, error) as session, pytest.raises(type(error)) as raised:
-        session.post("http://provider.test/")
-    assert raised.value is error
-    assert waits == []
-
-
-def test_what_no_retry_can_cure_leaves_the_outcome_of_the_attempt_before_unknown(waits: list[float]) -> None:
-    errors = requests.ConnectionError("cut"), requests.exceptions.InvalidURL("no host")
-    with failing(waits, *errors) as session, pytest.raises(UnresolvedRequestError) as raised:
-        session.post("http://provider.test/")
-    assert (type(raised.value.__cause__), raised.value.attempts) == (requests.exceptions.InvalidURL, 2)
 
 
 def test_a_session_can_be_sent_to_another_process(server: Server) -> None:

@@ -23,10 +23,7 @@ class Channel:
         self._socket.sendall(json.dumps(event).encode() + b"\n")
 
     def wait(self) -> Any:
-        """The next line from the other side.
-
-        :raises EOFError: the other side is gone.
-        """
+        """The next line from the other side. If that is gone, EOFError."""
         line = self._lines.readline()
         if not line:
             raise EOFError

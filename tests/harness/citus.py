@@ -37,10 +37,7 @@ class Cluster:
         return _in(self.coordinator, f"/{database}")
 
     def spread(self, url: str) -> str:
-        """Make a database of the coordinator one of the cluster.
-
-        :returns: its URL.
-        """
+        """Make a database of the coordinator one of the cluster, and return its URL."""
         database = urlsplit(url).path
         for worker in self.workers:
             with psycopg.connect(worker, autocommit=True) as server:

@@ -1,4 +1,4 @@
-"""Restarts processes that have died, as a process manager does."""
+"""A process manager: it restarts what has died."""
 
 from __future__ import annotations
 
@@ -20,22 +20,16 @@ K = TypeVar("K", bound=Kept)
 
 
 class Keeper(Generic[K]):
-    """Restarts processes that have died, as a process manager does, until it is told to stop.
+    """Restarts processes that have died, until it is stopped.
 
-    A process may have been killed on purpose, or may have ended by itself. Celery's workers sometimes end by themselves
-    when their broker dies, because of faults in how they reconnect. A process manager restarts them then, so each
-    outage of a broker excuses one such end of each process. More ends than that are a fault, which ``complaint``
-    reports.
+    Celery's workers sometimes end by themselves when their broker dies, because of faults in how they reconnect. So
+    each outage of a broker excuses one end of each process. ``complaint`` reports further ones.
     """
 
     def __init__(
         self, *starts: Callable[[], K], killed: Callable[[], int] = lambda: 0, outages: Callable[[], int] = lambda: 0
     ) -> None:
-        """
-        :param starts: each starts a process and returns it.
-        :param killed: returns how many of the processes have been killed on purpose so far.
-        :param outages: returns how often their broker has been killed so far.
-        """
+        """``killed`` and ``outages`` return how often a process, and the broker, has been killed on purpose so far."""
         self.restarts = 0
         #: All processes that were ever started, dead or alive.
         self.started = [start() for start in starts]

@@ -13,10 +13,7 @@ from tests.harness.servers import find_program
 
 @contextmanager
 def running_mariadb() -> Iterator[str]:
-    """A server with an empty database of the user ``root``, who needs no password on the loopback interface.
-
-    :returns: the database's URL.
-    """
+    """The URL of an empty database of the user ``root``, who needs no password on the loopback interface."""
     owner = ["--user=root"] if os.geteuid() == 0 else []
     with short_directory("mariadb-") as directory:
         data, port = directory / "data", free_port()

@@ -80,11 +80,7 @@ class Server:
 
 @contextmanager
 def running_standby(through: str, name: str) -> Iterator[Server]:
-    """A standby that streams from a server, and takes reading sessions only until it is promoted.
-
-    :param through: the URL by which it reaches that server.
-    :param name: by which the server knows it, as in ``synchronous_standby_names``.
-    """
+    """A standby that streams ``through`` the URL of a server, which knows it by ``name``."""
     with embedded.server_directory() as directory:
         standby = Server(embedded.url_of(directory))
         if embedded._running_as_root():

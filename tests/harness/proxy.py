@@ -25,11 +25,10 @@ CHUNK = 65_536
 
 
 class Postgres:
-    """``commits`` is how many things the client has committed with what it says, and ``confirms`` whether the server
-    confirms one, as in each dialect.
-
-    Messages of a type, a length and a body, the first one without a type. What counts is the COMMIT of a completing
+    """Messages of a type, a length and a body, the first one without a type. What counts is the COMMIT of a completing
     update, at the end of its message or as the next one.
+
+    In each dialect ``commits`` counts what the client commits, and ``confirms`` is whether the server confirms it.
     """
 
     def __init__(self) -> None:

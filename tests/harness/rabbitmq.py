@@ -78,10 +78,7 @@ class Rabbit(Daemon):
 
 @contextmanager
 def running_rabbitmq() -> Iterator[Rabbit]:
-    """Start a node and yield it. It is stopped, and its directory deleted, with the block.
-
-    :raises ProgramMissingError: it is not installed.
-    """
+    """Start a node and yield it. It is stopped, and its directory deleted, with the block."""
     mapping = find_program("epmd", "rabbitmq")
     with short_directory("rabbitmq-") as directory:
         mapper = free_port()

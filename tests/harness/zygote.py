@@ -89,10 +89,7 @@ class Fork:
         os.kill(self.pid, signal.SIGCONT)
 
     def end(self, *, leftovers: bool = False) -> None:
-        """Kill it, frozen or not, and what it has started.
-
-        :param leftovers: kill what it has started even if it is dead itself.
-        """
+        """Kill it, frozen or not, and what it has started; with ``leftovers`` even if it is dead itself."""
         if self.alive or leftovers:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -108,10 +105,7 @@ class Zygote:
     """The test's end of a zygote. Safe to use from several threads."""
 
     def __init__(self, module: str, environment: Mapping[str, str], log: Path | None = None) -> None:
-        """
-        :param module: what its forks run.
-        :param log: takes what they write; by default that goes where the test's own output goes.
-        """
+        """Its forks run ``module``, and write to ``log``, or where the test writes."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there, contextlib.nullcontext() if log is None else log.open("ab") as output:
             self._process = subprocess.Popen(
