@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-#: The folders of slow tests. What starts last should be short, or one process works on while the others are idle.
-SLOW = {"crash", "demo"}
+#: Folders and files of slow tests. What starts last should be short, or one process works on while the others are idle.
+SLOW = {"crash", "demo", "conformance", "test_tutorial"}
 
 #: Scenarios and failures. Each entry has a mark, which tests have and ``-m`` selects.
 FAILURES = Path(__file__).with_name("FAILURES.md")
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """After the tests were put in a random order, bring the slow ones to the front."""
-    items.sort(key=lambda item: item.path.parent.name not in SLOW)
+    items.sort(key=lambda item: SLOW.isdisjoint({item.path.parent.name, item.path.stem}))
 
 
 @pytest.hookimpl(wrapper=True)

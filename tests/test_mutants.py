@@ -47,18 +47,24 @@ def test_an_empty_list_is_refused(tree: Path) -> None:
     assert wrong_entries([], tree) == ["0 mutants were checked"]
 
 
+def let_tests_end(monkeypatch: pytest.MonkeyPatch, codes: dict[str, int]) -> list[str]:
+    """Let each test end with its code. Returns the module as the tests see it."""
+    seen: list[str] = []
+
+    def run_tests(copy: Path, tests: tuple[str, ...], database: str) -> mutants.subprocess.CompletedProcess[str]:
+        seen.append((copy / "code.py").read_text())
+        return mutants.subprocess.CompletedProcess([], codes[tests[0]], "", "")
+
+    monkeypatch.setattr(mutants, "run_tests", run_tests)
+    return seen
+
+
 @pytest.mark.parametrize(
     ("code", "killed"), [(mutants.PASSED, False), (mutants.FAILED, True), (2, None), (4, None), (5, None)]
 )
 def test_only_failing_tests_kill(tree: Path, monkeypatch: pytest.MonkeyPatch, code: int, killed: bool | None) -> None:
     """Tests that can't be collected or don't exist see nothing. The tree is afterwards as it was."""
-    seen = []
-
-    def run_tests(copy: Path, tests: object, database: str) -> mutants.subprocess.CompletedProcess[str]:
-        seen.append((copy / "code.py").read_text())
-        return mutants.subprocess.CompletedProcess([], code, "", "")
-
-    monkeypatch.setattr(mutants, "run_tests", run_tests)
+    seen = let_tests_end(monkeypatch, {SOUND.tests[0]: code})
     before = (tree / "code.py").read_text()
     if killed is None:
         with pytest.raises(WrongListError, match=f"pytest ended with {code}"):
@@ -77,11 +83,7 @@ def test_the_exit_code_tells_of_survivors_and_of_mutants_that_could_not_be_tried
     entries = [replace(SOUND, name=name, tests=(name,)) for name in codes]
     monkeypatch.setattr(mutants, "ROOT", tree)
     monkeypatch.setattr(mutants, "try_soundness", lambda *arguments: None)
-
-    def run_tests(copy: Path, tests: tuple[str, ...], database: str) -> mutants.subprocess.CompletedProcess[str]:
-        return mutants.subprocess.CompletedProcess([], codes[tests[0]], "", "")
-
-    monkeypatch.setattr(mutants, "run_tests", run_tests)
+    let_tests_end(monkeypatch, codes)
     killed, survives, unknown = entries
     assert [mutants.try_all(chosen, 1) for chosen in ([killed], [killed, survives], [unknown, killed])] == [0, 1, 2]
     printed = capsys.readouterr().out

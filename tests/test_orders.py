@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ from idempotency.outbox.models import MessageStatus, OutboxMessage
 from testproject.celery import app
 from testproject.exports import TASK
 from testproject.harness.processes import Daemon
-from testproject.harness.redis import Redis, running_redis
+from testproject.harness.redis import running_redis
 from testproject.models import Charge, Export
 from testproject.tasks import run_export
 from tests.concurrency.racing import race
 from tests.database import processes
 from tests.factories import UserFactory
-from tests.harness.redis import skip_without_redis
+from tests.harness.servers import skip_without_redis
 from tests.http.callers import Caller
 from tests.providers import eventually
 from tests.records import HOUR, make_records
@@ -63,29 +62,14 @@ def _no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(send, "_quiet_until", float("inf"))
 
 
-@pytest.fixture
-def buyer(transactional_db: None) -> Customer:
-    return Customer()
-
-
-@pytest.fixture
-def alice(transactional_db: None) -> Customer:
-    return Customer(700, 42)
-
-
-@pytest.fixture
-def bob(transactional_db: None) -> Customer:
-    return Customer(5)
-
-
 def published() -> list[tuple[str, Any]]:
     assert set(OutboxMessage.objects.values_list("status", flat=True)) <= {MessageStatus.PENDING}
     messages = OutboxMessage.objects.order_by("pk").values_list("topic", "payload")
     return [(topic.rpartition(".")[2], json.loads(payload)) for topic, payload in messages]
 
 
-def test_an_order_is_charged_and_leads_to_a_message(buyer: Customer) -> None:
-    answer = buyer.order()
+def test_an_order_is_charged_and_leads_to_a_message() -> None:
+    answer = Customer().order()
     charge = Charge.objects.get()
     assert (answer.status_code, answer.json()) == (201, {"id": charge.pk, **ORDER})
     assert published() == [("send_receipt", ORDER)]
@@ -93,7 +77,8 @@ def test_an_order_is_charged_and_leads_to_a_message(buyer: Customer) -> None:
     assert {message.idempotency_key.partition(".")[0] for message in OutboxMessage.objects.all()} == {trace}
 
 
-def test_a_declined_order_leaves_nothing_and_is_replayed_as_that(buyer: Customer) -> None:
+def test_a_declined_order_leaves_nothing_and_is_replayed_as_that() -> None:
+    buyer = Customer()
     first, second = buyer.order(source="declined"), buyer.order(source="declined")
     assert (first.status_code, second.status_code, second["Idempotency-Replayed"]) == (402, 402, "true")
     assert first.content == second.content
@@ -113,14 +98,15 @@ def run_job() -> dict[str, Any]:
     return result
 
 
-def is_running(answer: Any) -> bool:
-    return answer.status_code == 202 and "Idempotency-Replayed" not in answer and int(answer["Retry-After"]) >= 1
-
-
-def test_an_export_is_accepted_at_once_with_the_address_of_its_job_to_which_duplicates_attach(alice: Customer) -> None:
+def test_an_export_is_accepted_at_once_with_the_address_of_its_job_to_which_duplicates_attach() -> None:
+    alice = Customer()
     for _ in range(3):
         answer = alice.export()
-        assert is_running(answer)
+        assert (answer.status_code, "Idempotency-Replayed" in answer, int(answer["Retry-After"]) >= 1) == (
+            202,
+            False,
+            True,
+        )
         export = Export.objects.get()
         assert answer["Location"] == f"/exports/{export.pk}/"
         assert answer.json() == {"id": str(export.pk), "label": "march", "state": "running"}
@@ -128,7 +114,8 @@ def test_an_export_is_accepted_at_once_with_the_address_of_its_job_to_which_dupl
     assert OutboxMessage.objects.count() == 1
 
 
-def test_when_the_job_has_ended_its_outcome_is_replayed(alice: Customer, bob: Customer) -> None:
+def test_when_the_job_has_ended_its_outcome_is_replayed() -> None:
+    alice, _ = Customer(700, 42), Customer(5)
     location = alice.export()["Location"]
     assert run_job() == {"charges": 2, "total": 742}
     outcome = {"id": location.split("/")[2], "label": "march", "state": "finished", "charges": 2, "total": 742}
@@ -141,7 +128,8 @@ def test_when_the_job_has_ended_its_outcome_is_replayed(alice: Customer, bob: Cu
     assert OutboxMessage.objects.count() == 1
 
 
-def test_the_job_takes_effect_once_though_its_message_comes_twice(alice: Customer) -> None:
+def test_the_job_takes_effect_once_though_its_message_comes_twice() -> None:
+    alice = Customer(700, 42)
     alice.export()
     first = run_job()
     alice.charge(1)  # would show in a second run
@@ -154,13 +142,6 @@ def test_the_job_takes_effect_once_though_its_message_comes_twice(alice: Custome
     assert consumed.scope.trace == asked.scope.trace
 
 
-@pytest.fixture
-def redis() -> Iterator[Redis]:
-    skip_without_redis()
-    with running_redis() as server:
-        yield server
-
-
 #: What becomes of two abandoned claims each. A worker knows the operations of its tasks and of ``operations.py``, and
 #: none that a view declares.
 SWEPT = {"receipts.send": "recoverable", "payouts.park": "parked", "charges.create": "in_progress"}
@@ -168,32 +149,37 @@ SWEPT = {"receipts.send": "recoverable", "payouts.park": "parked", "charges.crea
 
 @pytest.mark.scenario_29
 def test_a_worker_runs_exports_for_all_duplicates_and_recovers_what_it_knows_without_a_view(
-    alice: Customer, bob: Customer, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    skip_without_redis()
+    alice, _ = Customer(700, 42), Customer(5)
     # Asked for while there is no broker: its message waits in the outbox.
     alice.export(key="early")
-    monkeypatch.setenv("CELERY_BROKER_URL", redis.url)
-    monkeypatch.setattr(send, "_quiet_until", float("-inf"))
-    environment = {
-        **processes.environment(),
-        "PYTHONPATH": str(settings.BASE_DIR),
-        "BROKER_URL": redis.url,
-        "CELERY_BROKER_URL": redis.url,
-        "CELERY_SKIP_CHECKS": "true",  # they load every view, and have been run
-    }
-    command = [sys.executable, "-m", "celery", "--app", "testproject", "worker", "--concurrency", "1"]
-    command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-    with Daemon("worker", command, tmp_path, environment=environment) as worker:
-        locations = {answer["Location"] for answer in race([lambda: alice.export(key="late")] * 4)}
-        assert eventually(lambda: all_ended(alice, ["early", "late"])), worker.log_tail(100)
-        for operation in SWEPT:
-            make_records(2, Status.IN_PROGRESS, lease=-HOUR, expires=HOUR, operation=operation)
-        with app.connection_for_write(redis.url) as connection:  # by its name, as a schedule does
-            app.send_task("idempotency.contrib.celery.tasks.recover_expired_leases", connection=connection)
-        swept = IdempotencyRecord.objects.filter(operation__in=SWEPT).values_list("operation", "status")
-        assert eventually(lambda: sorted(swept.all()) == sorted([*SWEPT.items()] * 2)), worker.log_tail(100)
-        told = "2 abandoned claim(s) of operation 'charges.create' are left alone"
-        assert eventually(lambda: told in worker.log.read_text())
+    with running_redis() as redis:
+        monkeypatch.setenv("CELERY_BROKER_URL", redis.url)
+        monkeypatch.setattr(send, "_quiet_until", float("-inf"))
+        environment = {
+            **processes.environment(),
+            "PYTHONPATH": str(settings.BASE_DIR),
+            "BROKER_URL": redis.url,
+            "CELERY_BROKER_URL": redis.url,
+            "CELERY_SKIP_CHECKS": "true",  # they load every view, and have been run
+        }
+        command = [sys.executable, "-m", "celery", "--app", "testproject", "worker", "--concurrency", "1"]
+        command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        with Daemon("worker", command, tmp_path, environment=environment) as worker:
+            locations = {answer["Location"] for answer in race([lambda: alice.export(key="late")] * 4)}
+            assert eventually(lambda: {alice.export(key=key).status_code for key in ("early", "late")} == {200}), (
+                worker.log_tail(100)
+            )
+            for operation in SWEPT:
+                make_records(2, Status.IN_PROGRESS, lease=-HOUR, expires=HOUR, operation=operation)
+            with app.connection_for_write(redis.url) as connection:  # by its name, as a schedule does
+                app.send_task("idempotency.contrib.celery.tasks.recover_expired_leases", connection=connection)
+            swept = IdempotencyRecord.objects.filter(operation__in=SWEPT).values_list("operation", "status")
+            assert eventually(lambda: sorted(swept.all()) == sorted([*SWEPT.items()] * 2)), worker.log_tail(100)
+            told = "2 abandoned claim(s) of operation 'charges.create' are left alone"
+            assert eventually(lambda: told in worker.log.read_text())
     assert len(locations) == 1
     for key in ("early", "late"):
         ended = alice.export(key=key)
@@ -201,7 +187,3 @@ def test_a_worker_runs_exports_for_all_duplicates_and_recovers_what_it_knows_wit
         assert (ended.json()["charges"], ended.json()["total"]) == (2, 742)
     assert set(Export.objects.values_list("runs", flat=True)) == {1}
     assert set(OutboxMessage.objects.values_list("status", flat=True)) == {MessageStatus.SENT}
-
-
-def all_ended(customer: Customer, keys: list[str]) -> bool:
-    return all(customer.export(key=key).status_code == 200 for key in keys)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from io import StringIO
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.db.models import Manager
 from django.http import HttpResponse
 from django.test import Client
 from rest_framework.authtoken.models import Token
 
-from testproject.models import Charge, Effect, Notification, Payout, Transfer, UnprotectedCharge
+from testproject.models import Charge, Notification, Payout, Transfer, UnprotectedCharge
 from testproject.provider import Provider
 
 # The sample adds its own validation, which no database has a say in.
@@ -30,24 +28,22 @@ ORDER = {"amount": 1234, "label": "order-1"}
 NOTIFICATION = {"recipient": "bob", "message": "Hello", "label": "greeting"}
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     path: str
     payload: dict[str, Any]
-    #: Whose rows are its effects.
-    model: type[Effect]
-
-    @property
-    def effects(self) -> Manager[Any]:
-        return self.model._default_manager
+    effects: Any
 
 
-CHARGES = [Endpoint("/charges/", CHARGE, Charge), Endpoint("/unprotected/charges/", CHARGE, UnprotectedCharge)]
-PAYOUTS = [Endpoint(f"/payouts/{kind}", PAYOUT, Payout) for kind in ("", "reexecute/", "park/")]
-OTHERS = [Endpoint("/transfers/", TRANSFER, Transfer), Endpoint("/notifications/", NOTIFICATION, Notification)]
-ENDPOINTS = [*CHARGES, *PAYOUTS, *OTHERS]
+CHARGED, UNPROTECTED = Charge.objects, UnprotectedCharge.objects
+CHARGES = [Endpoint("/charges/", CHARGE, CHARGED), Endpoint("/unprotected/charges/", CHARGE, UNPROTECTED)]
+ENDPOINTS = [
+    *CHARGES,
+    *(Endpoint(f"/payouts/{kind}", PAYOUT, Payout.objects) for kind in ("", "reexecute/", "park/")),
+    Endpoint("/transfers/", TRANSFER, Transfer.objects),
+    Endpoint("/notifications/", NOTIFICATION, Notification.objects),
+]
 #: What comes of good ones stands in ``test_orders``.
-ORDERS = [Endpoint("/orders/", ORDER, Charge), Endpoint("/unprotected/orders/", ORDER, UnprotectedCharge)]
+ORDERS = [Endpoint("/orders/", ORDER, CHARGED), Endpoint("/unprotected/orders/", ORDER, UNPROTECTED)]
 
 
 def each(endpoints: list[Endpoint]) -> pytest.MarkDecorator:
@@ -125,14 +121,8 @@ def test_a_declined_card_is_a_402_without_a_charge(post: Post, endpoint: Endpoin
 
 @each([*ENDPOINTS, *ORDERS])
 def test_what_is_no_payload_of_the_endpoint_is_a_400_without_an_effect(post: Post, endpoint: Endpoint) -> None:
-    wrong = {"amount": 0, "recipient": ""}
-    for body in (
-        b"{",
-        b"[]",
-        {},
-        {**endpoint.payload, **wrong},
-        {**endpoint.payload, "label": "\ud800"},
-    ):
+    wrong, broken = {"amount": 0, "recipient": ""}, {"label": "\ud800"}
+    for body in (b"{", b"[]", {}, endpoint.payload | wrong, endpoint.payload | broken):
         assert post(endpoint.path, body).status_code == 400, body
     assert endpoint.effects.count() == 0
 

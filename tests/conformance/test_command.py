@@ -228,11 +228,6 @@ def test_a_strike_that_misses_is_void(strike: str, tmp_path: Path) -> None:
     assert (result.verdict, f"{strike} came too late" in result.detail) == (Verdict.NOT_JUDGED, True), result
 
 
-def test_the_module_is_a_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "idempotency.conformance", "--help"], capture_output=True, text=True)
-    assert (done.returncode, "--profile" in done.stdout) == (0, True), done
-
-
 def test_a_server_that_says_nothing_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         request = build("POST", f"http://127.0.0.1:{mute.getsockname()[1]}", (), b"x")

@@ -26,8 +26,8 @@ from django.conf import settings
 settings.configure(
     SECRET_KEY="tests",
     INSTALLED_APPS=[
-        "django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.messages",
-        "django.contrib.sessions", "idempotency", *sys.argv[1:],
+        *(f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "messages", "sessions")),
+        "idempotency", *sys.argv[1:],
     ],
     MIDDLEWARE=[
         "django.contrib.sessions.middleware.SessionMiddleware",

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,24 +32,18 @@ pytestmark = pytest.mark.sqlite
 
 
 class Reader:
+    """A shell in the directory of the tutorial's project, and its server."""
+
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.port = free_port()
+        self.directory, self.port = directory, free_port()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "COVERAGE_"))}
         self.environment = inherited | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "PYTHONWARNINGS": "",
         }
-        self.shell = subprocess.Popen(
-            ["bash"],
-            cwd=directory,
-            env=self.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        piped: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self.shell = subprocess.Popen(["bash"], cwd=directory, env=self.environment, **piped)
         self.server: Daemon | None = None
 
     def run(self, command: str) -> list[str]:
@@ -71,23 +66,15 @@ class Reader:
     def start_server(self, command: str) -> None:
         self.stop_server()
         start = f"env -u DJANGO_SETTINGS_MODULE -u COVERAGE_PROCESS_START {sys.executable} {self.directory}/{SERVER}"
-        self.server = Daemon(
-            "server",
-            [*start.split(), f"127.0.0.1:{self.port}"],
-            self.directory,
-            environment=self.environment | ({"CRASH": "1"} if command.startswith("CRASH=1 ") else {}),
-            is_ready=lambda: answers(("127.0.0.1", self.port)),
-        )
+        environment = self.environment | ({"CRASH": "1"} if command.startswith("CRASH=1 ") else {})
+        ready = lambda: answers(("127.0.0.1", self.port))  # noqa: E731
+        words = [*start.split(), f"127.0.0.1:{self.port}"]
+        self.server = Daemon("server", words, self.directory, environment=environment, is_ready=ready)
         self.server.start()
 
     def stop_server(self) -> None:
         if self.server is not None:
             self.server.stop()
-
-    def leave(self) -> None:
-        self.stop_server()
-        self.shell.kill()
-        self.shell.communicate()
 
 
 def commands_and_output(text: str) -> list[tuple[str, list[str]]]:
@@ -123,5 +110,7 @@ def test_the_tutorial_works_as_it_is_typed_in(tmp_path: Path) -> None:
                         assert any(seen.startswith(start) for seen in output), (command, line, output)
                         compared += 1
     finally:
-        reader.leave()
+        reader.stop_server()
+        reader.shell.kill()
+        reader.shell.communicate()
     assert compared >= 20

@@ -19,6 +19,7 @@ from testproject.harness.marks import Marks
 from testproject.harness.processes import Daemon, ProcessError, short_directory
 from testproject.harness.redis import RedisMissingError, find_redis
 from tests.harness.keeper import Keeper
+from tests.harness.postgres import has_ended
 from tests.harness.strikes import Strike, Strikes, held
 from tests.providers import PATIENCE, eventually
 
@@ -37,14 +38,6 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def is_alive(pid: int) -> bool:
-    """A zombie is dead; a container may have nobody to reap it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
 def start(daemon: Daemon) -> Daemon:
     daemon.start()
     return daemon
@@ -53,18 +46,17 @@ def start(daemon: Daemon) -> Daemon:
 def test_a_daemon_is_killed_with_what_it_forked_and_started_again(tmp_path: Path) -> None:
     children = tmp_path / "children"
     script = f"sleep 1000 & echo $! >> {children}; wait"
-    with Daemon(
-        "test", ["sh", "-c", script], tmp_path, is_ready=lambda: children.exists() and "\n" in children.read_text()
-    ) as daemon:
+    ready = lambda: children.exists() and "\n" in children.read_text()  # noqa: E731
+    with Daemon("test", ["sh", "-c", script], tmp_path, is_ready=ready) as daemon:
         first = int(children.read_text())
-        assert is_alive(first)
+        assert not has_ended(first)
         daemon.kill()
-        assert eventually(lambda: not is_alive(first))
+        assert eventually(lambda: has_ended(first))
         children.unlink()
         daemon.start()
         second = int(children.read_text())
-        assert is_alive(second)
-    assert eventually(lambda: not is_alive(second))
+        assert not has_ended(second)
+    assert eventually(lambda: has_ended(second))
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
@@ -77,13 +69,8 @@ def test_a_daemon_that_does_not_start_is_reported_with_its_log(tmp_path: Path, i
 @pytest.mark.parametrize(
     ("ends", "killed", "outages", "excused"),
     [
-        (1, 0, 0, False),
-        (1, 0, 1, True),
-        (2, 0, 1, False),
-        (2, 0, 2, True),
-        (1, 1, 0, True),
-        (2, 1, 0, False),
-        (2, 1, 1, True),
+        *[(1, 0, 0, False), (1, 0, 1, True), (2, 0, 1, False), (2, 0, 2, True)],
+        *[(1, 1, 0, True), (2, 1, 0, False), (2, 1, 1, True)],
     ],
 )
 def test_what_has_ended_is_started_again_and_is_a_fault_unless_it_or_the_broker_was_killed(
@@ -116,12 +103,10 @@ def test_what_does_not_start_again_is_reported(tmp_path: Path) -> None:
 
 
 def test_nothing_outlives_an_owner_that_was_killed(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", OWNER, str(tmp_path)], cwd=settings.BASE_DIR, timeout=PATIENCE, check=False
-    )
-    assert ended.returncode == -signal.SIGKILL
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    assert subprocess.call(command, cwd=settings.BASE_DIR, timeout=PATIENCE) == -signal.SIGKILL
     pid = int((tmp_path / "one.log").read_text())
-    assert eventually(lambda: not is_alive(pid))
+    assert eventually(lambda: has_ended(pid))
 
 
 def test_a_sockets_directory_is_short_wherever_temporary_files_are(
