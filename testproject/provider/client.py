@@ -36,7 +36,7 @@ def pay(
     :raises ProviderFailedError: it is not known whether the provider has paid.
     """
     call = {"label": label, "amount": amount, "valid_until": valid_until, "fault": fault}
-    status, body = _request(address, "POST", "/payouts", timeout, json.dumps(call).encode(), {"Idempotency-Key": key})
+    status, body = _request(address, "POST", "/payouts", timeout, json.dumps(call).encode(), key)
     if status == http.HTTPStatus.PAYMENT_REQUIRED:
         raise PayoutRefusedError("The provider refused the payout.")
     if status != http.HTTPStatus.CREATED:
@@ -54,17 +54,10 @@ def find(address: str, key: str, *, timeout: float) -> Effect | None:
     return Effect(**body["effects"][0])
 
 
-def _request(
-    address: str,
-    method: str,
-    path: str,
-    timeout: float,
-    body: bytes | None = None,
-    headers: dict[str, str] | None = None,
-) -> tuple[int, Any]:
+def _request(address: str, method: str, path: str, timeout: float, body: bytes = b"", key: str = "") -> tuple[int, Any]:
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=timeout)
     try:
-        connection.request(method, path, body, headers or {})
+        connection.request(method, path, body, {"Idempotency-Key": key} if key else {})
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:  # a timeout is an OSError

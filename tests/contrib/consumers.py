@@ -40,35 +40,23 @@ def act(self: Any, label: str) -> Any:
     return acts[label](self)
 
 
-@shared_task(name="tests.auto", autoretry_for=(Exception,), retry_backoff=False, max_retries=2, **LATE)
-@idempotent_task("tests.auto", dead_letter=DEAD, max_attempts=1)
-def auto(label: str) -> Any:
-    effect(label)
-    return acts[label](None)
+def acting_task(name: str, celery: dict[str, Any] | None = None, **policy: Any) -> Any:
+    @shared_task(name=name, **LATE, **(celery or {}))
+    @idempotent_task(name, **policy)
+    def run(label: str) -> Any:
+        effect(label)
+        return acts[label](None)
+
+    return run
 
 
-@shared_task(name="tests.bare", autoretry_for=(Exception,), **LATE)
-@idempotent_task("tests.bare", consumer="mailer", max_attempts=2)
-def bare(label: str) -> Any:
-    """Has no dead letters, and a scope of its own."""
-    effect(label)
-    return acts[label](None)
-
-
-@shared_task(name="tests.parked", **LATE)
-@idempotent_task("tests.parked", dead_letter=DEAD, transaction=False, recovery=PARK)
-def parked(label: str) -> Any:
-    effect(label)
-    return acts[label](None)
-
-
-@shared_task(name="tests.outside", **LATE)
-@idempotent_task(
-    "tests.outside", dead_letter=DEAD, transaction=False, recovery=REEXECUTE, lease=timedelta(hours=1), heartbeat=None
-)
-def outside(label: str) -> Any:
-    effect(label)
-    return acts[label](None)
+RETRIED = {"autoretry_for": (Exception,)}  # by Celery, for whatever is raised
+auto = acting_task("tests.auto", RETRIED | {"retry_backoff": False, "max_retries": 2}, dead_letter=DEAD, max_attempts=1)
+#: Without dead letters, in another scope.
+bare = acting_task("tests.bare", RETRIED, consumer="mailer", max_attempts=2)
+parked = acting_task("tests.parked", dead_letter=DEAD, transaction=False, recovery=PARK)
+LONG = {"lease": timedelta(hours=1), "heartbeat": None}
+outside = acting_task("tests.outside", dead_letter=DEAD, transaction=False, recovery=REEXECUTE, **LONG)
 
 
 @shared_task(name="tests.hop", **LATE)

@@ -129,6 +129,7 @@ def run(script: str, *arguments: str, **env: str) -> tuple[list[str], str]:
     return printed.splitlines(), said
 
 
+@pytest.mark.once
 def test_the_sweep_of_the_command_line_settles_the_claims_of_tasks() -> None:
     make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation="receipts.send")
     assert run(COMMAND, "1")[0] == ["1 claim abandoned.", "  receipts.send: 1 (reexecute)", "0"]
@@ -147,15 +148,11 @@ def test_a_worker_does_not_import_its_tasks_again(monkeypatch: pytest.MonkeyPatc
         assert len(imported) == count
 
 
-BROKEN = """
-current_app.conf.imports = ["tests.no_such_module"]
-"""
-
-
+@pytest.mark.once
 def test_tasks_that_can_not_be_imported_are_reported_and_leave_the_rest() -> None:
     make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation="tests.elsewhere")
     make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation="charges.create")
-    printed, said = run(BROKEN + COMMAND, "0")
+    printed, said = run('current_app.conf.imports = ["tests.no_such_module"]' + COMMAND, "0")
     assert printed == ["4"]
     assert "No module named 'tests.no_such_module'" in said
     assert "import the module of its task" in said

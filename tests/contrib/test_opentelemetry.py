@@ -31,7 +31,8 @@ from tests.contrib.consumers import send
 from tests.outbox import SENDER, broker
 from tests.records import make_records
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_as_if_off")]
+# What the tables hold is counted on each database in ``test_prometheus``.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_as_if_off"), pytest.mark.once]
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -53,9 +53,6 @@ class Provider:
     def __init__(self) -> None:
         self.paid: list[tuple[str, int]] = []
 
-    def names(self) -> dict[str, Any]:
-        return {"pay": self.pay, "ship": self.pay}
-
     def pay(self, key: UUID, amount: int) -> dict[str, Any]:
         self.paid.append((str(key), amount))
         return {"id": len(self.paid)}
@@ -76,12 +73,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[float]) -> Iterator[RunPage]:
-    """Runs a page's Python, block by block.
-
-    A block that begins with the name of a file becomes that module, so that later blocks can import it. Any other block
-    goes on where the page's blocks before it ended. What is published goes to the tests' broker.
+    """Runs a page's Python. A block that begins with the name of a file becomes that module, which later blocks can
+    import. Any other block goes on where the one before it ended. What is published goes to the tests' broker.
     """
-
     clients: list[httpx.Client] = []
 
     def install(name: str, **names: Any) -> ModuleType:
@@ -119,7 +113,7 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
     install("shop")
     install("shop.models", **{name: getattr(models, name) for name in ("Charge", "Export", "Transfer", "Notification")})
     install("shop.serializers", ChargeSerializer=ShopChargeSerializer)
-    install("shop.provider", **provider.names())
+    install("shop.provider", pay=provider.pay, ship=provider.pay)
     install("shop.reports", make_report=lambda request: "7", open_report=lambda report_id: io.BytesIO(b"a,b\n1,2\n"))
     monkeypatch.setitem(publish.__kwdefaults__, "sender", SENDER)
     broker.reset()
