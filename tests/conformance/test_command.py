@@ -183,7 +183,7 @@ CANNED: list[tuple[int, str, str, dict[str, Any], Verdict, str]] = [
     (200, "stripe", "replay-is-equal", {"url": "http://127.0.0.1:1"}, Verdict.NOT_JUDGED, "doesn't answer"),
     (200, "stripe", "other-payload", {"other_body": None}, Verdict.NOT_JUDGED, "needs --other-body"),
     (200, "acp", "reordered", {"body": '{"a": 1}'}, Verdict.NOT_JUDGED, "fewer than two members"),
-    (200, "stripe", "sequential", {"count_command": None}, Verdict.NOT_JUDGED, "--count-url or --count-command"),
+    (200, "stripe", "sequential", {"count_command": None}, Verdict.NOT_JUDGED, "without --count-url or"),
     (200, "stripe", "sequential", {"count_command": "sh -c 'exit 3'"}, Verdict.NOT_JUDGED, "exit status 3"),
     (200, "stripe", "sequential", {"count_command": "echo none"}, Verdict.NOT_JUDGED, "shows no number"),
 ]

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -33,21 +33,16 @@ NOT_JUDGED = {"expiry", "restarted", "killed-while-it-runs", "frozen-while-it-ru
 UNSPECIFIED = {"ietf": {"echo", "reordered-payload"}, "stripe": {"echo", "reordered-payload"}, "acp": set()}
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A database with the sample project's tables."""
+class Prepared(NamedTuple):
+    """A database with the sample project's tables, and the header that each of the demo's users sends."""
 
     url: str
-    #: The header that each of the demo's users sends.
     tokens: dict[str, str]
 
-    def environment(self, profile: str) -> dict[str, str]:
-        return {
-            "DATABASE_URL": self.url,
-            "DJANGO_SETTINGS_MODULE": "tests.conformance.settings",
-            "CONFORMANCE_PROFILE": profile,
-            "LOG_LEVEL": "CRITICAL",
-        }
+
+def environment(url: str, profile: str) -> dict[str, str]:
+    settings = {"DJANGO_SETTINGS_MODULE": "tests.conformance.settings", "CONFORMANCE_PROFILE": profile}
+    return {**os.environ, **settings, "DATABASE_URL": url, "LOG_LEVEL": "CRITICAL"}
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +52,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
             url = f"sqlite:///{tmp_path_factory.mktemp('conformance') / 'db.sqlite3'}"
         else:
             url = stack.enter_context(own_database(os.environ["DATABASE_URL"]))
-        empty = Prepared(url, {})
         script = (
             "import django; django.setup(); from django.core.management import call_command as call; "
             "call('migrate', verbosity=0); call('create_demo_users')"
         )
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script],
-            cwd=ROOT,
-            env={**os.environ, **empty.environment("ietf")},
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        yield replace(empty, tokens=dict(re.findall(r"(\w+): (Authorization: Token \w+)", done.stdout)))
+        command = [sys.executable, "-W", "ignore", "-c", script]
+        printed = subprocess.check_output(command, cwd=ROOT, env=environment(url, "ietf"), text=True)
+        yield Prepared(url, dict(re.findall(r"(\w+): (Authorization: Token \w+)", printed)))
 
 
 @contextmanager
@@ -80,7 +68,7 @@ def serving(profile: str, prepared: Prepared, directory: Path) -> Iterator[str]:
     server = [sys.executable, "-m", "gunicorn", "testproject.wsgi", "--chdir", str(ROOT), "--bind", f"127.0.0.1:{port}"]
     server += ["--worker-class", "gthread", "--threads", "24", "--keep-alive", "0", "--no-control-socket"]
     ready = lambda: answers(("127.0.0.1", port), b"GET /health/ HTTP/1.0\r\n\r\n", b"HTTP/1.")  # noqa: E731
-    with Daemon("gunicorn", server, directory, environment=prepared.environment(profile), is_ready=ready):
+    with Daemon("gunicorn", server, directory, environment=environment(prepared.url, profile), is_ready=ready):
         yield f"http://127.0.0.1:{port}"
 
 
