@@ -1,4 +1,4 @@
-"""A view for Prometheus to scrape. A server with several processes needs it. With one process, any exporter will do."""
+"""A view for Prometheus to scrape. A server with several processes needs it. With one process, any exporter does."""
 
 from __future__ import annotations
 
