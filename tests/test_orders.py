@@ -117,6 +117,7 @@ def test_an_export_is_accepted_at_once_with_the_address_of_its_job_to_which_dupl
 def test_when_the_job_has_ended_its_outcome_is_replayed() -> None:
     alice, _ = Customer(700, 42), Customer(5)
     location = alice.export()["Location"]
+    assert [caller.get(location).status_code for caller in (alice, bob, Caller(None))] == [202, 404, 401]
     assert run_job() == {"charges": 2, "total": 742}
     outcome = {"id": location.split("/")[2], "label": "march", "state": "finished", "charges": 2, "total": 742}
     for _ in range(2):
@@ -125,6 +126,7 @@ def test_when_the_job_has_ended_its_outcome_is_replayed() -> None:
         assert duplicate.json() == outcome
         assert "Retry-After" not in duplicate
     assert alice.get(location).json() == outcome
+    assert [caller.get(location).status_code for caller in (bob, Caller(None))] == [404, 401]
     assert OutboxMessage.objects.count() == 1
 
 

@@ -80,19 +80,22 @@ def test_batches_are_taken_until_nothing_is_due() -> None:
 
 def test_the_longest_abandoned_comes_first() -> None:
     (late,) = abandon(lease=-MINUTE)
-    abandon(lease=-9 * HOUR)
-    assert recover_once(batch_size=1).recoverable == 1
+    abandon(1, parks, lease=-9 * HOUR)  # of another declaration, and in the same batch
+    assert recover_once(batch_size=1).settled == 1
     assert abandoned().get().pk == late
 
 
-@pytest.mark.parametrize("finding", [NotExecuted(), Unknown(), Completed({})], ids=lambda found: type(found).__name__)
+@pytest.mark.parametrize(
+    ("finding", "attempt"),
+    [(NotExecuted(), 8), (Unknown(), 8), (Unknown(), 1), (Completed({}), 8)],  # 8 are the most
+)
 def test_what_a_reconciler_finds_that_was_taken_over_meanwhile_is_not_counted(
-    monkeypatch: pytest.MonkeyPatch, finding: Any
+    monkeypatch: pytest.MonkeyPatch, finding: Any, attempt: int
 ) -> None:
     monkeypatch.setitem(FINDINGS, "k", finding)
     take_over = {"attempt": F("attempt") + 1}
     monkeypatch.setitem(fault_point, "reconcile.found", lambda: IdempotencyRecord.objects.update(**take_over) and None)
-    abandon(1, asks, idempotency_key="k", attempt=8)  # as many as there may be
+    abandon(1, asks, idempotency_key="k", attempt=attempt)
     assert recover_once().settled == 0
     assert states() == {"in_progress": 1}
 

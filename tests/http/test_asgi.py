@@ -22,7 +22,7 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
 from tests.http.callers import Caller, effects, multipart
-from tests.http.serving import Framework, Serve, policies
+from tests.http.serving import OUTSIDE, Framework, Serve, policies
 from tests.http.views import plain_answer, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -186,6 +186,22 @@ def test_a_failed_run_whose_client_has_gone_is_released(alice: Caller, serve: Se
 
     asyncio.run(Slow(serve, fail, **policy).visit_and_leave(alice))
     assert IdempotencyRecord.objects.get().status == (Status.PARKED if policy else Status.RECOVERABLE)
+
+
+@pytest.mark.failure_33
+def test_a_client_that_goes_while_another_request_runs_disturbs_nobody(alice: Caller, serve: Serve) -> None:
+    async def scenario() -> None:
+        slow = Slow(serve, **OUTSIDE)
+        leaving, staying = Visit(alice, KEY), Visit(alice, (b"idempotency-key", b"fast"))
+        task = asyncio.create_task(leaving.run())
+        await happens(slow.entered)
+        leaving.leaves.set()
+        await staying.run()  # not behind the first: each has a thread of its own
+        await slow.finish(task)
+        assert (leaving.sent, staying.sent[0]["status"]) == ([], 201)
+
+    asyncio.run(scenario())
+    assert effects() == IdempotencyRecord.objects.completed().count() == 2
 
 
 @pytest.mark.failure_39

@@ -134,6 +134,14 @@ def test_json_that_a_database_may_refuse_is_recorded_as_it_was_entered(operator:
     assert operator.get(detail(pk)).status_code == 200
 
 
+@LISTS
+def test_a_list_is_sorted_by_columns_with_an_index_only(operator: Client, url: str) -> None:
+    for order in ("1", "-1", "2.-3.4", "0", "99", "x", "", ".", "1.5", "-5"):
+        ordering = operator.get(url, {"o": order}).context["cl"].queryset.query.order_by
+        sortable = {"expires_at", "pk"} if url == LIST and "5" in order else set()
+        assert {part.lstrip("-") for part in ordering} <= {"id", *sortable}
+
+
 def test_an_order_that_is_dropped_leaves_that_of_the_filter(operator: Client) -> None:
     ordering = operator.get(LIST, {"state": "past_retention", "o": "1"}).context["cl"].queryset.query.order_by
     assert list(ordering)[:2] == ["-expires_at", "-id"]
