@@ -115,7 +115,7 @@ def test_an_export_is_accepted_at_once_with_the_address_of_its_job_to_which_dupl
 
 
 def test_when_the_job_has_ended_its_outcome_is_replayed() -> None:
-    alice, _ = Customer(700, 42), Customer(5)
+    alice, bob = Customer(700, 42), Customer(5)
     location = alice.export()["Location"]
     assert [caller.get(location).status_code for caller in (alice, bob, Caller(None))] == [202, 404, 401]
     assert run_job() == {"charges": 2, "total": 742}

@@ -119,7 +119,7 @@ def test_what_the_policy_refuses_would_be_seen(chromium: Any, url: str, monkeypa
     ("name", "size", "dark"),
     [("light", (1100, 1560), False), ("dark", (1100, 1560), True), ("phone", (500, 2300), False)],
 )
-def test_pictures_are_taken_for_the_documentation(
+def test_pictures_are_taken(
     chromium: Any, url: str, tmp_path: Path, name: str, size: tuple[int, int], dark: bool
 ) -> None:
     """With UPDATE_PICTURES=1 they replace those in the documentation."""

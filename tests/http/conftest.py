@@ -71,6 +71,11 @@ def _authenticated(view: Any) -> Any:
 
 
 @pytest.fixture
+def middleware(settings: Any) -> None:
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "idempotency.http.middleware.IdempotencyMiddleware"]
+
+
+@pytest.fixture
 def atomic_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """ATOMIC_REQUESTS on the record's database. Every connection to it shares this dictionary."""
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)

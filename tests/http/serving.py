@@ -1,20 +1,25 @@
-"""Ways to put a handler behind a URL: protected or not, as a view of Django's or of DRF's."""
+"""Ways to put a handler behind a URL: protected or not, as a view of Django's or of DRF's, as a function or a class."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+from uuid import uuid4
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
 from rest_framework.decorators import api_view, parser_classes, renderer_classes
 from rest_framework.parsers import BaseParser, FormParser, JSONParser, MultiPartParser
 from rest_framework.response import Response
 
-from idempotency import PARK, idempotent
-from tests.http.views import drf_answer, plain_answer, work
+from idempotency import PARK, Operation, idempotent
+from idempotency.contrib.rest_framework import IdempotentMixin
+from tests.http.callers import Caller, effects
+from tests.http.views import Methods, drf_answer, plain_answer, work
 
 Serve = Callable[..., Any]
 
@@ -79,3 +84,60 @@ def parse_as_post(http: HttpRequest) -> None:
     http.META["REQUEST_METHOD"] = "POST"
     http.POST  # noqa: B018 - parses the form
     http.META["REQUEST_METHOD"] = http.method = method
+
+
+# Declarations on classes
+
+
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+WAYS = ["decorator", "mixin"]
+
+
+class EveryMethod:
+    def get(self, request: Any) -> Any:
+        return plain_answer(request)
+
+    post = put = patch = delete = get
+
+
+class Declaring(IdempotentMixin):
+    """A mixin of the project's own, which passes the protection on."""
+
+    idempotent_operations: ClassVar = {"post": "tests.declaring"}
+
+
+class Creating:
+    """A mixin of the project's own with a decorated method."""
+
+    @idempotent("declarations.creating")
+    def post(self, request: Any) -> Any:
+        return drf_answer(request)
+
+    put = Methods.put
+
+
+@contextmanager
+def refused(match: str) -> Iterator[None]:
+    """The block is refused as a wrong declaration. Before Python 3.12 ``__set_name__`` has its errors wrapped."""
+    with pytest.raises((ImproperlyConfigured, RuntimeError)) as raised:
+        yield
+    error = raised.value if isinstance(raised.value, ImproperlyConfigured) else raised.value.__cause__
+    assert isinstance(error, ImproperlyConfigured)
+    assert match in str(error)
+
+
+def protecting(way: str, base: Any, operations: Mapping[str, str | Operation]) -> Any:
+    if way == "mixin":
+        return type(base.__name__, (IdempotentMixin, base), {"idempotent_operations": operations})
+    return type(
+        base.__name__, (base,), {name: idempotent(each)(getattr(base, name)) for name, each in operations.items()}
+    )
+
+
+def runs_once(alice: Caller, method: str, url: str = "/") -> bool:
+    """Whether a request and its retry take effect once, and a request without a key doesn't."""
+    before, key = effects(), str(uuid4())
+    answers = [alice.request(method, url, key=key) for _ in range(2)]
+    assert {answer.status_code for answer in answers} == {201}
+    alice.request(method, url)
+    return effects() == before + 1 and answers[1].content == answers[0].content

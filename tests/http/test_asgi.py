@@ -1,26 +1,30 @@
-"""Requests as an ASGI server hands them in: clients that go away, headers as raw bytes, several at once."""
+"""Requests as an ASGI server hands them in: clients that leave, headers as raw bytes, and the context of a view."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from asgiref.sync import ThreadSensitiveContext, iscoroutinefunction, sync_to_async
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.handlers.asgi import ASGIHandler
 from django.core.signals import request_started
 from django.db import connection, connections
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.test import AsyncRequestFactory
 from django.urls import resolve
+from django.utils.decorators import sync_and_async_middleware
+from django.utils.translation import trans_real as translation
 
 from idempotency import idempotent
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
+from idempotency.protocol.context import claim_in_context
 from tests.http.callers import Caller, effects, multipart
 from tests.http.serving import OUTSIDE, Framework, Serve, policies
 from tests.http.views import plain_answer, work
@@ -70,6 +74,18 @@ KEY = (b"idempotency-key", b"k")
 
 async def happens(event: asyncio.Event) -> None:
     await asyncio.wait_for(event.wait(), 30)
+
+
+async def call_directly(view: Any, caller: Caller) -> None:
+    """Call an async view in the current task, without the handler that would wait for it."""
+    request: Any = AsyncRequestFactory().post("/", {}, "application/json", headers={"Idempotency-Key": "k"})
+    request.user, request.resolver_match = caller.user, resolve("/")
+    async with ThreadSensitiveContext():
+        try:
+            await view(request)
+        finally:
+            _look()
+            await sync_to_async(connections.close_all)()
 
 
 class Slow:
@@ -129,9 +145,7 @@ def test_a_run_whose_client_goes_away_ends_and_is_recorded(alice: Caller, serve:
     assert effects() == 1
 
 
-def test_a_claim_is_made_in_the_thread_whose_connections_django_closes(
-    alice: Caller, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_is_made_in_djangos_thread(alice: Caller, serve: Serve, monkeypatch: Any) -> None:
     threads: list[int] = []
     monkeypatch.setitem(faults.fault_point, "claim.committed", lambda: threads.append(threading.get_ident()))
     slow = Slow(serve)
@@ -151,19 +165,9 @@ def test_a_claim_is_made_in_the_thread_whose_connections_django_closes(
 def test_a_cancelled_async_view_ends_its_run_first(alice: Caller, serve: Serve, policy: Any, times: int) -> None:
     """Cancelled itself, as by a server that shuts down, and once more because it has not obeyed."""
 
-    async def call(view: Any) -> None:
-        request: Any = AsyncRequestFactory().post("/", {}, "application/json", headers={"Idempotency-Key": "k"})
-        request.user = alice.user
-        request.resolver_match = resolve("/")
-        async with ThreadSensitiveContext():
-            try:
-                await view(request)
-            finally:
-                await sync_to_async(connections.close_all)()
-
     async def scenario() -> None:
         slow = Slow(serve, **policy)
-        task = asyncio.create_task(call(slow.view))
+        task = asyncio.create_task(call_directly(slow.view, alice))
         await happens(slow.entered)
         for _ in range(times):
             task.cancel()
@@ -208,9 +212,7 @@ def test_a_client_that_goes_while_another_request_runs_disturbs_nobody(alice: Ca
 @pytest.mark.parametrize(
     ("size", "unprotected"), [(1_000, {200}), (3 * 1024 * 1024, {200, 400})], ids=["small", "above the limit of memory"]
 )
-def test_a_form_in_chunks_is_compared_by_its_bytes(
-    alice: Caller, serve: Serve, size: int, unprotected: set[int]
-) -> None:
+def test_a_form_in_chunks_is_compared_in_bytes(alice: Caller, serve: Serve, size: int, unprotected: set[int]) -> None:
     """Sent in chunks it has no Content-Length, and without one Django finds no parts in it.
 
     Django 5.2.0 has no limit for such a body. Later ones refuse it, as the unprotected view shows.
@@ -249,3 +251,103 @@ def test_any_byte_in_a_header_is_taken_or_refused(alice: Caller, serve: Serve) -
     assert set(statuses) == {201, 400}
     assert taken == {*range(0x21, 0x2E), *b"A[\\~"} - set(b'",')
     assert effects() == len(taken)
+
+
+# Context variables and the language: what a view sets reaches its middleware, as without protection
+
+
+tenant = contextvars.ContextVar("tenant", default="nobody")
+#: What the middleware found after the view.
+after: list[tuple[str, str, Any]] = []
+
+
+@pytest.fixture(autouse=True)
+def _leave_nothing_behind() -> Iterator[None]:
+    token = tenant.set("nobody")
+    yield
+    tenant.reset(token)
+    translation.deactivate()
+    after.clear()
+
+
+def _look() -> None:
+    after.append((tenant.get(), translation.get_language(), claim_in_context.get()))
+
+
+def _come_from_above() -> None:
+    tenant.set("from above")
+    translation.activate("en")
+
+
+@sync_and_async_middleware
+def looking(get_response: Any) -> Any:
+    def middleware(request: HttpRequest) -> Any:
+        _come_from_above()
+        try:
+            return get_response(request)
+        finally:
+            _look()
+
+    async def async_middleware(request: HttpRequest) -> Any:
+        _come_from_above()
+        try:
+            return await get_response(request)
+        finally:
+            _look()
+
+    return async_middleware if iscoroutinefunction(get_response) else middleware
+
+
+def _set(request: HttpRequest) -> None:
+    assert (tenant.get(), translation.get_language()) == ("from above", "en")
+    tenant.set("from the view")
+    translation.activate("de")
+    if "crash" in request.GET:
+        raise ValueError
+
+
+def _answer(request: HttpRequest) -> HttpResponse:
+    _set(request)
+    return plain_answer(request)
+
+
+async def _answer_async(request: HttpRequest) -> HttpResponse:
+    _set(request)
+    return await sync_to_async(plain_answer)(request)
+
+
+async def _answer_in_a_thread(request: HttpRequest) -> HttpResponse:
+    return await sync_to_async(_answer)(request)
+
+
+@policies
+@pytest.mark.parametrize("view", [_answer, _answer_async, _answer_in_a_thread])
+@pytest.mark.parametrize("query", ["", "?crash=1"])
+def test_what_a_view_sets_reaches_the_middleware_above(
+    alice: Caller, serve: Serve, settings: Any, transport: str, policy: Any, view: Callable[..., Any], query: str
+) -> None:
+    settings.MIDDLEWARE = [f"{__name__}.looking"]
+    alice.transport = transport
+    serve(idempotent("tests.context", **policy)(view), **{"twin/": view})
+    for url in ("/twin/", "/"):
+        after.clear()
+        alice.post(f"{url}{query}", key="k")
+        assert after == [("from the view", "de", None)]
+    if not query:
+        after.clear()
+        assert alice.post(key="k")["Idempotency-Replayed"] == "true"
+        assert after == [("from above", "en", None)]
+
+
+def test_what_a_cancelled_view_has_set_is_there_after_its_end(alice: Caller, serve: Serve) -> None:
+    async def scenario() -> None:
+        slow = Slow(serve, _answer)
+        _come_from_above()
+        task = asyncio.create_task(call_directly(slow.view, alice))
+        await happens(slow.entered)
+        task.cancel()
+        await slow.finish(task)
+        assert task.cancelled()
+        assert after == [("from the view", "de", None)]
+
+    asyncio.run(scenario())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 import threading
@@ -44,10 +43,6 @@ def request_to(path: str = "/") -> Request:
 
 def take_token(user: User) -> None:
     Token.objects.filter(user=user).delete()
-
-
-def dismiss(user: User) -> None:
-    User.objects.filter(pk=user.pk).update(is_staff=False)
 
 
 def client_of(user: User) -> Client:
@@ -92,34 +87,24 @@ def count_payments() -> int:
     return len(ledger)
 
 
-def found_payment(record: Any) -> Any:
-    return Completed(JsonResponse({"paid": len(ledger)}, status=201))
-
-
-OUTSIDE: dict[str, Any] = {
-    "found": Reconcile(found_payment),
-    "unknown": Reconcile(lambda record: Unknown()),
-    "parked": PARK,
-}
-
-
-@pytest.mark.parametrize("recovery", OUTSIDE)
+@pytest.mark.parametrize(
+    "recovery",
+    [
+        Reconcile(lambda record: Completed(JsonResponse({"paid": len(ledger)}, status=201))),
+        Reconcile(lambda record: Unknown()),
+        PARK,
+    ],
+    ids=["found", "unknown", "parked"],
+)
 @transactional
-def test_an_effect_outside_of_the_database_passes_with_the_recovery_that_fits(recovery: str, serve: Serve) -> None:
-    serve(idempotent("kit.outside", transaction=False, recovery=OUTSIDE[recovery])(pay))
+def test_an_effect_outside_of_the_database_passes_with_the_recovery_that_fits(recovery: Any, serve: Serve) -> None:
+    serve(idempotent("kit.outside", transaction=False, recovery=recovery)(pay))
+
     assert examine(effects=count_payments, leave_out=all_but("crash")).kept == ["crash"]
 
 
-def permission_checked(view: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(view)
-    def check(request: Any) -> Any:
-        return view(request) if request.user.is_staff else HttpResponse(status=403)
-
-    return check
-
-
 def staff_only_below(view: Callable[..., Any]) -> Callable[..., Any]:
-    return idempotent("kit.order")(permission_checked(view))
+    return idempotent("kit.order")(lambda request: view(request) if request.user.is_staff else HttpResponse(status=403))
 
 
 def cached(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,13 +143,9 @@ def in_a_dictionary(view: Callable[..., Any]) -> Callable[..., Any]:
     return remembered
 
 
-def unprotected(view: Callable[..., Any]) -> Callable[..., Any]:
-    return view
-
-
 MUTANTS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     "unprotected": (
-        unprotected,
+        lambda view: view,
         {
             "retry": "took effect again (2 effects instead of 1)",
             "concurrent": "(5 effects instead of 1)",
@@ -211,6 +192,7 @@ MUTANTS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
 def test_each_mistake_breaks_its_promises(mutant: str, serve: Serve) -> None:
     wrap, expected = MUTANTS[mutant]
     serve(wrap(plain_answer))
+    dismiss = lambda user: User.objects.filter(pk=user.pk).update(is_staff=False)  # noqa: E731
     found = broken("of its promises broke", revoke=dismiss if mutant == "a permission below" else take_token)
     assert found.keys() == expected.keys()
     assert [name for name, text in expected.items() if text not in found[name]] == []
@@ -222,30 +204,22 @@ def test_the_advice_on_an_answer_that_differs_holds(serve: Serve) -> None:
     assert examine(leave_out=all_but("retry", "lost_response")).kept == ["retry", "lost_response"]
 
 
-OUTSIDE_MUTANTS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "not declared": ({}, "crash", "The effect is not in the record's transaction"),
-    "run again without a derived key": (
-        {"transaction": False, "recovery": REEXECUTE},
-        "crash",
-        "REEXECUTE needs a key from current_claim().derive_key(…)",
-    ),
-    "a reconciler that finds nothing": (
-        {"transaction": False, "recovery": Reconcile(lambda record: NotExecuted())},
-        "crash",
-        "A reconciler must find what has happened",
-    ),
-    "an answer that is not recorded": (
-        {"transaction": False, "recovery": REEXECUTE, "recordable": lambda status: status == 200},
-        "retry",
-        "(2 effects instead of 1)",
-    ),
-}
+RUN_AGAIN: dict[str, Any] = {"transaction": False, "recovery": REEXECUTE}
+FINDING_NOTHING: dict[str, Any] = {"transaction": False, "recovery": Reconcile(lambda record: NotExecuted())}
 
 
-@pytest.mark.parametrize("mutant", OUTSIDE_MUTANTS)
+@pytest.mark.parametrize(
+    ("policy", "check", "text"),
+    [
+        ({}, "crash", "The effect is not in the record's transaction"),
+        (RUN_AGAIN, "crash", "REEXECUTE needs a key from current_claim().derive_key(…)"),
+        (FINDING_NOTHING, "crash", "A reconciler must find what has happened"),
+        ({**RUN_AGAIN, "recordable": lambda status: status == 200}, "retry", "(2 effects instead of 1)"),
+    ],
+    ids=["not declared", "run again", "a reconciler that finds nothing", "an answer that is not recorded"],
+)
 @transactional
-def test_an_effect_outside_of_the_database_that_happens_twice_is_found(mutant: str, serve: Serve) -> None:
-    policy, check, text = OUTSIDE_MUTANTS[mutant]
+def test_an_effect_outside_that_happens_twice_is_found(policy: Any, check: str, text: str, serve: Serve) -> None:
     serve(idempotent("kit.outside", **policy)(pay))
     assert text in broken(effects=count_payments, leave_out=all_but(check))[check]
 
@@ -278,20 +252,19 @@ def test_what_a_crash_leaves_behind_must_not_keep_the_retry_from_running(serve: 
         examine(leave_out=all_but("crash"))
 
 
-#: What a view answers to a key that it has seen before, and what its check says.
-DUPLICATES: dict[str, tuple[int, str]] = {
-    "concurrent": (500, "A duplicate gets the outcome, or is asked to come back"),
-    "other_account": (500, "another account with the same key was answered 500"),
-    "expiry": (500, "It must make a new request"),
-    "crash": (201, "but there are 0 effects instead of 1"),
-}
-
-
-@pytest.mark.parametrize("check", DUPLICATES)
+@pytest.mark.parametrize(
+    ("check", "status", "text"),
+    [
+        ("concurrent", 500, "A duplicate gets the outcome, or is asked to come back"),
+        ("other_account", 500, "another account with the same key was answered 500"),
+        ("expiry", 500, "It must make a new request"),
+        ("crash", 201, "but there are 0 effects instead of 1"),
+    ],
+)
 @transactional
-def test_a_wrong_answer_to_a_duplicate_is_found(check: str, serve: Serve) -> None:
-    status, text = DUPLICATES[check]
+def test_a_wrong_answer_to_a_known_key_is_found(check: str, status: int, text: str, serve: Serve) -> None:
     seen: set[str] = set()
+
     protected = idempotent("kit.duplicates")(plain_answer)
 
     @serve
@@ -307,11 +280,8 @@ def test_a_wrong_answer_to_a_duplicate_is_found(check: str, serve: Serve) -> Non
 
 @pytest.mark.django_db
 def test_an_answer_that_is_made_anew_may_change(serve: Serve) -> None:
-    def rebuild(reference: str, request: Any) -> HttpResponse:
-        return HttpResponse(f"still {reference}", status=200)
-
     @serve
-    @idempotent("kit.rebuilt", rebuild=rebuild)
+    @idempotent("kit.rebuilt", rebuild=lambda reference, request: HttpResponse(f"still {reference}", status=200))
     def view(request: Any) -> Any:
         require_claim().reference = "running"
         return plain_answer(request)
@@ -332,10 +302,9 @@ class KitInTestCase(TestCase):
     """Other threads don't see the transaction of a TestCase."""
 
     def test_threads_and_what_is_not_given_are_reported_as_not_run(self) -> None:
+        client = client_of(UserFactory())
         with pytest.warns(ChecksNotRunWarning) as warned:
-            report = assert_idempotent(
-                client_of(UserFactory()), request_to("/kinds/function/"), effects=Transfer.objects
-            )
+            report = assert_idempotent(client, request_to("/kinds/function/"), effects=Transfer.objects)
         assert report.kept == all_but(*report.not_run)
         reasons = {"concurrent": "TransactionTestCase", "other_account": "other_client=", "revoked": "revoke="}
         assert report.not_run.keys() == reasons.keys()
@@ -368,17 +337,18 @@ def fail(request: Any) -> Any:
     return HttpResponse(status=503)
 
 
-WRONG_BEGINNINGS: dict[str, tuple[Callable[..., Any], str]] = {
-    "a refusal": (lambda request: HttpResponse("no", status=400), "was answered 400 'no', and `effects` counted 0"),
-    "no effect": (lambda request: HttpResponse(), "was answered 200 '', and `effects` counted 0"),
-    "a failure with an effect": (fail, "was answered 503 '' although it took effect"),
-}
-
-
-@pytest.mark.parametrize("beginning", WRONG_BEGINNINGS)
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (lambda request: HttpResponse("no", status=400), "was answered 400 'no', and `effects` counted 0"),
+        (lambda request: HttpResponse(), "was answered 200 '', and `effects` counted 0"),
+        (fail, "was answered 503 '' although it took effect"),
+    ],
+    ids=["a refusal", "no effect", "a failure with an effect"],
+)
 @pytest.mark.django_db
-def test_a_request_of_which_nothing_can_be_learned_is_refused(beginning: str, serve: Serve) -> None:
-    view, message = WRONG_BEGINNINGS[beginning]
+def test_a_request_of_which_nothing_can_be_learned_is_refused(view: Any, message: str, serve: Serve) -> None:
+
     serve(idempotent("kit.beginning", transaction=False, recovery=PARK)(view))
     with pytest.raises(AssertionError, match=re.escape(message)):
         examine(effects=count_payments)

@@ -18,7 +18,6 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import CreateView
 from rest_framework import generics
 from rest_framework.routers import SimpleRouter
-from rest_framework.views import APIView
 
 from idempotency import Operation, idempotent
 from idempotency.checks import check_settings
@@ -26,7 +25,7 @@ from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.http.checks import check_atomic_requests, check_cors, check_models, check_visitors
 from testproject.models import Transfer
 from tests.http.serving import OUTSIDE
-from tests.http.views import LabelSerializer, Methods, MethodView, ModelActions, PlainView, plain_answer
+from tests.http.views import LabelSerializer, Methods, MethodView, MixinAPIView, ModelActions, PlainView, plain_answer
 
 pytestmark = [pytest.mark.failure_27, pytest.mark.urls(__name__)]
 
@@ -38,24 +37,20 @@ EXPOSED = ["retry-after", "Idempotency-Replayed", "Idempotency-Retention", "Idem
     ("installed", "headers", "warnings"),
     [
         (True, {}, ["W012", "W016"]),
-        (True, {"CORS_ALLOW_HEADERS": ["accept"], "CORS_EXPOSE_HEADERS": EXPOSED}, ["W012"]),
-        (True, {"CORS_ALLOW_HEADERS": ["accept", "Idempotency-Key"], "CORS_EXPOSE_HEADERS": EXPOSED[1:]}, ["W016"]),
-        (True, {"CORS_ALLOW_HEADERS": ["accept", "Idempotency-Key"], "CORS_EXPOSE_HEADERS": EXPOSED}, []),
-        (True, {"CORS_ALLOW_HEADERS": ["*"], "CORS_EXPOSE_HEADERS": ["*"]}, []),
-        (
-            True,
-            {"CORS_ALLOW_HEADERS": ["*"], "CORS_EXPOSE_HEADERS": ["*"], "CORS_ALLOW_CREDENTIALS": True},
-            ["W012", "W016"],
-        ),
+        (True, {"ALLOW_HEADERS": ["accept"], "EXPOSE_HEADERS": EXPOSED}, ["W012"]),
+        (True, {"ALLOW_HEADERS": ["accept", "Idempotency-Key"], "EXPOSE_HEADERS": EXPOSED[1:]}, ["W016"]),
+        (True, {"ALLOW_HEADERS": ["accept", "Idempotency-Key"], "EXPOSE_HEADERS": EXPOSED}, []),
+        (True, {"ALLOW_HEADERS": ["*"], "EXPOSE_HEADERS": ["*"]}, []),
+        (True, {"ALLOW_HEADERS": ["*"], "EXPOSE_HEADERS": ["*"], "ALLOW_CREDENTIALS": True}, ["W012", "W016"]),
         (False, {}, []),
     ],
 )
 def test_browsers_have_to_be_allowed_to_send_and_to_read_the_headers(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, installed: bool, headers: dict[str, Any], warnings: list[str]
+    settings: Any, monkeypatch: Any, installed: bool, headers: dict[str, Any], warnings: list[str]
 ) -> None:
     monkeypatch.setattr(apps, "is_installed", lambda name: installed and name == "corsheaders")
     for name, value in headers.items():
-        setattr(settings, name, value)
+        setattr(settings, f"CORS_{name}", value)
     assert [message.id for message in check_cors(None)] == [f"idempotency.{warning}" for warning in warnings]
 
 
@@ -82,17 +77,13 @@ class ByModel(CreateView):
     post = idempotent("urls.post")(PlainView.post)
 
 
-class WithoutModel(IdempotentMixin, Methods, APIView):
-    idempotent_operations: ClassVar = {"post": "urls.unknown"}
-
-
 router = SimpleRouter()
 router.register("transfers", Transfers)
 urlpatterns = [
     path("api/", include(router.urls)),
     path("serializer/", BySerializer.as_view()),
     path("model/", ByModel.as_view()),
-    path("unknown/", WithoutModel.as_view()),
+    path("unknown/", MixinAPIView.as_view()),
     path("function/", plain_answer),
 ]
 
@@ -124,7 +115,7 @@ urlpatterns = []
     ("check", "expected"), [(check_visitors, "idempotency.W011"), (check_settings, "idempotency.E018")]
 )
 def test_a_check_knows_the_operations_of_views_that_nothing_has_imported_yet(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, check: Any, expected: str
+    settings: Any, monkeypatch: Any, tmp_path: Path, check: Any, expected: str
 ) -> None:
     """Django runs its checks in any order, and one of its own imports the URLconf."""
     name = f"late_urls_of_{check.__name__}"
@@ -143,9 +134,7 @@ def test_a_project_without_urls_has_nothing_to_check(settings: Any) -> None:
 # ATOMIC_REQUESTS
 
 
-class Hidden(PlainView):
-    """Another decorator hides from the class what is protected."""
-
+class Hidden(PlainView):  # from which another decorator hides what is protected
     @method_decorator(never_cache)
     @idempotent("urls.hidden")
     def post(self, request: HttpRequest) -> HttpResponse:
@@ -204,9 +193,7 @@ TRANSACTIONS: dict[str, tuple[Any, list[str]]] = {
 
 @pytest.mark.failure_77
 @pytest.mark.parametrize("kind", TRANSACTIONS)
-def test_a_transaction_around_a_protected_view_and_none_around_another_one_are_found(
-    kind: str, settings: Any, atomic: bool
-) -> None:
+def test_a_wrong_transaction_around_a_view_is_found(kind: str, settings: Any, atomic: bool) -> None:
     view, expected = TRANSACTIONS[kind]
     settings.ROOT_URLCONF = (path("api/", include([path("pay/", view)])),)
     found = check_atomic_requests(None)
@@ -216,8 +203,7 @@ def test_a_transaction_around_a_protected_view_and_none_around_another_one_are_f
 
 @pytest.mark.usefixtures("atomic_requests")
 def test_routes_of_django_ninja_within_a_transaction_are_found(settings: Any) -> None:
-    ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
-    api = ninja.NinjaAPI(urls_namespace="atomic")
+    api = pytest.importorskip("ninja").NinjaAPI(urls_namespace="atomic")
 
     @api.post("/pay")
     @idempotent("urls.ninja")

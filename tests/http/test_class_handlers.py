@@ -20,9 +20,8 @@ from idempotency import idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import Caller, effects, problem_code
-from tests.http.declaring import Creating, Declaring, EveryMethod, runs_once
-from tests.http.serving import Serve
-from tests.http.views import Methods, PlainView, async_answer, drf_answer, plain_answer
+from tests.http.serving import Creating, Declaring, EveryMethod, Serve, runs_once
+from tests.http.views import AsyncView, MethodAPIView, Methods, MethodView, drf_answer, plain_answer
 
 # Whether a method is protected is decided before the database is asked.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_62, pytest.mark.once]
@@ -60,11 +59,6 @@ def test_a_mixin_protects_wherever_it_stands(alice: Caller, serve: Serve, bases:
     # What isn't protected has its transaction still.
     assert alice.request("PUT", "/?crash=1").status_code == 500
     assert effects() == (1 if atomic else 2)
-
-
-class AsyncView(View):
-    async def post(self, request: HttpRequest) -> HttpResponse:
-        return await async_answer(request)
 
 
 @pytest.mark.parametrize("way", ["inherited", "decorated below its protection"])
@@ -113,23 +107,7 @@ def test_a_subclass_may_give_a_handler_of_the_mixin_to_another_operation(alice: 
 # Handlers above a protected one: what only has its name and attributes, and what calls it
 
 
-class Paying(View):
-    @idempotent("declarations.paying")
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return plain_answer(request)
-
-    get = PlainView.get
-
-
-class PayingAPI(APIView):
-    @idempotent("declarations.paying_api")
-    def post(self, request: Request) -> Response:
-        return drf_answer(request)
-
-    get = Methods.get
-
-
-each_base = pytest.mark.parametrize("base", [Paying, PayingAPI])
+each_base = pytest.mark.parametrize("base", [MethodView, MethodAPIView])
 
 
 def copied(base: Any) -> Any:
@@ -163,9 +141,7 @@ def test_a_handler_that_only_copies_the_attributes_of_a_protected_one_is_the_unp
 @pytest.mark.failure_77
 @each_base
 @pytest.mark.usefixtures("atomic")
-def test_a_handler_that_the_mixin_names_is_protected_whatever_it_has_copied(
-    alice: Caller, serve: Serve, base: Any
-) -> None:
+def test_a_handler_that_the_mixin_names_is_protected(alice: Caller, serve: Serve, base: Any) -> None:
     namespace = {"post": copied(base), "idempotent_operations": {"post": "tests.again"}}
     view: Any = type("Overriding", (IdempotentMixin, base), namespace)
     serve(view.as_view())
@@ -228,9 +204,7 @@ def test_a_handler_that_calls_a_protected_one_is_protected(alice: Caller, serve:
     assert effects() == 1
 
 
-def test_a_decorator_that_does_not_call_the_handler_keeps_its_transaction(
-    alice: Caller, serve: Serve, atomic: bool
-) -> None:
+def test_a_decorator_that_answers_itself_keeps_its_transaction(alice: Caller, serve: Serve, atomic: bool) -> None:
     def gate(handler: Any) -> Any:
         @functools.wraps(handler)
         def post(self: Any, request: HttpRequest) -> Any:
@@ -238,7 +212,7 @@ def test_a_decorator_that_does_not_call_the_handler_keeps_its_transaction(
 
         return post
 
-    serve(type("Gated", (Paying,), {"post": gate(Paying.post)}).as_view())
+    serve(type("Gated", (MethodView,), {"post": gate(MethodView.post)}).as_view())
     assert runs_once(alice, "POST")
     assert alice.post("/?other=1&crash=1", key="k").status_code == 500
     assert effects() == (1 if atomic else 2)
@@ -246,7 +220,7 @@ def test_a_decorator_that_does_not_call_the_handler_keeps_its_transaction(
 
 @pytest.mark.usefixtures("atomic_requests")
 def test_what_is_written_above_a_protected_handler_is_committed_before_its_claim(alice: Caller, serve: Serve) -> None:
-    class Writing(Paying):
+    class Writing(MethodView):
         def post(self, request: HttpRequest) -> HttpResponse:
             plain_answer(request)
             if "inside" in request.GET:

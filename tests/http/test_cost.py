@@ -105,9 +105,7 @@ def test_a_duplicate_is_a_lost_insert_and_a_read(alice: Caller, claimed: bool, a
     assert made == [*before, *LOST_CLAIM]
 
 
-def test_each_look_of_a_waiting_duplicate_is_one_read(
-    alice: Caller, serve: Serve, framework: Framework, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_look_is_one_read(alice: Caller, serve: Serve, framework: Framework, monkeypatch: Any) -> None:
     clock = SimpleNamespace(monotonic=count(0, 0.03).__next__, sleep=lambda seconds: None)
     monkeypatch.setattr(execution, "time", clock)
     serve(framework.view(protect=idempotent("tests.cost", in_progress=Wait(0.1))), **{"bare/": plain_answer})
@@ -170,6 +168,8 @@ def _row() -> Any:
 # Messages that PostgreSQL is waited for, read off the wire by libpq: Django records a BEGIN and a COMMIT never sent
 
 
+OUTSIDE_AGAIN: dict[str, Any] = {"transaction": False, "recovery": REEXECUTE}
+
 #: The work of the view is one statement. In the package's transaction it brings BEGIN along, and the completing update
 #: brings COMMIT. A ROLLBACK is one message more, and so are BEGIN and COMMIT of a transaction of the view's own.
 RUN = 1
@@ -178,16 +178,14 @@ RUN_IN_TRANSACTION = 3
 
 
 def messages(alice: Caller, status: int, url: str = "/") -> int:
-    def ask() -> None:
-        assert alice.post(url, key="k").status_code == status
+    def sent(url: str, status: int) -> int:
+        statuses: list[int] = []
+        count = round_trips(lambda: statuses.append(alice.post(url, key="k").status_code))
+        assert statuses == [status]
+        assert count is not None, "libpq can only show its messages on Linux"
+        return count
 
-    def authenticate() -> None:
-        assert alice.post("/none/", key="k").status_code == 204
-
-    asked, authenticated = round_trips(ask), round_trips(authenticate)
-    assert asked is not None, "libpq can only show its messages on Linux"
-    assert authenticated is not None
-    return asked - authenticated
+    return sent(url, status) - sent("/none/", 204)
 
 
 def renewing(request: HttpRequest) -> HttpResponse:
@@ -203,14 +201,11 @@ def serve_with(serve: Serve, view: Any = plain_answer, **policy: Any) -> None:
 @pytest.mark.parametrize(
     ("policy", "view", "status", "run"),
     [
-        pytest.param({}, plain_answer, 201, RUN, id="one transaction"),
-        pytest.param({"recovery": PARK}, plain_answer, 201, RUN, id="parked"),
-        pytest.param({"transaction": False, "recovery": REEXECUTE}, plain_answer, 201, RUN, id="no transaction"),
-        pytest.param(OUTSIDE, plain_answer, 201, RUN, id="no transaction, parked"),
+        *[(policy, plain_answer, 201, RUN) for policy in ({}, {"recovery": PARK}, OUTSIDE_AGAIN, OUTSIDE)],
         # The connection is as it was: blocks of the handler's own begin and end.
-        pytest.param(OUTSIDE, transaction.atomic(plain_answer), 201, RUN_IN_TRANSACTION, id="one of the handler's own"),
-        pytest.param({**OUTSIDE, "lease": timedelta(seconds=30)}, renewing, 201, 1 + RUN, id="a renewal"),
-        pytest.param({}, plain_answer, 503, RUN_UNDONE, id="a release, after the rollback"),
+        (OUTSIDE, transaction.atomic(plain_answer), 201, RUN_IN_TRANSACTION),
+        ({**OUTSIDE, "lease": timedelta(seconds=30)}, renewing, 201, 1 + RUN),
+        ({}, plain_answer, 503, RUN_UNDONE),  # a release, after the rollback
     ],
 )
 def test_a_first_execution_sends_one_message_to_claim_and_one_to_end(
@@ -268,13 +263,7 @@ def settings_in_force() -> Iterator[dict[str, dict[str, str]]]:
 
 @pytest.mark.postgres
 @pytest.mark.parametrize(
-    ("policy", "waits"),
-    [
-        pytest.param({}, False, id="one transaction, re-executed"),
-        pytest.param({"recovery": PARK}, True, id="one transaction, parked"),
-        pytest.param({"transaction": False, "recovery": REEXECUTE}, True, id="no transaction, re-executed"),
-        pytest.param(OUTSIDE, True, id="no transaction, parked"),
-    ],
+    ("policy", "waits"), [({}, False), ({"recovery": PARK}, True), (OUTSIDE_AGAIN, True), (OUTSIDE, True)]
 )
 def test_a_claim_waits_for_the_disk_if_need_be(alice: Caller, framework: Framework, policy: Any, waits: bool) -> None:
     framework.serve(**policy)

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
-from django.test.client import encode_multipart
 from django.views.debug import ExceptionReporter
 from django.views.decorators.debug import sensitive_post_parameters
 
-from idempotency import PARK, Operation, claim, idempotent, require_claim
+from idempotency import Operation, claim, idempotent, require_claim
 from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from idempotency.outcome import Outcome
+from tests.http.callers import FORM, multipart
+from tests.http.serving import policies
 from tests.http.views import CrashError
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_70, pytest.mark.once]
@@ -25,10 +26,10 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_70, p
 CARD = "4111111111111111"
 KEY = "a-key-that-nobody-else-may-know"
 ACCOUNT = "account-of-somebody"
-BODIES = {
-    "form": (f"card={CARD}".encode(), "application/x-www-form-urlencoded"),
-    "json": (f'{{"card": "{CARD}"}}'.encode(), "application/json"),
-    "multipart": (encode_multipart("one", {"card": CARD}), "multipart/form-data; boundary=one"),
+BODIES: dict[str, dict[str, Any]] = {
+    "form": {"data": f"card={CARD}".encode(), "content_type": FORM},
+    "json": {"data": f'{{"card": "{CARD}"}}'.encode(), "content_type": "application/json"},
+    "multipart": multipart({"card": CARD}),
 }
 
 
@@ -37,8 +38,7 @@ def crash(request: Any) -> HttpResponse:
 
 
 def request_with(body: str) -> Any:
-    data, content_type = BODIES[body]
-    return RequestFactory().post("/", data, content_type=content_type, headers={"Idempotency-Key": KEY})
+    return RequestFactory().post("/", **BODIES[body], headers={"Idempotency-Key": KEY})
 
 
 def report_of(view: Callable[..., Any], body: str) -> str:
@@ -51,7 +51,7 @@ def report_of(view: Callable[..., Any], body: str) -> str:
 
 
 @pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("policy", [{}, {"transaction": False, "recovery": PARK}], ids=["transaction", "autocommit"])
+@policies
 def test_the_report_of_a_crash_hides_what_the_unprotected_views_report_hides(body: str, policy: dict[str, Any]) -> None:
     plain = report_of(sensitive_post_parameters()(crash), body)
     protected = idempotent("tests.crash", account=lambda request: ACCOUNT, **policy)(crash)

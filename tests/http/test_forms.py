@@ -172,17 +172,11 @@ def test_an_empty_form_of_a_formset_stays_empty() -> None:
     assert formset.cleaned_data == [{}]
 
 
-@pytest.mark.parametrize(
-    ("storage", "survives"),
-    [
-        ("django.contrib.messages.storage.cookie.CookieStorage", False),
-        ("django.contrib.messages.storage.session.SessionStorage", True),
-    ],
-    ids=["cookie", "session"],
-)
+@pytest.mark.parametrize(("storage", "survives"), [("cookie.CookieStorage", False), ("session.SessionStorage", True)])
 def test_what_middleware_writes_is_not_replayed(browser: Client, settings: Any, storage: str, survives: bool) -> None:
     """The first answer is lost with its cookies, as after a double click. The session's row is not."""
-    settings.MESSAGE_STORAGE = storage
+    settings.MESSAGE_STORAGE = f"django.contrib.messages.storage.{storage}"
+
     page = browser.get("/")
     cookies = browser.cookies.copy()
     first = browser.post("/", filled(page))

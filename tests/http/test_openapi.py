@@ -1,10 +1,12 @@
-"""The OpenAPI schema of protected operations, as drf-spectacular makes it with our ``AutoSchema``."""
+"""The OpenAPI schema of protected operations, as drf-spectacular and Django Ninja make it, for each profile."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +14,7 @@ import jsonschema
 import pytest
 import yaml
 from django.core.management import call_command
+from django.http import HttpRequest
 from django.urls import path
 from drf_spectacular import openapi
 from drf_spectacular.generators import SchemaGenerator
@@ -29,7 +32,7 @@ from idempotency.contrib.spectacular import AutoSchema
 from idempotency.exceptions import KeyInvalidError
 from idempotency.http.key_sources import FromForm
 from idempotency.identity.keys import parse_header
-from tests.http.callers import Caller
+from tests.http.callers import Caller, claim_anew
 from tests.http.views import LabelSerializer
 
 OURS = {"400", "401", "409", "422", "503"}
@@ -71,26 +74,6 @@ def test_the_sample_projects_schema_is_valid_and_describes_protected_operations_
     assert "409" not in document["paths"]["/unprotected/orders/"]["post"]["responses"]
 
 
-@pytest.mark.django_db(transaction=True)
-def test_answers_are_as_the_schema_describes_them(alice: Caller) -> None:
-    document = SchemaGenerator().get_schema(request=None, public=True)
-    responses = document["paths"]["/charges/"]["post"]["responses"]
-    problem = document["components"]["schemas"]["IdempotencyProblem"]
-    payload = {"amount": 1, "currency": "usd"}
-    answers = [alice.post("/charges/", payload, key="k") for _ in range(2)]
-    answers += [alice.post("/charges/", {**payload, "amount": 2}, key="k"), alice.post("/charges/", payload)]
-    assert [answer.status_code for answer in answers] == [201, 201, 422, 400]
-    for answer in answers:
-        described = responses[str(answer.status_code)]
-        assert answer["Content-Type"] in described["content"]
-        for header in ("Idempotency-Replayed", "Idempotency-Key") if answer.status_code == 201 else ():
-            if header in answer:
-                jsonschema.validate(answer[header], described["headers"][header]["schema"])
-    assert "Idempotency-Replayed" in answers[1]
-    for answer in answers[2:]:
-        jsonschema.validate(json.loads(answer.content), problem)
-
-
 def accepts(value: str) -> bool:
     try:
         parse_header(value)
@@ -100,17 +83,8 @@ def accepts(value: str) -> bool:
 
 
 def test_the_header_is_described_as_it_is_read() -> None:
-    values = [
-        "",
-        "k",
-        '"k"',
-        "k" * 255,
-        "k" * 256,
-        f'"{"k" * 255}"',
-        f'"{"k" * 256}"',
-        '"' + '\\"' * 255 + '"',
-        '"a\\b"',
-    ]
+    values = ["", "k", '"k"', "k" * 255, "k" * 256, f'"{"k" * 255}"', f'"{"k" * 256}"', '"a\\b"']
+    values.append('"' + '\\"' * 255 + '"')
     values += [text.format(chr(code)) for code in range(0x1F, 0x82) for text in ("a{}b", '"a{}b"')]
     described = {
         value
@@ -124,18 +98,20 @@ def test_an_operation_is_described_by_its_policy() -> None:
     strict, lenient = described(handler()), described(handler(name="tests.lenient", required=False))
     assert [header["required"] for header in header_of(strict)] == [True]
     assert "required" not in header_of(lenient)[0]
-    elsewhere = described(
-        handler(name="tests.elsewhere", key=FromForm(), max_key_age=timedelta(days=1), body_ttl=timedelta(hours=1))
-    )
+    bounds: Any = {"max_key_age": timedelta(days=1), "body_ttl": timedelta(hours=1)}
+    elsewhere = described(handler(name="tests.elsewhere", key=FromForm(), **bounds))
     assert "required" not in header_of(elsewhere)[0]
-    told = [answers["responses"]["400"]["description"] for answers in (strict, elsewhere)]
-    assert ["idempotency_key_expired" in text for text in told] == [False, True]
-    told = [answers["responses"]["409"]["description"] for answers in (strict, elsewhere)]
-    assert ["idempotency_body_gone" in text for text in told] == [False, True]
+    for status, code in (("400", "idempotency_key_expired"), ("409", "idempotency_body_gone")):
+        told = [code in answers["responses"][status]["description"] for answers in (strict, elsewhere)]
+        assert told == [False, True]
     assert "idempotency_key_missing" in strict["responses"]["400"]["description"]
     assert "idempotency_key_missing" not in lenient["responses"]["400"]["description"]
     assert "Retry-After" in strict["responses"]["409"]["headers"]
     assert "202" not in strict["responses"]
+    marked = {
+        status for status, answer in strict["responses"].items() if "Idempotency-Replayed" in answer.get("headers", {})
+    }
+    assert marked == {"201", "418"}  # which are recorded
 
 
 @pytest.mark.parametrize(
@@ -148,12 +124,6 @@ def test_an_operation_is_described_by_its_policy() -> None:
 )
 def test_a_duplicate_that_is_accepted_is_described(policy: Any, headers: set[str]) -> None:
     assert described(handler(**policy))["responses"]["202"]["headers"].keys() >= headers
-
-
-def test_answers_that_are_recorded_have_the_marker() -> None:
-    responses = described(handler())["responses"]
-    marked = {status for status, response in responses.items() if "Idempotency-Replayed" in response.get("headers", {})}
-    assert marked == {"201", "418"}
 
 
 @pytest.mark.parametrize("name", ["Idempotency-Key", "idempotency-key"])
@@ -242,3 +212,138 @@ def test_each_method_of_an_action_is_described_as_it_is_protected() -> None:
         if header_of(operation)
     }
     assert protected == {("/shop/", "post"), ("/both/", "post")}
+
+
+# The schema of each profile: what it names is what is sent
+
+
+def answers_of(keys: str, conflicts: str, reused: dict[str, str], elsewhere: str = "") -> dict[str, set[str]]:
+    """The codes of a profile by status, without their common prefix."""
+    codes = {
+        "400": f"{keys} key_invalid key_expired payload_invalid {elsewhere}",
+        "401": "account_required",
+        "409": f"{conflicts} outcome_unknown body_gone",
+        **reused,
+        "503": "unavailable",
+    }
+    return {status: {f"idempotency_{code}" for code in text.split()} for status, text in codes.items()}
+
+
+#: The codes of each profile by status, the content type of its problems, the mark of a replay, and their component.
+PROFILES: dict[str, tuple[dict[str, set[str]], str, str, str]] = {
+    "ietf": (
+        answers_of("key_missing", "in_progress", {"422": "key_reused"}),
+        *("application/problem+json", "Idempotency-Replayed", "IdempotencyProblem"),
+    ),
+    "stripe": (
+        answers_of("key_missing", "key_in_use", {}, "key_reused"),
+        *("application/json", "Idempotent-Replayed", "IdempotencyErrorObject"),
+    ),
+    "acp": (
+        answers_of("key_required", "in_flight", {"422": "conflict"}),
+        *("application/json", "Idempotent-Replayed", "IdempotencyError"),
+    ),
+}
+
+
+POLICY: dict[str, Any] = {"max_key_age": timedelta(days=1), "body_ttl": timedelta(hours=1)}
+
+#: The URL patterns of a route, and the function that makes its schema.
+Served = tuple[tuple[Any, ...], Callable[[], dict[str, Any]]]
+
+
+def by_spectacular(policy: Any, *others: int) -> Served:
+    class Documented(APIView):
+        schema = AutoSchema()
+
+        @extend_schema(request=LabelSerializer, responses=dict.fromkeys([201, *others], LabelSerializer))
+        @idempotent("tests.described_by_profile", **policy)
+        def post(self, request: Any) -> Response:
+            return Response({"label": "made"}, status=201)
+
+    patterns = (path("", Documented.as_view()),)
+    return patterns, partial(SchemaGenerator(patterns=patterns).get_schema, request=None, public=True)
+
+
+def by_ninja(policy: Any) -> Served:
+    ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
+    api = ninja.NinjaAPI(auth=lambda request: request.headers["Authorization"], urls_namespace="tests-profiles")
+
+    @api.post("/", response={201: dict[str, str]})
+    @idempotent("tests.described_by_profile", account=lambda request: "alice", **policy)
+    def create(request: HttpRequest) -> Any:
+        return {"label": "made"}
+
+    return (path("", api.urls),), lambda: json.loads(json.dumps(api.get_openapi_schema(path_prefix="")))
+
+
+each_schema = pytest.mark.parametrize("make", [by_spectacular, by_ninja])
+each_profile = pytest.mark.parametrize("profile", PROFILES)
+
+
+def operation_of(document: dict[str, Any]) -> dict[str, Any]:
+    """The one operation of a schema, with its references to problems resolved."""
+    operation: dict[str, Any] = document["paths"]["/"]["post"]
+    for response in operation["responses"].values():
+        for content in response.get("content", {}).values():
+            name = content["schema"].get("$ref", "").removeprefix("#/components/schemas/")
+            if name.startswith("Idempotency"):
+                content["schema"] = {"title": name, **document["components"]["schemas"][name]}
+    return operation
+
+
+@pytest.mark.once
+@each_schema
+@each_profile
+@pytest.mark.parametrize("chosen_by", ["the setting", "the operation"])
+def test_each_profile_is_described(make: Callable[[Any], Served], profile: str, chosen_by: str, settings: Any) -> None:
+    codes, content_type, marker, component = PROFILES[profile]
+    settings.IDEMPOTENCY = {"PROFILE": profile} if chosen_by == "the setting" else {"PROFILE": "ietf"}
+    operation = operation_of(make(POLICY if chosen_by == "the setting" else {**POLICY, "profile": profile})[1]())
+    answers = {status: answer for status, answer in operation["responses"].items() if status != "201"}
+    assert {status: set(re.findall(r"`(\w+)`", answer["description"])) for status, answer in answers.items()} == codes
+    assert {(*answer["content"],) for answer in answers.values()} == {(content_type,)}
+    assert {answer["content"][content_type]["schema"]["title"] for answer in answers.values()} == {component}
+    marked = [name for name in operation["responses"]["201"]["headers"] if name.endswith("Replayed")]
+    assert marked == [marker]
+
+
+@pytest.mark.once
+@pytest.mark.django_db(transaction=True)
+@each_schema
+@each_profile
+def test_answers_are_as_described(make: Callable[[Any], Served], profile: str, settings: Any, alice: Caller) -> None:
+    codes, content_type, marker, _ = PROFILES[profile]
+    settings.IDEMPOTENCY = {"PROFILE": profile}
+    settings.ROOT_URLCONF, document = make(POLICY)
+    responses = operation_of(document())["responses"]
+    first, replay = (alice.post(data={"label": "one"}, key="k") for _ in range(2))
+    assert (first.status_code, marker in first, replay[marker]) == (201, False, "true")
+    for answer in (first, replay):
+        for name, header in responses["201"]["headers"].items():
+            if name != "Idempotency-Retention" and name in answer:
+                jsonschema.validate(answer[name], header["schema"])
+    refused = [alice.post(data={"label": "two"}, key="k")]
+    refused += [alice.post(data={"label": "one"}, key=key) for key in (None, "a,b")]
+    claim_anew()
+    refused.append(alice.post(data={"label": "one"}, key="k"))
+    sent = set()
+    for answer in refused:
+        assert answer["Content-Type"] == content_type
+        body = answer.json()
+        jsonschema.validate(body, responses[str(answer.status_code)]["content"][content_type]["schema"])
+        code = body.get("error", body)["code"]
+        assert code in codes[str(answer.status_code)]
+        sent.add(code)
+    assert len(sent) == len(refused)
+
+
+@pytest.mark.once
+@pytest.mark.django_db(transaction=True)
+def test_a_status_that_may_be_an_outcome_or_a_refusal_says_both_of_the_key(settings: Any, alice: Caller) -> None:
+    settings.ROOT_URLCONF, document = by_spectacular({}, 422)
+    described = document()["paths"]["/"]["post"]["responses"]["422"]["headers"]["Idempotency-Status"]
+    alice.post(data={"label": "one"}, key="k")
+    refused = alice.post(data={"label": "two"}, key="k")
+    assert (refused.status_code, refused["Idempotency-Status"]) == (422, "reused")
+    jsonschema.validate(refused["Idempotency-Status"], described["schema"])

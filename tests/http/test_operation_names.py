@@ -21,8 +21,7 @@ from rest_framework.views import APIView
 
 from idempotency import Operation, idempotent
 from tests.http.callers import Caller, assert_refused, effects, replayed
-from tests.http.declaring import protecting, refused
-from tests.http.serving import Serve
+from tests.http.serving import Serve, protecting, refused
 from tests.http.views import ModelActions, PlainView, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_62, pytest.mark.failure_66, pytest.mark.once]

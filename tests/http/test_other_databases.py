@@ -29,11 +29,6 @@ policies = pytest.mark.parametrize(
 )
 
 
-def _connect() -> None:
-    if connections["other"].connection is None:
-        connections["other"].connect()
-
-
 @pytest.fixture(autouse=True)
 def _other(transactional_db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Another database, with ATOMIC_REQUESTS and a table of transfers."""
@@ -46,8 +41,9 @@ def _other(transactional_db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     }
     connections.settings["other"] = settings
     # Django lets a test connect to the databases that it has set up for it, of which this is none.
-    monkeypatch.setattr(connections["other"], "ensure_connection", _connect)
-    with connections["other"].cursor() as cursor:
+    other = connections["other"]
+    monkeypatch.setattr(other, "ensure_connection", lambda: other.connection is None and other.connect())
+    with other.cursor() as cursor:
         cursor.execute("CREATE TABLE parent (id integer PRIMARY KEY)")
         # Checked at COMMIT, as Django's own foreign keys are.
         cursor.execute(
@@ -55,7 +51,7 @@ def _other(transactional_db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             "parent_id integer REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)"
         )
     yield
-    connections["other"].close()
+    other.close()
     del connections["other"]
     del connections.settings["other"]
 
@@ -174,9 +170,7 @@ def test_drf_rolls_the_other_database_back(alice: Caller, serve: Serve, handled:
 
 @policies
 @pytest.mark.parametrize("by", ["a mark", "the database"])
-def test_a_broken_transaction_is_no_success(
-    alice: Caller, serve: Serve, policy: Any, by: str, monkeypatch: Any
-) -> None:
+def test_a_broken_transaction_is_a_crash(alice: Caller, serve: Serve, policy: Any, by: str, monkeypatch: Any) -> None:
     if by == "the database":  # which doesn't say so at COMMIT
         monkeypatch.setattr(connections["other"], "is_usable", lambda: False)
     # A mark is left by an error in a save() that the handler catches.

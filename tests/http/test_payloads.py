@@ -7,9 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.exceptions import BadRequest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpRequest
+from django.urls import path, re_path, register_converter
 from rest_framework import serializers
 from rest_framework.parsers import FormParser, JSONParser
 from rest_framework.request import Request
@@ -17,7 +19,9 @@ from rest_framework.request import Request
 from idempotency import idempotent
 from idempotency.identity import fingerprint
 from idempotency.models import IdempotencyRecord
+from testproject.authentication import token_required
 from testproject.models import Transfer
+from tests.factories import UserFactory
 from tests.http.callers import FORM, Caller, Same, assert_refused, effects, multipart, records, replayed
 from tests.http.serving import Framework, Serve, drf_view
 from tests.http.views import drf_answer, plain_answer, work
@@ -176,9 +180,7 @@ def test_the_csrf_token_of_a_form_does_not_count(same: Same, framework: Framewor
     ],
     ids=["fields", "empty fields", "query", "multipart"],
 )
-def test_a_form_of_more_fields_than_django_allows_is_djangos_400(
-    alice: Caller, framework: Framework, settings: Any, sent: dict[str, Any]
-) -> None:
+def test_too_many_fields_are_a_400(alice: Caller, framework: Framework, settings: Any, sent: dict[str, Any]) -> None:
     def reading(request: Any) -> Any:
         _ = request.data if framework.name == "drf" else request.POST, request.GET
         return work(request)
@@ -186,10 +188,8 @@ def test_a_form_of_more_fields_than_django_allows_is_djangos_400(
     framework.serve_twins(reading)
 
     def statuses() -> list[int]:
-        return [
-            alice.post(**{**AS_FORM, **sent, "url": path + sent.get("url", ""), "key": "k"}).status_code
-            for path in ("/", "/twin/")
-        ]
+        urls = [f"{path}{sent.get('url', '')}" for path in ("/", "/twin/")]
+        return [alice.post(**{**AS_FORM, **sent, "url": url, "key": "k"}).status_code for url in urls]
 
     settings.DATA_UPLOAD_MAX_NUMBER_FIELDS = 20
     assert statuses() == [400, 400]
@@ -337,3 +337,93 @@ def test_a_payload_that_the_command_refuses_may_be_corrected(alice: Caller, fram
         assert not IdempotencyRecord.objects.exists()
     replayed(alice, data={"amount": 1})
     assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
+
+
+# The query, the route, the method and the headers
+
+
+@pytest.mark.failure_41
+@pytest.mark.failure_46
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("/?dry=1", "/", False),
+        ("/?dry=1", "/?dry=2", False),
+        ("/?a=1&b=2", "/?b=2&a=1", True),  # which spellings are one query: ``tests/unit/fingerprint/test_payload.py``
+        ("/?a=b%26c", "/?a=b&c", False),
+        ({"method": "POST"}, {"method": "PATCH"}, False),
+        ({"headers": {"User-Agent": "a", "X-Request-Id": "1"}}, {"headers": {"User-Agent": "b"}}, True),
+    ],
+)
+def test_query_and_method_count(same: Same, framework: Framework, first: Any, second: Any, expected: bool) -> None:
+    framework.serve()
+    assert same(first, second) == expected
+
+
+def test_another_route_argument_is_another_payload(same: Same, framework: Framework, settings: Any) -> None:
+    view = framework.view(lambda request, **route: work(request), idempotent("tests.route"))
+    if framework.name == "plain":
+        view = token_required(view)
+    settings.ROOT_URLCONF = (path("users/<int:user>/orders/<str:order>/", view),)
+    assert not same("/users/1/orders/2/", "/users/2/orders/1/")
+    assert not same("/users/1/orders/2/", "/users/1/orders/3/")
+    assert not same("/users/1/orders/11/", "/users/11/orders/1/")
+
+
+class Seat:
+    """What a converter may make of a path, without a text of its own."""
+
+    def __init__(self, number: str) -> None:
+        self.number = number
+
+
+class NamedSeat(Seat):
+    def __str__(self) -> str:
+        return f"seat {self.number}"
+
+
+CONVERTERS: dict[str, Any] = {
+    "seat": Seat,
+    "seats": lambda value: [Seat(value)],
+    "named_seat": NamedSeat,
+    "user": lambda value: User.objects.get(pk=value),
+}
+for name, make in CONVERTERS.items():
+    converter = type(name, (), {"regex": "[0-9]+", "to_python": lambda self, value, make=make: make(value)})
+    register_converter(converter, f"payloads_{name}")
+
+
+def serve_at(settings: Any, pattern: Any) -> None:
+    make = re_path if pattern.startswith("^") else path
+    view = idempotent("tests.converted")(lambda request, *args, **route: plain_answer(request))
+    settings.ROOT_URLCONF = (make(pattern, token_required(view)),)
+
+
+@pytest.mark.parametrize("pattern", ["^([0-9]+)/$", "<payloads_user:payee>/", "<payloads_named_seat:seat>/"])
+def test_a_route_argument_of_any_type_counts(same: Same, settings: Any, pattern: str) -> None:
+    serve_at(settings, pattern)
+    first, second = UserFactory().pk, UserFactory().pk
+    assert same(f"/{first}/", f"/{first}/")
+    assert not same(f"/{first}/", f"/{second}/")
+
+
+@pytest.mark.parametrize("kind", ["seat", "seats"])
+def test_a_route_argument_without_a_text_is_refused(alice: Caller, settings: Any, caplog: Any, kind: str) -> None:
+    """Its text is an address in memory, by which an honest retry would be another request."""
+    serve_at(settings, f"<payloads_{kind}:seat>/")
+    for _ in range(2):
+        assert alice.post("/1/", key="k").status_code == 500
+    assert "Give the type a __str__" in caplog.text
+    assert (effects(), records()) == (0, [])
+
+
+def test_the_route_is_read_only_for_a_key(alice: Caller, settings: Any) -> None:
+    class Unreadable:
+        def __str__(self) -> str:
+            raise ValueError
+
+    view = idempotent("tests.route", required=False)(lambda request, value: plain_answer(request))
+    settings.ROOT_URLCONF = (path("", token_required(view), {"value": Unreadable()}),)
+    assert alice.post().status_code == 201
+    assert alice.post(key="k").status_code == 500
+    assert effects() == 1

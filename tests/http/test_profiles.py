@@ -1,7 +1,4 @@
-"""The profiles on the wire: each refusal and replay as its own source names it, by the setting and by the option.
-
-The rules of the Agentic Commerce Protocol are those of ``rfcs/rfc.agentic_checkout.md``, section 6.
-"""
+"""What an answer says of its key: ``Idempotency-Status``, and the names that each profile's own source gives."""
 
 from __future__ import annotations
 
@@ -10,17 +7,21 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.decorators import login_required
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpResponse
+from django.db import transaction
+from django.http import HttpResponse, JsonResponse
+from django.urls import path
 
-from idempotency import ACCEPTED, PARK, Operation, exceptions, idempotent
+from idempotency import ACCEPTED, PARK, REEXECUTE, Attach, Operation, claim, exceptions, idempotent
 from idempotency.http.checks import check_profiles
 from idempotency.http.key_status import KeyStatusView
 from idempotency.http.problems import PROFILES, response_for
+from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import Caller, claim_anew, effects
-from tests.http.serving import Framework, Serve
-from tests.http.views import plain_answer, work
+from tests.http.serving import OUTSIDE, Framework, Serve, serve_answer
+from tests.http.views import CrashError, PlainView, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -31,35 +32,25 @@ ERRORS = {
 }
 
 
-def stripe(type_: str, code: str) -> Any:
-    return {"error": {"type": type_, "code": code}}
-
-
-def acp(code: str) -> Any:
-    return {"type": "invalid_request", "code": code}
-
-
-#: The status and the body of each answer, without its message for people.
-ANSWERS: dict[str, dict[str, tuple[int, Any]]] = {
+#: The status of each answer, and its body without the message for people.
+ANSWERS: dict[str, dict[str, tuple[int, str, str]]] = {
     "stripe": {
-        "missing": (400, stripe("invalid_request_error", "idempotency_key_missing")),
-        "invalid": (400, stripe("invalid_request_error", "idempotency_key_invalid")),
-        "reused": (400, stripe("idempotency_error", "idempotency_key_reused")),
-        "running": (409, stripe("idempotency_error", "idempotency_key_in_use")),
+        "missing": (400, "invalid_request_error", "idempotency_key_missing"),
+        "invalid": (400, "invalid_request_error", "idempotency_key_invalid"),
+        "reused": (400, "idempotency_error", "idempotency_key_reused"),
+        "running": (409, "idempotency_error", "idempotency_key_in_use"),
     },
     "acp": {  # 6.1, 6.2 and 6.4
-        "missing": (400, acp("idempotency_key_required")),
-        "invalid": (400, acp("idempotency_key_invalid")),
-        "reused": (422, acp("idempotency_conflict")),
-        "running": (409, acp("idempotency_in_flight")),
+        "missing": (400, "invalid_request", "idempotency_key_required"),
+        "invalid": (400, "invalid_request", "idempotency_key_invalid"),
+        "reused": (422, "invalid_request", "idempotency_conflict"),
+        "running": (409, "invalid_request", "idempotency_in_flight"),
     },
 }
 
 
 @pytest.mark.parametrize("profile", ANSWERS)
-def test_a_replay_and_each_refusal_are_told_as_the_source_tells_them(
-    alice: Caller, framework: Framework, settings: Any, profile: str
-) -> None:
+def test_a_profile_is_told_as_by_its_source(alice: Caller, framework: Framework, settings: Any, profile: str) -> None:
     settings.IDEMPOTENCY = {"PROFILE": profile}
     framework.serve()
     first, replay = (alice.post(data={"amount": 1}, key="k") for _ in range(2))
@@ -73,9 +64,11 @@ def test_a_replay_and_each_refusal_are_told_as_the_source_tells_them(
     assert int(refused["running"]["Retry-After"]) >= 1
     for case, answer in refused.items():
         body = answer.json()
-        assert answer["Content-Type"] == "application/json"
+        status, type_, code = ANSWERS[profile][case]
+        assert (answer.status_code, answer["Content-Type"]) == (status, "application/json")
+        told = {"type": type_, "code": code}
         assert body.get("error", body).pop("message")
-        assert (answer.status_code, body) == ANSWERS[profile][case]
+        assert body == ({"error": told} if profile == "stripe" else told)
     assert effects() == 1
 
 
@@ -91,8 +84,8 @@ def checkout(framework: Framework, serve: Serve, settings: Any) -> None:
 def test_6_1_the_scope_is_identity_and_path(alice: Caller, bob: Caller) -> None:
     paths = ["/", "/sessions/1/", "/sessions/2/", "/sessions/é/", f"/sessions/{'x' * 300}/"]
     for caller in (alice, bob):
-        for path in paths:
-            first, replay = (caller.post(path, key="k" * 255) for _ in range(2))
+        for url in paths:
+            first, replay = (caller.post(url, key="k" * 255) for _ in range(2))
             assert (first.status_code, replay["Idempotent-Replayed"]) == (201, "true")
     assert effects() == 2 * len(paths)
     alice.post("/sessions/1/", key="order-71")
@@ -110,9 +103,7 @@ def test_6_1_the_scope_is_identity_and_path(alice: Caller, bob: Caller) -> None:
         (b'{"a": 1}', b'{"a": "1"}', False),
     ],
 )
-def test_6_2_bodies_are_compared_by_their_json_and_headers_do_not_count(
-    alice: Caller, first: bytes, second: bytes, same: bool
-) -> None:
+def test_6_2_only_the_json_of_bodies_is_compared(alice: Caller, first: bytes, second: bytes, same: bool) -> None:
     alice.post(data=first, key="k", headers={"Request-Id": "1"})
     assert alice.post(data=second, key="k", headers={"Request-Id": "2"}).status_code == (201 if same else 422)
 
@@ -163,7 +154,8 @@ def test_an_error_of_the_project_keeps_its_status_and_code(settings: Any, rf: An
     settings.IDEMPOTENCY = {"PROFILE": "acp"}
     response = response_for(TooManyKeysError("Slow down."), rf.post("/"))
     assert response.status_code == 429
-    assert json.loads(response.content) == {**acp("shop_too_many_keys"), "message": "Slow down."}
+    told = {"type": "invalid_request", "code": "shop_too_many_keys", "message": "Slow down."}
+    assert json.loads(response.content) == told
 
 
 def test_a_setting_of_ones_own_comes_before_the_profile(alice: Caller, serve: Serve, settings: Any) -> None:
@@ -194,3 +186,122 @@ def test_the_status_of_a_key_needs_a_scope_without_a_path(rf: Any) -> None:
 def test_an_operation_that_breaks_a_rule_of_its_profile_is_reported(policy: Any, expected: list[str]) -> None:
     Operation("tests.rules", **policy)
     assert [message.id for message in check_profiles(None) if "tests.rules" in message.msg] == expected
+
+
+# Idempotency-Status, on every response to a request with a key, and the page of a problem
+
+
+HEADER = "Idempotency-Status"
+
+
+def test_each_answer_of_a_protected_view_says_it(alice: Caller, framework: Framework) -> None:
+    framework.serve()
+    assert [alice.post(key="k")[HEADER] for _ in range(2)] == ["executed", "replayed"]
+    assert alice.post(data={"a": 1}, key="k")[HEADER] == "reused"
+    claim_anew()
+    assert alice.post(key="k")[HEADER] == "in-progress"
+    IdempotencyRecord.objects.update(status=Status.PARKED, lease_expires_at=None)
+    assert alice.post(key="k")[HEADER] == "unknown"
+    not_recorded = {
+        "no key": alice.post(),
+        "bad key": alice.post(key="a,b"),
+        "bad payload": alice.post(data=b'{"a": 1e999}', key="l"),
+        "a 503 of the handler": alice.post("/?status=503", key="n"),
+    }
+    if framework.name == "drf":
+        not_recorded["what DRF itself refuses"] = refused = alice.post(data=b"{oops", key="m")
+        assert (refused.status_code, refused["Idempotency-Key"]) == (400, "m")
+    assert [case for case, answer in not_recorded.items() if answer[HEADER] != "not-recorded"] == []
+
+
+def test_without_a_key_an_answer_says_nothing(alice: Caller, framework: Framework) -> None:
+    framework.serve(required=False)
+    assert HEADER not in alice.post()
+
+
+def test_a_duplicate_that_gets_202_is_in_progress_and_a_job_until_it_ends(alice: Caller, serve: Serve) -> None:
+    states = iter([202, 200])
+    attached: Any = {"in_progress": Attach(lambda scope: "/jobs/1/")}
+    job = idempotent("tests.job", rebuild=lambda *_: HttpResponse(status=next(states)), **attached)
+    accepted = idempotent("tests.accepted", in_progress=ACCEPTED)(plain_answer)
+    serve(job(lambda request: HttpResponse(status=202)), **{"accepted/": accepted})
+    assert [alice.post(key="k")[HEADER] for _ in range(3)] == ["executed", "in-progress", "replayed"]
+    alice.post("/accepted/", key="k")
+    claim_anew()
+    duplicate = alice.post("/accepted/", key="k")
+    assert (duplicate.status_code, duplicate[HEADER]) == (202, "in-progress")
+
+
+def test_a_response_that_is_no_longer_kept_is_recorded(alice: Caller, serve: Serve) -> None:
+    serve(idempotent("tests.gone", body_ttl=timedelta(hours=1))(plain_answer))
+    alice.post(key="k")
+    IdempotencyRecord.objects.update(response_body=None, response_status=None, response_headers=None)
+    assert alice.post(key="k")[HEADER] == "recorded"
+
+
+@pytest.mark.usefixtures("middleware")
+@pytest.mark.parametrize(
+    ("policy", "status"),
+    [({}, "not-recorded"), ({"transaction": False, "recovery": REEXECUTE}, "not-recorded"), (OUTSIDE, "unknown")],
+    ids=["in a transaction", "outside, runs again", "outside, parked"],
+)
+def test_the_500_of_a_crash_has_the_headers_of_every_answer(
+    alice: Caller, framework: Framework, transport: str, policy: Any, status: str
+) -> None:
+    alice.transport = transport
+    framework.serve(work, **policy)
+    crashed = alice.post("/?crash=1", key="k")
+    assert crashed.status_code == 500
+    assert (crashed[HEADER], crashed["Idempotency-Key"], crashed["Idempotency-Retention"]) == (status, "k", "259200")
+
+
+@pytest.mark.usefixtures("middleware")
+def test_a_crash_after_the_commit_was_an_execution(alice: Caller, serve: Serve) -> None:
+    def fail() -> None:
+        raise CrashError
+
+    serve_answer(serve, lambda: transaction.on_commit(fail) or HttpResponse())
+    crashed = alice.post(key="k")
+    assert (crashed.status_code, crashed[HEADER]) == (500, "executed")
+    assert alice.post(key="k")[HEADER] == "replayed"
+
+
+class Mixed(PlainView):
+    patch = idempotent("tests.mixed")(PlainView.post)
+
+
+@pytest.mark.usefixtures("middleware")
+def test_a_route_that_takes_no_key_ignores_it(alice: Caller, anonymous: Caller, serve: Serve, settings: Any) -> None:
+    protected = idempotent("tests.protected")(plain_answer)
+    serve(plain_answer, **{"mixed/": Mixed.as_view(), "protected/": protected})
+    assert alice.post(key="k")[HEADER] == "ignored"
+    assert HEADER not in alice.post()
+    assert alice.post("/mixed/", key="k")[HEADER] == "ignored"
+    assert alice.request("PATCH", "/mixed/", key="k")[HEADER] == "executed"
+    assert alice.request("PUT", "/protected/", key="k")[HEADER] == "ignored"
+    assert HEADER not in alice.post("/nowhere/", key="k")
+    # What refuses a request before the handler is another matter: the route takes a key.
+    settings.ROOT_URLCONF = (path("", login_required(protected)), path("mixed/", login_required(Mixed.as_view())))
+    assert anonymous.post(key="k")[HEADER] == "not-recorded"
+    assert anonymous.post("/mixed/", key="k")[HEADER] == "ignored"
+    assert anonymous.request("PATCH", "/mixed/", key="k")[HEADER] == "not-recorded"
+
+
+@pytest.mark.usefixtures("middleware")
+def test_a_view_that_claims_by_itself_may_say_it_itself(alice: Caller, serve: Serve) -> None:
+    @serve
+    def view(request: Any) -> HttpResponse:
+        with claim("tests.block", account_id="a", key=request.headers["Idempotency-Key"], payload=None) as run:
+            run.result = 1
+        return JsonResponse({}, headers={HEADER: "replayed" if run.replayed else "executed"})
+
+    assert [alice.post(key="k")[HEADER] for _ in range(2)] == ["executed", "replayed"]
+    claim_anew()
+    assert alice.post(key="k")[HEADER] == "in-progress"
+
+
+def test_the_type_of_a_problem_leads_to_its_page(alice: Caller, framework: Framework, settings: Any) -> None:
+    framework.serve()
+    assert alice.post().json()["type"] == "urn:idempotency:problem:key-missing"
+    settings.IDEMPOTENCY = {"PROBLEM_DOCS": "https://docs.example.com/problems.html"}
+    assert alice.post().json()["type"] == "https://docs.example.com/problems.html#key-missing"

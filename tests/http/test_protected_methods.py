@@ -1,10 +1,12 @@
-"""Which methods of a protected view are protected, and which pass through."""
+"""Which methods a declaration protects, and which declarations are refused because they could not protect."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.mixins import PermissionRequiredMixin
 from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -17,11 +19,11 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 
 from idempotency import Operation, idempotent
+from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import Caller, assert_refused, effects, replayed
-from tests.http.declaring import METHODS, WAYS, EveryMethod, protecting, runs_once
-from tests.http.serving import Serve
-from tests.http.views import PlainView, drf_answer, plain_answer
+from tests.http.serving import METHODS, WAYS, Creating, Declaring, EveryMethod, Serve, protecting, refused, runs_once
+from tests.http.views import Methods, MethodView, ModelActions, PlainView, drf_answer, plain_answer
 
 # Whether a method is protected is decided before the database is asked.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_62, pytest.mark.once]
@@ -90,11 +92,7 @@ def test_head_of_a_protected_get_is_protected_too(alice: Caller, serve: Serve, a
 
 
 def test_a_protected_handler_that_another_one_calls_is_protected(alice: Caller, serve: Serve) -> None:
-    class Delegating(View):
-        @idempotent("tests.delegated")
-        def post(self, request: HttpRequest) -> HttpResponse:
-            return plain_answer(request)
-
+    class Delegating(MethodView):
         @idempotent("tests.helper")
         def pay(self, request: HttpRequest) -> HttpResponse:
             return plain_answer(request)
@@ -146,19 +144,125 @@ def test_a_function_that_serves_none_of_the_methods_is_protected(alice: Caller, 
     assert runs_once(alice, method, "/class/")
 
 
-def test_a_method_of_what_is_not_a_view_is_a_function(alice: Caller, serve: Serve) -> None:
-    class Service:
+def test_an_operations_own_methods_come_first_and_those_of_a_function_next(alice: Caller, serve: Serve) -> None:
+    class Service:  # is no view, so its method is a function
         @idempotent("tests.service")
         def run(self, request: HttpRequest) -> HttpResponse:
             return plain_answer(request)
 
-    serve(Service().run)
-    assert [runs_once(alice, method) for method in ("POST", "PUT")] == [True, False]
-
-
-def test_an_operations_own_methods_come_first(alice: Caller, serve: Serve) -> None:
     view = protecting("mixin", Changing, {"change": Operation("tests.change", methods=("PATCH",))})
     function = idempotent("tests.put", methods=["PUT"])(plain_answer)
-    serve(view.as_view({"put": "change", "patch": "change"}), **{"function/": function})
-    assert [runs_once(alice, method) for method in ("PATCH", "PUT")] == [True, False]
-    assert [runs_once(alice, method, "/function/") for method in ("PUT", "POST")] == [True, False]
+    routed = view.as_view({"put": "change", "patch": "change"})
+    serve(routed, **{"function/": function, "service/": Service().run})
+    for url, protected, other in (("/", "PATCH", "PUT"), ("/function/", "PUT", "POST"), ("/service/", "POST", "PUT")):
+        assert [runs_once(alice, method, url) for method in (protected, other)] == [True, False]
+
+
+# What could not be protected as it is declared is refused when it is declared
+
+
+def test_a_function_whose_methods_its_operation_leaves_out_is_refused() -> None:
+    with refused("protects nothing: PlainView.as_view() serves GET, POST"):
+        idempotent("tests.class", methods=("PUT",))(PlainView.as_view())
+    with refused("protects nothing: drf_answer() serves PUT"):
+        api_view(["PUT"])(idempotent("tests.drf", methods=("POST",))(drf_answer))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_handler_that_its_operation_leaves_out_is_refused(way: str) -> None:
+    post_only = Operation("tests.post", methods=("POST",))
+    with refused("protects nothing: Put.put serves PUT, and its methods are POST"):
+        protecting(way, type("Put", (Methods, APIView), {}), {"put": post_only})
+    # Of an action, only the route tells the methods.
+    view = protecting(way, ModelActions, {"update": post_only})
+    view.as_view({"get": "list", "post": "update"})
+    with refused("protects nothing: ModelActions.update, as routed, serves PUT"):
+        view.as_view({"get": "list", "put": "update"})
+
+
+def test_wrong_mappings_are_refused() -> None:
+    with refused("must map the names of handlers to operations"):
+        type("Listed", (IdempotentMixin, APIView), {"idempotent_operations": ["post"]})
+    with refused("names 'creat', but Misspelt has no such handler"):
+        type("Misspelt", (IdempotentMixin, viewsets.ViewSet), {"idempotent_operations": {"creat": "tests.misspelt"}})
+    with refused("before authentication"):
+        protecting("mixin", APIView, {"dispatch": "tests.dispatch"})
+    with refused("'tests.mixin', but @idempotent on the method gives it to 'declarations.creating'"):
+        protecting("mixin", type("Twice", (Creating, APIView), {}), {"post": "tests.mixin"})
+    mixed = type("Mixed", (IdempotentMixin, Methods, APIView), {})
+    with refused("is an attribute of the class Mixed, not an argument of as_view()"):
+        mixed.as_view(idempotent_operations={"post": "tests.late"})  # type: ignore[attr-defined]
+
+
+class Asking(PermissionRequiredMixin, PlainView):
+    permission_required = "testproject.add_transfer"
+
+
+@pytest.mark.parametrize("base", [PlainView, Asking, type("Drf", (Methods, APIView), {})])
+def test_the_decorator_on_dispatch_is_refused(base: Any) -> None:
+    with refused(f"{base.__name__}.dispatch, where it would run before authentication and permissions"):
+        protecting("decorator", base, {"dispatch": "tests.dispatch"})
+
+
+def test_the_decorator_within_method_decorator_or_without_a_name_is_refused() -> None:
+    """``method_decorator`` would hide from the class what is protected, and where."""
+
+    def post(self: Any, request: Any) -> Any: ...
+
+    decorate = idempotent("tests.hidden")
+    with refused("Put it on the method itself, without method_decorator()."):
+        method_decorator(decorate)(post)
+    for name in ("post", "dispatch"):
+        with refused("post = idempotent('tests.hidden')(Base.post)"):
+            method_decorator([never_cache, decorate], name=name)(type("Hidden", (PlainView,), {}))
+    with refused('write @idempotent("orders.create"), with a name of your own, above plain_answer'):
+        idempotent(plain_answer)  # type: ignore[arg-type]
+    with refused('write @idempotent("orders.create"), with a name of your own.'):
+        idempotent()
+
+
+def test_the_decorator_above_what_asks_for_the_caller_is_refused() -> None:
+    decorated: Any = method_decorator(login_required, name="dispatch")(type("Login", (PlainView,), {}))
+    for view in (Asking.as_view(), decorated.as_view(), login_required(decorated.as_view()), api_view()(drf_answer)):
+        with refused("where it would run before dispatch(), which may check a login or a permission"):
+            idempotent("tests.asking")(view)
+    with refused("is above login_required"):
+        idempotent("tests.asking")(login_required(plain_answer))
+    below = type("Below", (APIView,), {"post": method_decorator(login_required)(Methods.post)})
+    with refused("is above login_required"):
+        protecting("mixin", below, {"post": "tests.below"})
+
+
+@pytest.mark.parametrize(
+    ("base", "name"), [(View, "setup"), (APIView, "setup"), (APIView, "initial"), (APIView, "check_permissions")]
+)
+def test_a_hook_whose_answer_is_thrown_away_is_refused_and_stops_the_request_if_it_is_hidden(
+    alice: Caller, serve: Serve, base: Any, name: str
+) -> None:
+    def hook(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        getattr(super(view, self), name)(request, *args, **kwargs)
+
+    def post(self: Any, request: Any) -> Any:
+        ran.append(request)
+
+    ran: list[Any] = []
+    hook.__name__, hook.__qualname__ = name, f"Shop.{name}"
+    for way in WAYS:
+        with refused("its answer is ignored"):
+            protecting(way, type("Shop", (base,), {name: hook}), {name: Operation("tests.refused")})
+    decorated: Any = method_decorator(never_cache)(idempotent("tests.hook")(hook))
+    view: Any = type("Shop", (base,), {name: decorated, "post": post})
+    serve(view.as_view())
+    assert alice.post(key="k").status_code == 500
+    assert ran == []
+    guarded = type("Guarded", (view,), {"put": idempotent("tests.put")(post)})
+    with refused("which is no handler: its answer is ignored"):
+        guarded.as_view()
+
+
+def test_a_handler_that_is_replaced_after_its_class_was_made_is_refused() -> None:
+    mixed: Any = type("Mixed", (Declaring, Methods, APIView), {})
+    mixed.as_view()
+    mixed.post = Methods.post
+    with refused("Mixed.post was replaced after the class was made, so 'tests.declaring' does not protect it"):
+        mixed.as_view()

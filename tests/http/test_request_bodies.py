@@ -128,35 +128,26 @@ class Counting(FileUploadHandler):
         return None
 
 
-def leave(http: HttpRequest, counting: Counting) -> None:
-    counting.seen = -1
-
-
-def insert(http: HttpRequest, counting: Counting) -> None:
-    http.upload_handlers.insert(0, counting)
-
-
-def replace(http: HttpRequest, counting: Counting) -> None:
-    http.upload_handlers = [counting, TemporaryFileUploadHandler(http)]
-
-
-@pytest.mark.parametrize("choose", [leave, insert, replace])
+@pytest.mark.parametrize("choice", ["leave", "insert", "replace"])
 @sizes
 def test_an_upload_is_fingerprinted_and_its_handler_chooses_how_it_is_stored(
-    alice: Caller, framework: Framework, transport: str, size: int, choose: Any
+    alice: Caller, framework: Framework, transport: str, size: int, choice: str
 ) -> None:
     alice.transport = transport
 
     def handler(request: Any) -> dict[str, Any]:
         http = getattr(request, "_request", request)
         counting = Counting(http)
-        choose(http, counting)
+        if choice == "insert":
+            http.upload_handlers.insert(0, counting)
+        elif choice == "replace":
+            http.upload_handlers = [counting, TemporaryFileUploadHandler(http)]
         work(request)
         files = {name: len(file.read()) for name, file in request.FILES.items()}
         return {"counted": counting.seen, "sizes": files, "amount": request.POST["amount"]}
 
     framework.serve(handler)
-    counted = -1 if choose is leave else size
+    counted = 0 if choice == "leave" else size
     first = alice.post(key="k", **upload(size))
     assert json.loads(first.content) == {"counted": counted, "sizes": {"file": size}, "amount": "1"}
     replay = alice.post(key="k", **upload(size, boundary="two"))
@@ -182,9 +173,7 @@ def test_a_form_that_was_parsed_before_is_the_same_form(alice: Caller, serve: Se
 
 @sizes
 @pytest.mark.parametrize(("name", "method"), [("plain", "PUT"), ("plain", "PATCH"), ("drf", "PATCH")])
-def test_a_form_that_a_middleware_has_parsed_for_another_method(
-    alice: Caller, serve: Serve, name: str, method: str, size: int
-) -> None:
+def test_a_form_that_was_parsed_early(alice: Caller, serve: Serve, name: str, method: str, size: int) -> None:
     def handler(request: Any) -> dict[str, Any]:
         work(request)
         files = request.FILES if name == "plain" else request.data
@@ -243,8 +232,7 @@ def test_a_form_that_was_asked_for_and_is_not_parsed_is_compared_by_its_bytes(al
 
 def test_the_stream_of_a_large_form_is_read_as_unprotected(alice: Caller, serve: Serve) -> None:
     Framework("plain", serve).serve_twins(lambda request: {"length": len(request.read())})
-    protected, twin = with_twin(alice, **upload(LARGE))
-    assert protected.content == twin.content
+    assert len({answer.content for answer in with_twin(alice, **upload(LARGE))}) == 1
 
 
 @sizes

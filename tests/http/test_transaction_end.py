@@ -85,8 +85,7 @@ def test_raised_and_returned_failures_of_drf_are_both_defined(alice: Caller, ser
         return Response(answer, status=400)
 
     # DRF's own set_rollback() is about ATOMIC_REQUESTS, so it does nothing without.
-    kept = {"raise": 0, "undo": 0, "undo-as-drf": 0 if atomic else 1, "return": 1}
-    for how, wrote in kept.items():
+    for how, wrote in {"raise": 0, "undo": 0, "undo-as-drf": 0 if atomic else 1, "return": 1}.items():
         first, _ = replayed(alice, data={"how": how}, key=how, wrote=wrote)
         assert first.status_code == 400
 
@@ -119,9 +118,7 @@ ASYNC = ("async_function", "async_method")
 
 @pytest.mark.scenario_20
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_passes_through_has_the_transaction_of_atomic_requests_unless_it_is_async(
-    alice: Caller, kind: str, request: pytest.FixtureRequest
-) -> None:
+def test_what_passes_through_has_its_transaction_unless_async(alice: Caller, kind: str, request: Any) -> None:
     url = f"/kinds/{kind}/"
     for atomic in (False, True)[: 1 if kind in ASYNC else 2]:
         if atomic:
@@ -153,7 +150,7 @@ def test_what_is_not_protected_keeps_its_transaction(alice: Caller, serve: Serve
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("kind", [*ASYNC, "without a key"])
 def test_what_passes_through_an_async_view_is_refused_as_django_refuses_it(
-    alice: Caller, serve: Serve, kind: str, transport: str, caplog: pytest.LogCaptureFixture
+    alice: Caller, serve: Serve, kind: str, transport: str, caplog: Any
 ) -> None:
     alice.transport = transport
     optional: Any = idempotent("tests.optional", required=False)(async_answer)
@@ -169,16 +166,12 @@ def test_what_passes_through_an_async_view_is_refused_as_django_refuses_it(
 def test_an_async_view_that_the_project_has_exempted_passes_through(alice: Caller, serve: Serve, kind: str) -> None:
     view: Any = AsyncMethodView.as_view() if kind == "async_method" else idempotent("tests.async")(async_answer)
     serve(transaction.non_atomic_requests(view))
-    got = alice.get()
-    assert got.status_code == 201
-    assert not json.loads(got.content)["in_transaction"]
-    assert json.loads(alice.post(key="k").content)["in_transaction"]
+    for answer, in_transaction in ((alice.get(), False), (alice.post(key="k"), True)):
+        assert (answer.status_code, answer.json()["in_transaction"]) == (201, in_transaction)
 
 
 @pytest.mark.usefixtures("atomic_requests")
-def test_a_class_that_is_protected_as_a_whole_and_what_runs_outside_have_no_transaction(
-    alice: Caller, serve: Serve
-) -> None:
+def test_a_whole_class_and_what_runs_outside_have_no_transaction(alice: Caller, serve: Serve) -> None:
     class Whole(PlainView):
         @classmethod
         def as_view(cls, **initkwargs: Any) -> Any:
@@ -197,12 +190,8 @@ def test_a_class_that_is_protected_as_a_whole_and_what_runs_outside_have_no_tran
 @pytest.mark.failure_23
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("way", ["hidden", "inside"])
-def test_an_open_transaction_around_the_view_is_an_error_that_names_the_remedy(
-    alice: Caller, serve: Serve, way: str, caplog: Any
-) -> None:
-    class Hidden(View):
-        """Another decorator hides from the class what is protected."""
-
+def test_an_open_transaction_is_an_error_with_the_remedy(alice: Caller, serve: Serve, way: str, caplog: Any) -> None:
+    class Hidden(View):  # from which another decorator hides what is protected
         @method_decorator(never_cache)
         @idempotent("atomic.hidden")
         def post(self, request: HttpRequest) -> HttpResponse:

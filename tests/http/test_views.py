@@ -18,11 +18,9 @@ from rest_framework.views import APIView
 from idempotency import Operation, current_claim, idempotent, require_claim
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http import views
 from tests.http.callers import Caller, assert_nothing_kept, assert_refused, problem_code, replayed
-from tests.http.declaring import WAYS, protecting
-from tests.http.serving import OUTSIDE, Serve, policies
-from tests.http.views import KINDS, Methods, PlainView, drf_answer, plain_answer, work
+from tests.http.serving import OUTSIDE, WAYS, Serve, policies, protecting
+from tests.http.views import KINDS, LabelSerializer, Methods, PlainView, drf_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.http.views")]
 
@@ -42,8 +40,7 @@ def test_every_kind_of_view_runs_once_and_replays(alice: Caller, kind: str, tran
     record = IdempotencyRecord.objects.get()
     assert (record.account_id, record.operation, record.idempotency_key) == (str(alice.user.pk), KINDS[kind][1], "k")
     assert (record.status, record.attempt, record.response_status) == ("completed", 1, 201)
-    assert record.completed_at is not None
-    assert record.lease_expires_at is None
+    assert (record.completed_at is None, record.lease_expires_at) == (False, None)
     assert_refused(alice, "idempotency_key_reused", url, {"amount": 2}, key="k")
 
 
@@ -61,18 +58,17 @@ def test_no_kind_of_view_keeps_anything_of_a_failure(alice: Caller, kind: str, a
 
 @pytest.mark.scenario_20
 def test_an_action_is_protected_by_a_decorator_above_its_own(alice: Caller, settings: Any) -> None:
-    class ViewSet(viewsets.GenericViewSet[Any]):
-        queryset = Transfer.objects.none()
-
+    class ViewSet(viewsets.ViewSet):
         @idempotent("tests.above")
         @action(detail=True, methods=["post"])
         def above(self, request: Request, pk: str) -> Response:
             return drf_answer(request)
 
     router = SimpleRouter()
-    router.register("transfers", ViewSet)
+    router.register("transfers", ViewSet, "transfer")
     settings.ROOT_URLCONF = tuple(router.urls)
     replayed(alice, "/transfers/1/above/")
+
     assert IdempotencyRecord.objects.get().operation == "tests.above"
 
 
@@ -83,16 +79,10 @@ PLAIN_API_VIEW: Any = type("PlainAPIView", (Methods, APIView), {})
 @pytest.mark.parametrize(
     "unprotectable",
     [
-        pytest.param(PlainView, id="view class"),
-        pytest.param(PLAIN_API_VIEW, id="APIView"),
-        pytest.param(PLAIN_API_VIEW.as_view(), id="as_view() of DRF"),
-        pytest.param(api_view(["POST"])(drf_answer), id="api_view"),
-        pytest.param(staticmethod(plain_answer), id="staticmethod"),
-        pytest.param(classmethod(plain_answer), id="classmethod"),
-        pytest.param(property(plain_answer), id="property"),
-        "view",
-        None,
+        *[PlainView, PLAIN_API_VIEW, PLAIN_API_VIEW.as_view(), api_view(["POST"])(drf_answer)],
+        *[staticmethod(plain_answer), classmethod(plain_answer), property(plain_answer), "view", None],
     ],
+    ids=["class", "APIView", "as_view()", "api_view", "staticmethod", "classmethod", "property", "text", "None"],
 )
 def test_a_decorator_that_could_not_protect_is_refused_when_applied(unprotectable: Any) -> None:
     with pytest.raises(ImproperlyConfigured, match=r"@idempotent\('tests.refused'\)"):
@@ -152,7 +142,7 @@ class Updating(viewsets.ModelViewSet[Transfer]):
     """DRF's own ``partial_update()`` calls ``update()``."""
 
     queryset = Transfer.objects.all()
-    serializer_class = views.LabelSerializer
+    serializer_class = LabelSerializer
 
     def perform_update(self, serializer: Any) -> None:
         super().perform_update(serializer)

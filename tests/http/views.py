@@ -77,13 +77,16 @@ async def async_answer(request: HttpRequest) -> HttpResponse:
     return await sync_to_async(plain_answer)(request)
 
 
-class AsyncMethodView(View):
-    @idempotent("kinds.async_method")
+class AsyncView(View):
     async def post(self, request: HttpRequest) -> HttpResponse:
         return await async_answer(request)
 
     async def get(self, request: HttpRequest) -> HttpResponse:
         return await async_answer(request)
+
+
+class AsyncMethodView(AsyncView):
+    post = idempotent("kinds.async_method")(AsyncView.post)
 
 
 class Methods:

@@ -73,13 +73,9 @@ charges = Operation("tests.admin.charges")
 refunds = Operation("tests.admin.refunds")
 
 
-def page_url(view: str, model: str, pk: object) -> str:
+def detail(pk: object, view: str = "change", model: str = "idempotencyrecord") -> str:
     app = {"idempotencyrecord": "idempotency", "outboxmessage": "idempotency_outbox"}[model]
     return reverse(f"admin:{app}_{model}_{view}", args=[pk])
-
-
-def detail(pk: int, view: str = "change", model: str = "idempotencyrecord") -> str:
-    return page_url(view, model, pk)
 
 
 def secret_record(**fields: Any) -> int:

@@ -49,12 +49,6 @@ ERROR = f"ValueError: no such card: {SECRET}"
 CARD = f'{{"card": "{SECRET}"}}'
 
 
-def parked_record() -> int:
-    pk = secret_record(expires=HOUR)
-    IdempotencyRecord.objects.update(status=Status.PARKED)
-    return pk
-
-
 def dead_message() -> int:
     (pk,) = make_messages(1, MessageStatus.DEAD, payload=CARD, headers={"Authorization": SECRET}, error=ERROR)
     return pk
@@ -63,7 +57,7 @@ def dead_message() -> int:
 PAGES = [
     Page(
         model=IdempotencyRecord,
-        make=parked_record,
+        make=lambda: secret_record(status=Status.PARKED, expires=HOUR),
         may_read="view_response_body",
         secrets=[CARD, f"Link: {SECRET}\nLink: second", f"reference {SECRET}", f"ValueError: {SECRET}"],
         columns=["response_body", '"error"'],

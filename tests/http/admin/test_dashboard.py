@@ -18,7 +18,7 @@ from idempotency.contrib.dashboard.admin import DashboardAdmin
 from idempotency.contrib.dashboard.counters import HOURS_KEPT, counters, this_hour
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord
+from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_once
 from idempotency.outbox.admin import OutboxMessageAdmin
 from idempotency.outbox.models import MessageStatus, OutboxMessage
@@ -67,12 +67,11 @@ def test_it_counts_the_last_hour_and_the_last_day_by_event_and_by_operation(clie
 
 def test_it_says_how_the_table_grows_and_when_a_purge_came_to_its_end(client: Client) -> None:
     log_in(client, superuser=True)
-    assert rows(client.get(DASHBOARD))["last complete purge"] == ["none in the last day"]
     make_records(3)
     write("claimed", 1, 10)
-    assert not purge_once(batch_size=2).exhausted
-    assert rows(client.get(DASHBOARD))["last complete purge"] == ["none in the last day"]
-    assert purge_once(batch_size=2).exhausted
+    for exhausted in (False, True):
+        assert rows(client.get(DASHBOARD))["last complete purge"] == ["none in the last day"]
+        assert purge_once(batch_size=2).exhausted is exhausted
     seen = rows(client.get(DASHBOARD))
     assert seen["growth in the last day"] == ["≤ +7 (3 purged)"]
     assert seen["last complete purge"][0].startswith("in the hour from")
@@ -137,6 +136,27 @@ with_others.register(OutboxMessage)
 urlpatterns = [path(f"{site.name}/", site.urls) for site in (admin.site, *SITES)]
 
 
+MODELS = [IdempotencyRecord, OutboxMessage, IdempotencyStep, IdempotencyCounter]
+own = AdminSite(name="own")
+own.register(MODELS)
+urlpatterns.append(path("own/", own.urls))
+
+
+@pytest.mark.urls(__name__)
+@pytest.mark.parametrize("model", MODELS)
+def test_an_admin_of_the_project_shows_its_own_pages(client: Client, model: Any) -> None:
+    (record,) = make_records(1)
+    make_messages(1)
+    IdempotencyStep.objects.create(record_id=record, account_id="1", name="a", result="{}")
+    write("claimed", 0, 1)
+    row, staff = model._default_manager.first(), log_in(client, superuser=True)
+    address = f"/own/{model._meta.app_label}/{model._meta.model_name}/"
+    for url in (address, f"{address}{row.pk}/change/", f"{address}add/", f"{address}{row.pk}/delete/"):
+        page = staff.get(url)
+        assert page.status_code == 200
+        assert [one.name for one in page.templates if one.name and one.name.startswith("idempotency/")] == []
+
+
 @pytest.mark.urls(__name__)
 def test_each_admin_site_has_a_dashboard_of_its_own(client: Client) -> None:
     make_records(1, Status.PARKED, idempotency_key="<i>", account_id="<i>", operation="<i>")
@@ -153,11 +173,3 @@ def test_each_admin_site_has_a_dashboard_of_its_own(client: Client) -> None:
 @pytest.mark.parametrize("permissions", [[], ["view_outboxmessage", "view_response_body"]])
 def test_nobody_else_sees_it(client: Client, permissions: list[str]) -> None:
     assert log_in(client, *permissions).get(DASHBOARD).status_code == 403
-
-
-def test_the_page_needs_neither_inline_code_nor_another_host(client: Client) -> None:
-    make_records(1, Status.PARKED)
-    shown = log_in(client, superuser=True).get(DASHBOARD).content.decode()
-    body = shown[shown.index("idempotency-grid") :]
-    assert re.findall(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)|\sstyle=|\son\w+=", body) == []
-    assert re.findall(r'(?:src|href)="(?:https?:)?//', shown) == []

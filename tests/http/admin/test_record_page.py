@@ -187,10 +187,8 @@ def test_a_parked_record_is_resolved_after_a_question_and_leaves_an_audit_entry(
     assert answer.endswith(": 1 idempotency record.")
     assert state_of(pk) == ("completed" if action == "record_outcome" else "recoverable", 1)
     history = text(operator.get(detail(pk, "history")))
-    assert "asked the bank" in history
-    assert "staff" in history
-    entry = LogEntry.objects.get()
-    assert (entry.object_id, entry.user.username) == (str(pk), "staff")
+    assert [part for part in ("asked the bank", "staff") if part not in history] == []
+    assert LogEntry.objects.values_list("object_id", "user__username").get() == (str(pk), "staff")
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -265,8 +263,7 @@ STATE_LEAVES_NOTHING = "Its state leaves nothing to decide here."
 @pytest.mark.parametrize(
     ("action", "name", "why"),
     [
-        *[(action, "completed", STATE_LEAVES_NOTHING) for action in ACTIONS],
-        *[(action, "newer", STATE_LEAVES_NOTHING) for action in ACTIONS],
+        *[(action, state, STATE_LEAVES_NOTHING) for action in ACTIONS for state in ("completed", "newer")],
         ("record_outcome", "unknown", "No operation of this name is declared in this process."),
         ("mark_not_executed", "alive", STATE_LEAVES_NOTHING),
         ("release", "alive", "Wait until the lease is over."),

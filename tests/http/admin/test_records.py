@@ -74,9 +74,7 @@ def test_a_long_body_is_shown_in_part(reader: Client, monkeypatch: pytest.Monkey
         ("  ", ["k", "alice", "8e03978e-2", "8e03978e-1"]),
     ],
 )
-def test_a_record_is_found_by_its_key_and_by_its_account(
-    viewer: Client, term: str, keys: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_is_found_by_key_and_account(viewer: Client, term: str, keys: list[str], monkeypatch: Any) -> None:
     monkeypatch.setattr(statement_timeout, "LIMIT", 60)  # a busy machine takes longer, above all with many shards
     make_records(1, account_id="alice", idempotency_key="8e03978e-1")
     make_records(1, account_id="alice", idempotency_key="8e03978e-2")
@@ -99,9 +97,7 @@ def test_an_account_is_found_by_the_name_of_its_user_by_those_who_may_view_users
     assert found(viewer, q="carol jones") == []
 
 
-def test_an_unfinished_record_is_found_by_its_key_in_a_table_too_large_to_be_searched(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unfinished_record_is_found_by_its_key_in_any_table(viewer: Client, monkeypatch: Any) -> None:
     make_records(1, Status.PARKED, idempotency_key="parked-1")
     make_records(1, account_id="alice", idempotency_key="completed-1")
     # Each look at the clock is after the end of the search.
@@ -114,9 +110,7 @@ def test_an_unfinished_record_is_found_by_its_key_in_a_table_too_large_to_be_sea
 
 
 @pytest.mark.parametrize("query", [{"operation": charges.name}, {"idempotency_key": "k"}])
-def test_a_list_without_an_index_is_empty_and_says_so_if_it_takes_too_long(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch, query: dict[str, str]
-) -> None:
+def test_a_list_that_takes_too_long_is_empty(viewer: Client, monkeypatch: Any, query: dict[str, str]) -> None:
     make_records(1, operation=charges.name, idempotency_key="k")
     assert found(viewer, **query) == ["k"]
     monkeypatch.setattr(statement_timeout, "LIMIT", 0)
@@ -173,9 +167,7 @@ def test_it_filters_by_account_and_by_the_operations_that_are_declared(viewer: C
     make_records(1, operation=charges.name, idempotency_key="a")
     make_records(1, operation=refunds.name, idempotency_key="b", account_id="bob")
     assert found(viewer, operation=refunds.name) == found(viewer, account_id="bob") == ["b"]
-    page = text(viewer.get(LIST))
-    assert charges.name in page
-    assert refunds.name in page
+    assert {charges.name, refunds.name} <= set(filtered_operations(viewer.get(LIST)))
 
 
 def filtered_operations(page: Any) -> list[str]:
@@ -219,13 +211,9 @@ def test_the_operations_are_found_in_the_index_of_the_counters_alone(viewer: Cli
 
 
 def test_times_are_told_by_the_clock_of_the_database(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    (pk,) = make_records(
-        1,
-        Status.IN_PROGRESS,
-        lease=timedelta(seconds=30.2),
-        expires=timedelta(days=2, hours=5, minutes=1),
-        created_at=from_now(-timedelta(hours=3, minutes=4, seconds=30)),
-    )
+    times = {"lease": timedelta(seconds=30.2), "expires": timedelta(days=2, hours=5, minutes=1)}
+    created = from_now(-timedelta(hours=3, minutes=4, seconds=30))
+    (pk,) = make_records(1, Status.IN_PROGRESS, created_at=created, **times)
     ahead = timezone.now() + timedelta(days=1)  # less than a session lasts
     monkeypatch.setattr(timezone, "now", lambda: ahead)
     for page in (text(viewer.get(LIST, {"account_id": "1"})), text(viewer.get(detail(pk)))):
@@ -253,8 +241,7 @@ def test_a_huge_table_is_not_counted_whole(viewer: Client, monkeypatch: pytest.M
     with CaptureQueriesContext(connection) as statements:
         page = viewer.get(LIST)
     counts = [one["sql"] for one in statements if "COUNT(" in one["sql"] and "idempotency_record" in one["sql"]]
-    assert len(counts) == 1
-    assert "LIMIT 3" in counts[0]
+    assert ["LIMIT 3" in sql for sql in counts] == [True]
     assert page.context["cl"].result_count == 3
     with CaptureQueriesContext(connection) as statements:
         page = viewer.get(LIST, {"_facets": "True"})
@@ -286,15 +273,9 @@ def test_a_list_is_sorted_by_an_index_only(viewer: Client) -> None:
 @pytest.mark.parametrize(
     ("duration", "written"),
     [
-        (timedelta(0), "0 s"),
-        (timedelta(seconds=-1), "0 s"),
-        (timedelta(seconds=0.4), "0 s"),
-        (timedelta(seconds=59), "59 s"),
-        (timedelta(seconds=60), "1 min"),
-        (timedelta(hours=1, seconds=3), "1 h"),
-        (timedelta(days=3), "3 d"),
-        (timedelta(days=2, hours=3, minutes=4), "2 d 3 h"),
+        *[((0,), "0 s"), ((0, -1), "0 s"), ((0, 0.4), "0 s"), ((0, 59), "59 s"), ((0, 60), "1 min")],
+        *[((0, 3603), "1 h"), ((3,), "3 d"), ((2, 3 * 3600 + 240), "2 d 3 h")],
     ],
 )
-def test_a_duration_is_written_in_its_two_largest_units(duration: timedelta, written: str) -> None:
-    assert display.format_duration(duration) == written
+def test_a_duration_is_written_in_its_two_largest_units(duration: tuple[float, ...], written: str) -> None:
+    assert display.format_duration(timedelta(*duration)) == written
