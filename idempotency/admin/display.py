@@ -130,10 +130,8 @@ def show_key(key: str) -> str | SafeString:
     return format_html('<span title="{}">{}…{}</span>', key, key[:12], key[-8:])
 
 
-def show_time(moment: datetime | None) -> str:
+def show_time(moment: datetime) -> str:
     """A time in the form in which logs have it: "2026-11-23 14:26:30"."""
-    if moment is None:
-        return NONE
     return date_format(moment if is_naive(moment) else localtime(moment), "Y-m-d H:i:s")
 
 
