@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -63,6 +63,15 @@ def reconnected(**options: Any) -> Iterator[None]:
         for name, value in options.items():
             patched.setitem(connection.settings_dict["OPTIONS"], name, value)
         yield
+
+
+def at_level(level: str) -> AbstractContextManager[None]:
+    """In the block, this thread's connections have this isolation level, if they are to PostgreSQL."""
+    if connection.vendor != "postgresql":
+        return nullcontext()
+    from psycopg import IsolationLevel
+
+    return reconnected(isolation_level=IsolationLevel[level])
 
 
 @contextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.dispatch import Signal
 
 from idempotency import Operation
 from idempotency.operation import registry
@@ -45,3 +47,22 @@ def free_names() -> Iterator[None]:
     with forgetting_operations():
         registry._homes.clear()
         yield
+
+
+@contextmanager
+def receiving(signal: Signal, then: Callable[[], object] = lambda: None) -> Iterator[list[dict[str, Any]]]:
+    """The arguments with which the signal is sent in the block, each time outside of transactions."""
+    received: list[dict[str, Any]] = []
+    in_transaction: list[bool] = []
+
+    def receive(**arguments: Any) -> None:
+        received.append(arguments)
+        in_transaction.append(connection.in_atomic_block)
+        then()
+
+    signal.connect(receive)
+    try:
+        yield received
+    finally:
+        signal.disconnect(receive)  # a weak reference ends with the garbage collection, in another test
+    assert not any(in_transaction)

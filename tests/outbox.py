@@ -55,7 +55,7 @@ class Broker:
     def ids(self) -> list[UUID]:
         return [message_id for message_id, _, _ in self.deliveries]
 
-    def refuse(self, *payloads: Any, error: Exception) -> None:
+    def refuse(self, *payloads: Any, error: BaseException) -> None:
         """Refuse messages of these payloads, and take all others."""
 
         def answer(message: OutboxMessage) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -13,7 +14,6 @@ from django.db import DatabaseError, connection, connections, transaction
 from idempotency.models import IdempotencyRecord
 from idempotency.store.postgresql import claims
 from testproject.models import Transfer
-from tests.concurrency.beginnings import BEGINNINGS, INSERT, execute, first, write
 from tests.concurrency.failures import cut_connection, fail
 from tests.concurrency.racing import PATIENCE, elsewhere, is_waited_for
 from tests.concurrency.traces import record
@@ -44,31 +44,141 @@ END $$;
 CREATE CONSTRAINT TRIGGER refuse_transfer AFTER INSERT ON testproject_transfer DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW EXECUTE FUNCTION refuse_transfer()
 """
+INSERT = (
+    "INSERT INTO testproject_transfer (recipient, amount, label, created_at, account_id) "
+    "SELECT '', 1, 'raw', now(), min(id) FROM auth_user"
+)
 
-SCENARIOS: dict[str, Callable[[], Any]] = {name: first(*statements) for name, statements in BEGINNINGS.items()}
+
+def write(label: str = "one", account: int | None = None) -> None:
+    Transfer.objects.create(account_id=account or get_user_model().objects.values_list("pk")[:1], amount=1, label=label)
+
+
+def execute(sql: Any, *parameters: Any) -> Any:
+    """What a statement gives, without what differs from run to run."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters or None)
+        found = cursor.fetchall() if cursor.description else None
+        return [found, cursor.rowcount, cursor.statusmessage, cursor.nextset()]
+
+
+def of(error: BaseException | None) -> list[list[Any]]:
+    """An error and its causes."""
+    found = []
+    while error is not None:
+        found.append([type(error).__name__, getattr(error, "sqlstate", None)])
+        error = error.__cause__
+    return found
+
+
+def first(*statements: Any) -> Callable[[], Any]:
+    """A handler that begins with these statements and then writes. It continues after an error."""
+
+    def handler() -> Any:
+        seen: list[Any] = []
+        for statement in statements:
+            try:
+                seen.append(execute(*statement) if isinstance(statement, tuple) else execute(statement))
+            except Exception as error:  # noqa: BLE001 - what is compared
+                seen.append(of(error))
+        seen.append(connection.connection.info.transaction_status.name)
+        write()
+        return seen
+
+    return handler
+
+
+def in_turn(*calls: Callable[[], Any]) -> Callable[[], Any]:
+    """A handler that makes these calls and returns what the last one does."""
+    return lambda: [call() for call in calls][-1]
+
+
+def swallow(call: Callable[[], Any], error: type[Exception] = DatabaseError) -> None:
+    with suppress(error):
+        call()
+
+
+divide_by_zero = partial(execute, "SELECT 1 / 0")
+
+
+def cut_first_attempt() -> None:
+    if record().attempt == 1:
+        cut_connection()
+
+
+def execute_in_a_transaction_of_the_driver() -> None:
+    with connection.connection.transaction():
+        execute(INSERT)
+
+
+SCENARIOS: dict[str, Callable[[], Any]] = {
+    # The first statement
+    "a select": first("SELECT 1"),
+    "an insert": first(INSERT),
+    "an insert that returns": first(f"{INSERT} RETURNING label"),
+    "with parameters": first(("SELECT %s, '%%'", "50% ; COMMIT")),
+    "a percent sign without parameters": first("SELECT '%'"),
+    "a semicolon at the end": first("SELECT 1 ; "),
+    "a semicolon in a text": first("SELECT ';'"),
+    "a word in a text": first("SELECT 'COMMIT', 1 AS rollback"),
+    "two statements": first("SELECT 1; SELECT 2"),
+    "two statements, the second of which fails": first(f"{INSERT}; SELECT 1 / 0"),
+    "a commit and an error in one text": first(f"{INSERT}; COMMIT; SELECT 1 / 0"),
+    "a comment": first("SELECT 1 -- and no more"),
+    "only a comment": first("-- nothing"),
+    "nothing": first(""),
+    "a syntax error": first("SELEKT 1"),
+    "a syntax error and more": first("SELEKT 1", "SELECT 1"),
+    "a division by zero": first("SELECT 1 / 0"),
+    "a missing parameter": first(("SELECT %s, %s", 1), INSERT),
+    "a parameter that has no form": first(("SELECT %s", object()), INSERT),
+    "a begin": first("BEGIN"),
+    "a commit": first("COMMIT"),
+    "a commit and chain": first("COMMIT AND CHAIN"),
+    "a rollback": first("ROLLBACK"),
+    "a prepared transaction": first("PREPARE TRANSACTION 'edge'"),
+    "a look at the level": first("SHOW transaction_isolation"),
+    "a level": first("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "SHOW transaction_isolation"),
+    "a savepoint": first("SAVEPOINT mine", INSERT, "ROLLBACK TO SAVEPOINT mine"),
+    "vacuum": first("VACUUM testproject_transfer"),
+    "a cursor": first("DECLARE mine CURSOR FOR SELECT 1", "FETCH ALL FROM mine"),
+    "copy by execute": first("COPY testproject_transfer TO STDOUT"),
+    "no_statement": lambda: "done",
+    "a_savepoint_first": transaction.atomic(write),
+    "a_savepoint_that_is_undone": in_turn(partial(swallow, transaction.atomic(divide_by_zero)), write),
+    "the_driver_first": in_turn(lambda: connection.connection.execute(INSERT), partial(execute, "SELECT 1")),
+    "a_transaction_of_the_driver_first": in_turn(
+        partial(swallow, execute_in_a_transaction_of_the_driver, Exception), partial(execute, "SELECT 1")
+    ),
+    # What becomes of the handler and of its transaction
+    **{label: partial(write, label) for label in REFUSED},
+    "a_foreign_key_to_nothing": partial(write, account=2**31 - 1),
+    "an_error": in_turn(write, fail),
+    "an_error_before_any_statement": fail,
+    "set_rollback": in_turn(write, lambda: transaction.set_rollback(True)),
+    "an_error_that_is_swallowed": in_turn(partial(swallow, divide_by_zero), lambda: "done"),
+    "an_error_in_on_commit": in_turn(write, lambda: transaction.on_commit(fail)),
+    "killed_before_the_first_statement": in_turn(cut_first_attempt, write),
+    "killed_before_the_update": in_turn(write, cut_first_attempt),
+    "killed_without_a_statement": cut_connection,
+    "closed_by_the_driver": in_turn(write, lambda: connection.connection.close()),
+    # Not every word of the server is its last.
+    "told_something_before_the_update": in_turn(
+        lambda: connection.connection.execute("LISTEN edge"),
+        write,
+        lambda: elsewhere(partial(execute, "NOTIFY edge")),
+    ),
+    "taken_over": in_turn(write, lambda: elsewhere(lambda: IdempotencyRecord.objects.update(attempt=2))),
+    # Under SERIALIZABLE the update is then refused.
+    "the_record_changes": in_turn(
+        write, lambda: elsewhere(lambda: IdempotencyRecord.objects.update(expires_at=from_now(HOUR)))
+    ),
+}
 
 
 def scenario(handler: Callable[[], Any]) -> Callable[[], Any]:
     SCENARIOS[handler.__name__] = handler
     return handler
-
-
-@scenario
-def no_statement() -> str:
-    return "done"
-
-
-@scenario
-def a_savepoint_first() -> None:
-    with transaction.atomic():
-        write()
-
-
-@scenario
-def a_savepoint_that_is_undone() -> None:
-    with suppress(DatabaseError), transaction.atomic():
-        execute("SELECT 1 / 0")
-    write()
 
 
 @scenario
@@ -108,19 +218,6 @@ def a_composed_statement_first() -> Any:
 
 
 @scenario
-def the_driver_first() -> Any:
-    connection.connection.execute(INSERT)
-    return execute("SELECT 1")
-
-
-@scenario
-def a_transaction_of_the_driver_first() -> Any:
-    with suppress(Exception), connection.connection.transaction():
-        execute(INSERT)
-    return execute("SELECT 1")
-
-
-@scenario
 def a_pipeline_first() -> Any:
     with connection.connection.pipeline():
         execute(INSERT)
@@ -146,7 +243,7 @@ def a_wrapper_that_writes_before_each_statement() -> Any:
         return execute(sql, *rest)
 
     with connection.execute_wrapper(wrapper):
-        execute("SELECT 1 / 0")
+        divide_by_zero()
 
 
 @scenario
@@ -155,90 +252,6 @@ def rows_of_a_first_statement_one_by_one() -> Any:
         cursor.execute("SELECT generate_series(1, 5) AS n")
         assert cursor.description is not None
         return [cursor.fetchone(), cursor.fetchmany(2), list(cursor), cursor.rowcount, cursor.description[0][0]]
-
-
-@scenario
-def a_foreign_key_to_nothing() -> None:
-    write(account=2**31 - 1)
-
-
-def refused_with(label: str) -> Callable[[], None]:
-    def handler() -> None:
-        write(label)
-
-    return handler
-
-
-SCENARIOS |= {label: refused_with(label) for label in REFUSED}
-
-
-@scenario
-def an_error() -> None:
-    write()
-    fail()
-
-
-@scenario
-def an_error_before_any_statement() -> None:
-    fail()
-
-
-@scenario
-def set_rollback() -> None:
-    write()
-    transaction.set_rollback(True)
-
-
-@scenario
-def an_error_that_is_swallowed() -> str:
-    with suppress(DatabaseError):
-        execute("SELECT 1 / 0")
-    return "done"
-
-
-@scenario
-def an_error_in_on_commit() -> None:
-    write()
-    transaction.on_commit(fail)
-
-
-@scenario
-def killed_before_the_first_statement() -> None:
-    if record().attempt == 1:
-        cut_connection()
-    write()
-
-
-@scenario
-def killed_before_the_update() -> None:
-    write()
-    if record().attempt == 1:
-        cut_connection()
-
-
-@scenario
-def killed_without_a_statement() -> None:
-    cut_connection()
-
-
-@scenario
-def closed_by_the_driver() -> None:
-    write()
-    connection.connection.close()
-
-
-@scenario
-def told_something_before_the_update() -> None:
-    """Not every word of the server is its last."""
-    connection.connection.execute("LISTEN edge")
-    write()
-    elsewhere(lambda: execute("NOTIFY edge"))
-
-
-@scenario
-def taken_over() -> None:
-    write()
-    elsewhere(lambda: IdempotencyRecord.objects.update(attempt=2))
 
 
 @scenario
@@ -258,13 +271,6 @@ def taken_over_while_the_update_waits() -> None:
     write()
     threading.Thread(target=take_over).start()
     assert locked.wait(PATIENCE)
-
-
-@scenario
-def the_record_changes() -> None:
-    """Under SERIALIZABLE the update is then refused."""
-    write()
-    elsewhere(lambda: IdempotencyRecord.objects.update(expires_at=from_now(HOUR)))
 
 
 @scenario

@@ -13,7 +13,7 @@ from django.db import connection
 from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol.execution import Running
-from tests.aliases import reconnected
+from tests.aliases import at_level
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import IN_PROGRESS, fail, just_before, problem
 from tests.concurrency.racing import PATIENCE, Gate, held, race
@@ -176,9 +176,7 @@ def test_a_worker_that_is_frozen_and_holds_a_lock_is_not_waited_for(post: Post, 
 @pytest.mark.postgres
 @pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
 def test_a_stricter_isolation_level_changes_nothing(post: Post, level: str) -> None:
-    from psycopg import IsolationLevel
-
-    with reconnected(isolation_level=IsolationLevel[level]):
+    with at_level(level):
         for round_number in range(5):
             answers = race([partial(post, key=f"k{round_number}", label=str(round_number))] * 20)
             assert {answer.status_code for answer in answers} <= {201, 409}

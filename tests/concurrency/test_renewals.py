@@ -6,20 +6,20 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.db import connection
 
-from idempotency import REEXECUTE, Operation, claim, current_claim, require_claim
-from idempotency.exceptions import InProgressError, UnavailableError
+from idempotency import claim, require_claim
+from idempotency.exceptions import UnavailableError
 from idempotency.store import own_connection
 from tests.aliases import another_alias, pool_of_one
 from tests.concurrency.racing import PATIENCE, elsewhere
-from tests.concurrency.traces import record
+from tests.concurrency.renewing import OUTSIDE, Work
 from tests.harness.proxy import Proxy
-from tests.providers import eventually
 
 pytestmark = [pytest.mark.except_sqlite, pytest.mark.django_db(transaction=True)]
 
@@ -44,35 +44,15 @@ def silence(proxy: Proxy) -> Iterator[None]:
         proxy.holding = False
 
 
-def lease_end() -> datetime:
-    end = record("healthy").lease_expires_at
-    assert end is not None
-    return end
-
-
 @pytest.mark.failure_78
 def test_a_silent_database_takes_no_lease_in_another_one(silent: Proxy, renewals: threading.Semaphore) -> None:
-    effects: list[int] = []
-    beating: Any = {"heartbeat": timedelta(minutes=5)}
-    # A third of it passes before the first renewal, and all of it if that never comes.
-    policy: Any = {"transaction": False, "recovery": REEXECUTE, "lease": timedelta(seconds=6), **beating}
-
-    def healthy() -> None:
-        with claim("tests.beside_silence", account_id="1", key="healthy", **policy) as run:
-            effects.append(require_claim().attempt)
-            if len(effects) == 1:
-                first_end = lease_end()
-                assert eventually(lambda: lease_end() > first_end or require_claim().lost)
-                with pytest.raises(InProgressError):
-                    elsewhere(healthy)
-            run.result = 1
-
-    with claim("silent.one", account_id="1", key="k", lease=BRIEF, **beating) as run:
+    work = Work("tests.beside_silence", **OUTSIDE)
+    with claim("silent.one", account_id="1", key="k", lease=BRIEF, heartbeat=timedelta(minutes=5)) as run:
         assert renewals.acquire(timeout=PATIENCE)
         with silence(silent):
-            elsewhere(healthy)
+            elsewhere(partial(work.do, "healthy"))
         run.result = 1
-    assert effects == [1]
+    assert work.effects == {"healthy": 1}
 
 
 @pytest.mark.failure_78
@@ -96,9 +76,6 @@ def test_leases_are_renewed_again_once_a_silent_server_answers(
 # Where every connection of the pool is taken by the handlers themselves
 
 
-LEASE = timedelta(seconds=0.6)
-
-
 @pytest.fixture
 def full_pool() -> Iterator[None]:
     """Threads wait in vain for as long as a handler has the session."""
@@ -108,14 +85,11 @@ def full_pool() -> Iterator[None]:
 
 @pytest.mark.postgres
 @pytest.mark.failure_75
-@pytest.mark.parametrize("transaction", [True, False])
-def test_a_handler_renews_though_the_pool_has_no_connection_left(full_pool: None, transaction: bool) -> None:
-    policy: Any = {} if transaction else {"recovery": REEXECUTE}
-    operation = Operation(f"tests.pool.{transaction}", transaction=transaction, **policy)
-    with claim(operation, account_id="1", key="k") as run:
-        held = current_claim()
-        assert held is not None
-        if not transaction:
+@pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["True", "False"])
+def test_a_handler_renews_though_the_pool_has_no_connection_left(full_pool: None, policy: dict[str, Any]) -> None:
+    with claim(f"tests.pool.{bool(policy)}", account_id="1", key="k", **policy) as run:
+        held = require_claim()
+        if policy:
             assert connection.connection is not None
         held.renew()
         run.result = held.attempt
@@ -127,7 +101,7 @@ def test_a_handler_renews_though_the_pool_has_no_connection_left(full_pool: None
 def test_a_heartbeat_beats_though_the_pool_has_no_connection_left(
     full_pool: None, renewals: threading.Semaphore
 ) -> None:
-    with claim("tests.pool.beating", account_id="1", key="k", lease=LEASE, heartbeat=10 * LEASE) as run:
+    with claim("tests.pool.beating", account_id="1", key="k", lease=BRIEF, heartbeat=10 * BRIEF) as run:
         connection.ensure_connection()
         for _ in range(4):  # longer than the lease
             assert renewals.acquire(timeout=PATIENCE)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import datetime, timedelta
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,59 +14,17 @@ import pytest
 from django.db import connections, transaction
 from django.test import override_settings
 
-from idempotency import REEXECUTE, Operation, claim, require_claim
+from idempotency import claim
 from idempotency.checks import check_databases
-from idempotency.exceptions import InProgressError
-from idempotency.models import IdempotencyRecord
 from idempotency.store import store_for
 from tests.aliases import another_alias
 from tests.concurrency.racing import PATIENCE, elsewhere, race
+from tests.concurrency.renewing import LEASE, OUTSIDE, Work, wait_for_a_renewal
 from tests.harness.pgbouncer import running_pgbouncer
-from tests.providers import eventually
 
 pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("pgbouncer")]
 
 HANDLERS = 4
-#: A third of it passes before the first renewal, and all of it if that never comes.
-LEASE = timedelta(seconds=6)
-OUTSIDE: dict[str, Any] = {"transaction": False, "recovery": REEXECUTE}
-
-
-def lease_end(key: str) -> datetime:
-    end = IdempotencyRecord.objects.using("default").get(idempotency_key=key).lease_expires_at
-    assert end is not None
-    return end
-
-
-def wait_for_a_renewal(key: str) -> None:
-    """Wait until the lease has been renewed, or is lost."""
-    first_end = lease_end(key)
-    assert eventually(lambda: lease_end(key) > first_end or require_claim().lost)
-
-
-class Work:
-    """An operation with an effect outside, which takes longer than its lease. Meanwhile its client retries."""
-
-    def __init__(self, name: str, **policy: Any) -> None:
-        self.effects: Counter[str] = Counter()
-        operation = Operation(name, lease=LEASE, heartbeat=60 * LEASE, **policy)
-        self._claim = partial(claim, operation, account_id="1")
-
-    def do(self, key: str, during: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-        with self._claim(key=key) as run:
-            self.effects[key] += 1
-            with during():
-                wait_for_a_renewal(key)
-                with pytest.raises(InProgressError):
-                    elsewhere(partial(self._retry, key))
-            run.result = 1
-
-    def _retry(self, key: str) -> None:
-        # By another way than a pool without a free session.
-        connections["pooled"] = connections["default"].copy(alias="pooled")
-        with self._claim(key=key) as run:
-            self.effects[key] += 1
-            run.result = 2
 
 
 @pytest.mark.failure_79

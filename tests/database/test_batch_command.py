@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -43,19 +45,6 @@ class Eaten(BatchResult):
         return self.count
 
 
-class Apples:
-    """The apples that are left, as a queryset counts its rows."""
-
-    def __init__(self, eat: Eat) -> None:
-        self.eat = eat
-
-    def count(self) -> int:
-        return self.eat.apples
-
-    def exists(self) -> bool:
-        return self.eat.apples > 0
-
-
 class Eat(BatchCommand[Eaten]):
     """Eats apples in batches. Each batch may be disturbed."""
 
@@ -73,10 +62,11 @@ class Eat(BatchCommand[Eaten]):
         self.worms: list[str] = []
         self.batches = 0
         #: Called in each batch with its number.
-        self.disturb: Callable[[int], None] = lambda number: None
+        self.disturb: Callable[[int], object] = lambda number: None
 
     def works(self) -> Iterator[Work[Eaten]]:
-        yield Work("Eating", self._eat(), Apples(self), lambda eaten: f"Eaten {eaten.count}.")
+        left: Any = SimpleNamespace(count=lambda: self.apples, exists=lambda: self.apples > 0)
+        yield Work("Eating", self._eat(), left, lambda eaten: f"Eaten {eaten.count}.")
 
     def _eat(self) -> Iterator[Eaten]:
         def take(before: Eaten | None) -> Eaten:
@@ -175,10 +165,8 @@ CALLS = {
 @pytest.mark.failure_29
 @pytest.mark.parametrize("name", CALLS)
 def test_a_database_that_refuses_is_an_error_with_its_own_code(name: str) -> None:
-    def refuse(execute: Any, sql: str, *arguments: Any) -> Any:
-        raise OperationalError("the disk is full\n")
-
     arguments, consequence = CALLS[name]
+    refuse = Mock(side_effect=OperationalError("the disk is full\n"))
     with connection.execute_wrapper(refuse), pytest.raises(CommandError) as refused:
         run_command(name, *arguments)
     assert str(refused.value) == f"Database 'default' refused: the disk is full\n{consequence}".strip()
@@ -223,10 +211,8 @@ def test_a_wrong_argument_is_named_and_nothing_is_done(eat: Eat, options: dict[s
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_lists_the_exit_codes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        COMMANDS[name][0]().create_parser("manage.py", name).parse_args(["--help"])
-    text = capsys.readouterr().out
+def test_the_help_lists_the_exit_codes(name: str) -> None:
+    text = COMMANDS[name][0]().create_parser("manage.py", name).format_help()
     assert "exit codes:\n  0    every" in text
     assert "130  interrupted, 143 terminated" in text
 
@@ -234,10 +220,9 @@ def test_the_help_lists_the_exit_codes(name: str, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("name", WATCHING)
 def test_a_watch_has_a_default_pause(name: str) -> None:
     command, _ = COMMANDS[name]
-    parser = command().create_parser("manage.py", name)
-    assert parser.parse_args(["--watch"]).watch == command.default_watch
-    assert parser.parse_args(["--watch", "2.5"]).watch == 2.5
-    assert parser.parse_args([]).watch is None
+    parse = command().create_parser("manage.py", name).parse_args
+    pauses = [parse(arguments).watch for arguments in (["--watch"], ["--watch", "2.5"], [])]
+    assert pauses == [command.default_watch, 2.5, None]
 
 
 def test_the_purge_has_no_watch() -> None:
@@ -248,12 +233,8 @@ def test_the_purge_has_no_watch() -> None:
 # Signals
 
 
-def raise_in(batch: int, signum: signal.Signals) -> Callable[[int], None]:
-    def disturb(number: int) -> None:
-        if number == batch:
-            signal.raise_signal(signum)
-
-    return disturb
+def raise_in(batch: int, signum: signal.Signals) -> Callable[[int], object]:
+    return lambda number: signal.raise_signal(signum) if number == batch else None
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -272,33 +253,30 @@ def test_a_signal_in_the_last_batch_comes_too_late_to_matter(eat: Eat) -> None:
     assert eat.apples == 0
 
 
-def test_a_second_signal_has_its_usual_effect(eat: Eat) -> None:
-    def disturb(number: int) -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
+@pytest.fixture
+def _handlers_stay() -> Iterator[None]:
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
+
+@pytest.mark.usefixtures("_handlers_stay")
+def test_a_second_signal_has_its_usual_effect(eat: Eat) -> None:
     # A test that runs in a process of its own may have been told to ignore a Ctrl-C.
-    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
-    eat.disturb = disturb
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(eat, 3)
-    finally:
-        signal.signal(signal.SIGINT, inherited)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    eat.disturb = lambda number: [signal.raise_signal(signal.SIGINT) for _ in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        run(eat, 3)
     assert eat.apples == 3
 
 
+@pytest.mark.usefixtures("_handlers_stay")
 def test_a_handler_from_outside_of_python_is_put_back_as_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    install = signal.signal
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(signal, "signal", lambda signum, handler: install(signum, handler) and None)
-    try:
-        with running.Stop():
-            pass
-        assert {signal.getsignal(signum) for signum in before} == {signal.SIG_DFL}
-    finally:
-        for signum, handler in before.items():
-            install(signum, handler)
+    monkeypatch.setattr(signal, "signal", Mock(return_value=None))  # what signal() says of such a handler
+    with running.Stop():
+        monkeypatch.undo()
+    assert {signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)} == {signal.SIG_DFL}
 
 
 def test_it_runs_in_a_thread_where_no_signal_can_be_handled(eat: Eat) -> None:
@@ -310,23 +288,18 @@ def test_it_runs_in_a_thread_where_no_signal_can_be_handled(eat: Eat) -> None:
 
 def test_it_watches_until_it_is_told_to_stop(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
     """What falls due later, silence where nothing does, and what is not right, which is news once."""
-    pauses = 0
-
-    def sleep(seconds: float) -> None:
-        nonlocal pauses
-        pauses += 1
-        if pauses == 2:
-            eat.apples, eat.worms = 3, ["a"]
-        elif pauses == 4:
-            eat.worms = ["a", "b"]
-        elif pauses == 6:
-            eat.worms = []
-        elif pauses == 7:
-            signal.raise_signal(signal.SIGTERM)
-
+    happens: dict[int, Callable[[], object]] = {
+        2: lambda: vars(eat).update(apples=3, worms=["a"]),
+        4: lambda: vars(eat).update(worms=["a", "b"]),
+        6: lambda: vars(eat).update(worms=[]),
+        7: lambda: signal.raise_signal(signal.SIGTERM),
+    }
+    pauses = itertools.count(1)
     # One slice of sleep a pause, so that each is a run of its own.
-    clock = iter(range(10_000))
-    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=sleep))
+    time = SimpleNamespace(
+        monotonic=itertools.count().__next__, sleep=lambda seconds: happens.get(next(pauses), lambda: None)()
+    )
+    monkeypatch.setattr(running, "time", time)
     assert run(eat, 1, watch=1.5) == (0, ["Eaten 1.", "Eaten 3."], ["Worm a.", "Worm a.", "Worm b."])
 
 
@@ -355,18 +328,10 @@ def test_a_verbose_watch_tells_of_each_run(eat: Eat, monkeypatch: pytest.MonkeyP
 
 
 def test_a_watch_outlives_a_database_that_refuses_for_a_while(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(number: int) -> None:
-        if number == 1:
-            raise OperationalError("terminating connection due to administrator command")
-
-    def sleep(seconds: float) -> None:
-        if eat.apples == 0:
-            signal.raise_signal(signal.SIGTERM)
-
-    eat.disturb = refuse
-    monkeypatch.setattr(time, "sleep", sleep)
-    closed: list[int] = []
-    monkeypatch.setattr(connections["default"], "close", lambda: closed.append(1))
-    refused = "Database 'default' refused: terminating connection due to administrator command"
+    eat.disturb = Mock(side_effect=[OperationalError("terminating connection"), None])
+    monkeypatch.setattr(time, "sleep", lambda seconds: eat.apples or signal.raise_signal(signal.SIGTERM))
+    close = Mock()
+    monkeypatch.setattr(connections["default"], "close", close)
+    refused = "Database 'default' refused: terminating connection"
     assert run(eat, 1, watch=0.01) == (0, ["Eaten 1."], [refused])
-    assert closed == [1], "it may be the connection that is broken"
+    assert close.call_count == 1, "it may be the connection that is broken"

@@ -1,9 +1,12 @@
-"""What all work in batches has in common: bounds, batch after batch, and for each a transaction of its own."""
+"""What all work in batches has in common: results, bounds, batch after batch, and a transaction for each batch."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -14,13 +17,13 @@ from idempotency import Operation
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operate import batches
-from idempotency.operate.batches import BatchResult
+from idempotency.operate.batches import BatchResult, in_batches
 from idempotency.operate.erasure import erase_batches, find_rows
-from idempotency.operate.purge import purge_batches, purge_body_batches
-from idempotency.operate.sweep import recover_batches
+from idempotency.operate.purge import PurgeResult, purge_batches, purge_body_batches
+from idempotency.operate.sweep import RecoveryResult, recover_batches
 from idempotency.outbox.backlog import purge_sent_batches
 from idempotency.outbox.models import MessageStatus, OutboxMessage
-from idempotency.outbox.relay import relay_batches
+from idempotency.outbox.relay import RelayResult, relay_batches
 from idempotency.protocol.faults import fault_point
 from idempotency.store import Store, store_for
 from idempotency.store.postgresql import PostgreSQLStore
@@ -36,43 +39,61 @@ again = Operation("tests.batches")
 
 @dataclass(frozen=True)
 class Work:
-    """One kind of it."""
-
     make_due: Callable[..., Any]
     batches: Callable[..., Iterator[BatchResult]]
-    largest: int
-    #: Which records are left, and the word by which the statement is known that changes what was found.
+    largest: int = 10_000
+    #: Which of the rows are left.
     left: Callable[[], set[int]] = remaining
+    #: The word by which the statement is known that changes what was found.
     changes: str = "DELETE"
+    rows: Any = IdempotencyRecord.objects
 
     def take(self, batch_size: int) -> BatchResult:
         return next(self.batches(batch_size=batch_size))
 
 
-PURGE = Work(make_records, purge_batches, 10_000)
+def pks(rows: Any) -> Callable[[], set[int]]:
+    return lambda: {*rows.values_list("pk", flat=True)}
+
+
+PURGE = Work(make_records, purge_batches)
 PURGE_MESSAGES = Work(
-    lambda count: make_messages(count, MessageStatus.SENT, sent=-96 * HOUR), purge_sent_batches, 10_000
+    lambda count: make_messages(count, MessageStatus.SENT, sent=-96 * HOUR),
+    purge_sent_batches,
+    left=pks(OutboxMessage.objects),
+    rows=OutboxMessage.objects,
 )
 PURGE_BODIES = Work(
     make_bodies,
     purge_body_batches,
-    10_000,
-    lambda: {*IdempotencyRecord.objects.exclude(body_expires_at=None).values_list("pk", flat=True)},
-    "response_headers",
+    left=pks(IdempotencyRecord.objects.exclude(body_expires_at=None)),
+    changes="response_headers",
 )
-RELAY = Work(make_messages, relay_batches, 500)
+RELAY = Work(
+    make_messages,
+    relay_batches,
+    largest=500,
+    left=pks(OutboxMessage.objects.exclude(status=MessageStatus.SENT)),
+    rows=OutboxMessage.objects,
+)
 SWEEP = Work(
     lambda count: make_records(count, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation=again.name),
     recover_batches,
-    10_000,
+    left=pks(IdempotencyRecord.objects.in_progress()),
 )
-ERASURE = Work(make_records, lambda **options: erase_batches(find_rows("1"), **options), 500)
+ERASURE = Work(make_records, lambda **options: erase_batches(find_rows("1"), **options), largest=500)
 
-every_kind = pytest.mark.parametrize(
-    "work",
-    [PURGE, PURGE_BODIES, PURGE_MESSAGES, RELAY, SWEEP, ERASURE],
-    ids=["purge", "bodies", "messages", "relay", "sweep", "erasure"],
-)
+KINDS = {
+    "purge": PURGE,
+    "bodies": PURGE_BODIES,
+    "messages": PURGE_MESSAGES,
+    "relay": RELAY,
+    "sweep": SWEEP,
+    "erasure": ERASURE,
+}
+every_kind = pytest.mark.parametrize("work", KINDS.values(), ids=KINDS)
+#: An erasure waits for a row that another transaction holds.
+every_kind_that_skips = pytest.mark.parametrize("work", [*KINDS.values()][:-1], ids=[*KINDS][:-1])
 
 
 @every_kind
@@ -133,9 +154,10 @@ def test_a_batch_takes_the_oldest(work: Work) -> None:
 
 @pytest.mark.failure_9
 @pytest.mark.failure_30
-@every_purge
-def test_purges_at_once_share_the_work(work: Work) -> None:
-    kept = make_records(20, expires=HOUR) + make_records(20, Status.IN_PROGRESS, lease=-HOUR, expires=HOUR)
+@every_kind_that_skips
+def test_batches_of_several_at_once_share_the_work(work: Work) -> None:
+    kept = make_records(20, expires=HOUR)
+    kept += make_records(20, Status.IN_PROGRESS, lease=-HOUR, expires=HOUR, operation="tests.batches.unknown")
     work.make_due(150)
     # A database that locks no rows while it looks lets one find what another one has taken, and end.
     shares = race([lambda: sum(batch.touched for batch in work.batches(batch_size=7))] * 4)
@@ -159,20 +181,19 @@ def test_a_record_that_is_claimed_anew_between_finding_and_changing_stays(work: 
 
 
 @pytest.mark.postgres
+@pytest.mark.failure_9
 @pytest.mark.failure_30
-@every_purge
 @pytest.mark.parametrize("vendor", [PostgreSQLStore, Store], ids=["postgresql", "portable"])
-def test_a_record_that_is_locked_is_passed_over(
-    work: Work, vendor: type[Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A claim that starts the record over has its row. MySQL and MariaDB run the portable statement, as here."""
-    claimed, *_ = work.make_due(3)
+@every_kind_that_skips
+def test_a_row_that_is_locked_is_passed_over(work: Work, vendor: type[Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a claim that starts the record over. MySQL and MariaDB run the portable statement, as here."""
+    locked, *_ = work.make_due(3)
     monkeypatch.setattr(batches, "store_for", lambda using: vendor(connections[using]))
     with transaction.atomic():
-        IdempotencyRecord.objects.filter(pk=claimed).update(error="is written at this moment")
+        work.rows.filter(pk=locked).update(error="is written at this moment")
         # A batch that takes nothing is the last one, so that a loop over batches ends.
         assert elsewhere(lambda: [batch.touched for batch in work.batches(batch_size=1)]) == [1, 1, 0]
-    assert work.left() == {claimed}
+    assert work.left() == {locked}
 
 
 @every_purge
@@ -192,41 +213,32 @@ def test_a_batch_that_is_cut_off_before_its_commit_has_changed_nothing(
     assert work.take(5).touched == 3
 
 
-#: What of each is refused under REPEATABLE READ if a row has changed since the snapshot.
-RACED = [
-    pytest.param(PURGE, "SKIP LOCKED", IdempotencyRecord.objects, "attempt", id="purge"),
-    pytest.param(PURGE_BODIES, "SKIP LOCKED", IdempotencyRecord.objects, "attempt", id="bodies"),
-    pytest.param(SWEEP, "SKIP LOCKED", IdempotencyRecord.objects.filter(operation=again.name), "attempt", id="sweep"),
-    pytest.param(RELAY, "SKIP LOCKED", OutboxMessage.objects, "attempts", id="relay"),
-]
-
-
 @pytest.mark.failure_16
 @pytest.mark.postgres
 @pytest.mark.usefixtures("repeatable_read")
 @pytest.mark.parametrize("races", [1, 5], ids=["one race", "race upon race"])
-@pytest.mark.parametrize(("work", "statement", "rows", "field"), RACED)
-def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(
-    work: Work, statement: str, rows: Any, field: str, races: int
-) -> None:
-    rounds: list[int] = []
+@pytest.mark.parametrize("kind", ["purge", "bodies", "sweep", "relay"])
+def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(kind: str, races: int) -> None:
+    """It is refused under REPEATABLE READ because a row has changed since the snapshot."""
+    work, rounds = KINDS[kind], []
+    field = "attempts" if work is RELAY else "attempt"
 
     def interfere() -> None:
         rounds.append(1)
         if len(rounds) <= races:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1")  # takes the snapshot
-            elsewhere(lambda: rows.update(**{field: F(field) + 1}))
+            elsewhere(lambda: work.rows.update(**{field: F(field) + 1}))
 
     work.make_due(3)
-    with before_statement(statement, interfere):
+    with before_statement("SKIP LOCKED", interfere):
         if races == 1:
             assert work.take(10).touched == 3
         else:
             with pytest.raises(OperationalError, match="could not serialize"):
                 work.take(10)
     assert len(rounds) == min(races + 1, 5)
-    assert elsewhere(rows.count) == (0 if work is PURGE and races == 1 else 3)
+    assert elsewhere(work.rows.count) == (0 if work is PURGE and races == 1 else 3)
 
 
 @pytest.mark.postgres
@@ -269,3 +281,56 @@ def test_where_others_hold_the_first_rows_the_next_ones_are_locked() -> None:
     rows = IdempotencyRecord.objects.order_by("pk")
     locked = store_for("default").lock_found(rows, 2, ["pk"], lambda found: [pk for (pk,) in found if pk != first])
     assert locked == others[:2]
+
+
+# Results
+
+
+EARLY, LATE = (datetime(2000, 1, day, tzinfo=UTC) for day in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "total"),
+    [
+        (
+            RecoveryResult(recoverable=1, completed=2, parked=3, postponed=4, exhausted=False),
+            RecoveryResult(recoverable=10, completed=20, parked=30, postponed=40, unknown_operations=Counter(a=1)),
+            RecoveryResult(recoverable=11, completed=22, parked=33, postponed=44, unknown_operations=Counter(a=1)),
+        ),
+        (
+            RelayResult(sent=1, postponed=2, dead=3, put_back=4, unavailable={"a": "first", "b": "first"}),
+            RelayResult(10, 20, 30, 40, unavailable={"a": "second"}, exhausted=False),
+            RelayResult(11, 22, 33, 44, unavailable={"a": "second", "b": "first"}, exhausted=False),
+        ),
+        (PurgeResult(1, EARLY, exhausted=False), PurgeResult(2, LATE), PurgeResult(3, LATE)),
+    ],
+    ids=lambda result: type(result).__name__,
+)
+def test_results_add_up_and_the_later_one_says_whether_more_is_due(
+    first: BatchResult, second: BatchResult, total: BatchResult
+) -> None:
+    before = repr(first)
+    assert first + second == total
+    assert repr(first) == before
+
+
+def test_a_batch_has_touched_what_it_has_changed() -> None:
+    assert PurgeResult(3).touched == 3
+    assert RelayResult(sent=1, postponed=2, dead=4, put_back=8).touched == 7
+    with pytest.raises(NotImplementedError):
+        _ = BatchResult().touched
+
+
+def test_batches_are_taken_one_by_one_until_one_is_exhausted_and_each_knows_the_one_before() -> None:
+    asked: list[PurgeResult | None] = []
+
+    def take(before: PurgeResult | None) -> PurgeResult:
+        asked.append(before)
+        return PurgeResult(len(asked), exhausted=len(asked) == 3)
+
+    list(islice(in_batches(take), 2))
+    assert len(asked) == 2  # none ahead of the one that is asked for
+    asked.clear()
+    taken = list(in_batches(take))
+    assert [batch.deleted for batch in taken] == [1, 2, 3]
+    assert asked == [None, *taken[:2]]

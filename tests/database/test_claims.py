@@ -1,4 +1,4 @@
-"""Claims and their records: who may change one, what a statement on one reads and leaves, for how long it is kept."""
+"""Claims and their records: what a statement on one reads and leaves, for how long it is kept, and why it failed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.utils.connection import ConnectionDoesNotExist
 
-from idempotency import PARK, Completed, Operation, Reconcile, claim, require_claim
+from idempotency import PARK, REEXECUTE, Completed, Operation, Reconcile, claim, require_claim
 from idempotency.contrib.dashboard.counters import counters
-from idempotency.exceptions import InProgressError, LeaseLostError
+from idempotency.exceptions import InProgressError
+from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.purge import purge_once
@@ -22,50 +23,30 @@ from idempotency.operate.stats import stats
 from idempotency.operate.sweep import recover_once
 from idempotency.outbox.backlog import purge_sent_once
 from idempotency.outbox.relay import relay_once
-from idempotency.outcome import Outcome
+from idempotency.outcome import MAX_REASON, Outcome, reason_of
 from idempotency.protocol import claims
 from idempotency.protocol.claims import ClaimRequest
-from idempotency.protocol.execution import acquire_or_wait
+from idempotency.protocol.execution import acquire_or_wait, release_or_park
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
 from idempotency.store import own_transaction, store_for
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire
 from tests.database.statements import fill, most_rows_read
-from tests.records import HOUR, MINUTE, database_now, from_now, make_records
+from tests.records import HOUR, MINUTE, database_now, expire, from_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 TTL = timedelta(days=2)
 
 plain = Operation("tests.claims.plain", ttl=TTL)
+again = Operation("tests.claims.again", ttl=TTL, transaction=False, recovery=REEXECUTE)
 parks = Operation("tests.claims.parks", ttl=TTL, transaction=False, recovery=PARK)
 asks = Operation(
     "tests.claims.asks", ttl=TTL, transaction=False, recovery=Reconcile(lambda record: Completed({"found": True}))
 )
 
 
-# The fence of an attempt, and the writer's database
-
-
-@pytest.mark.failure_7
-@pytest.mark.failure_8
-def test_an_attempt_whose_record_was_purged_and_made_anew_can_neither_end_nor_free_it() -> None:
-    """The attempts of both are number 1: the row's id is what tells them apart."""
-
-    def row() -> tuple[int, str, int]:
-        return IdempotencyRecord.objects.values_list("pk", "status", "attempt").get()
-
-    late = acquire(plain)
-    IdempotencyRecord.objects.all().delete()
-    owner = acquire(plain)
-    assert (late.attempt, owner.attempt) == (1, 1)
-    with pytest.raises(LeaseLostError):
-        claims.record(late, OUTCOME)
-    assert [change(late) for change in (claims.release, claims.park, renew)] == [False] * 3
-    assert row() == (owner.fence.id, Status.IN_PROGRESS, 1)
-    claims.record(owner, OUTCOME)
-    assert not claims.release(late)
-    assert row() == (owner.fence.id, Status.COMPLETED, 1)
+# The writer's connection, and its database
 
 
 @pytest.mark.failure_14
@@ -236,3 +217,54 @@ def test_a_retention_that_ends_later_by_an_earlier_policy_stays() -> None:
     IdempotencyRecord.objects.update(expires_at=from_now(10 * TTL))
     claims.record(owned, OUTCOME)
     assert IdempotencyRecord.objects.get().expires_at - database_now() > 9 * TTL
+
+
+# Why the latest failed attempt failed is kept with the record, at no cost for those that succeed
+
+
+def fail(operation: Operation) -> None:
+    with pytest.raises(ValueError, match="no such"), claim(operation, account_id="1", key="k"):
+        raise ValueError("no such customer")
+
+
+@pytest.mark.parametrize(
+    ("operation", "left"),
+    [(plain, Status.RECOVERABLE), (again, Status.RECOVERABLE), (parks, Status.PARKED)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_failed_attempt_leaves_its_reason(operation: Operation, left: Status) -> None:
+    fail(operation)
+    record = IdempotencyRecord.objects.get()
+    assert (record.status, record.error) == (left, "ValueError: no such customer")
+
+
+def test_a_later_attempt_keeps_it_and_a_new_request_under_the_key_does_not() -> None:
+    fail(plain)
+    release_or_park(acquire(plain, payload=Payload(None)))  # no error, but a response that is not recorded
+    for _ in range(2):
+        with claim(plain, account_id="1", key="k") as run:
+            if not run.replayed:
+                run.result = None
+    record = IdempotencyRecord.objects.get()
+    assert (record.status, record.error) == (Status.COMPLETED, "ValueError: no such customer")
+    expire(record.pk)
+    acquire(plain, payload=Payload(None))
+    assert IdempotencyRecord.objects.get().error is None
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise TypeError
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (UnreadableError(), "UnreadableError"),
+        (ValueError("a\x00b\ud800"), "ValueError: a\ufffdb?"),
+        (ValueError("x" * 5000), "ValueError: " + "x" * (MAX_REASON - len("ValueError: "))),
+        (KeyError(), "KeyError: "),
+    ],
+)
+def test_a_reason_can_be_stored_whatever_the_error_is(error: Exception, reason: str) -> None:
+    assert reason_of(error) == reason

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections import Counter
-from datetime import timedelta
 from functools import partial
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from django.db import connection
 from django.db.models import F
 
 from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown, signals
 from idempotency.lifecycle import Status
 from idempotency.management.commands import recover_idempotency
 from idempotency.models import IdempotencyRecord
-from idempotency.operate import batches
-from idempotency.operate.sweep import abandoned, recover_batches, recover_once
+from idempotency.operate.sweep import abandoned, recover_once
 from idempotency.options.values import PARK
 from idempotency.protocol.faults import fault_point
 from tests.commands import run_command
-from tests.concurrency.racing import PATIENCE, Gate, held
-from tests.database import processes
 from tests.database.statements import fill, most_rows_read
+from tests.operations import receiving
 from tests.records import HOUR, MINUTE, database_now, from_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -106,12 +99,10 @@ def test_what_was_taken_over_since_the_batch_was_selected_is_left_alone(monkeypa
     monkeypatch.setitem(fault_point, "sweep.selected", lambda: IdempotencyRecord.objects.update(**taken_over) and None)
     abandon(2)
     abandon(2, parks)
-    receiver = Mock()
-    for sent in (signals.recovered, signals.parked):
-        sent.connect(receiver)
-    assert recover_once().settled == 0
+    with receiving(signals.recovered) as recovered, receiving(signals.parked) as parked:
+        assert recover_once().settled == 0
     assert states() == {"in_progress": 4}
-    assert receiver.call_args_list == []
+    assert recovered == parked == []
 
 
 def test_the_pause_before_a_reconciler_is_asked_again_has_a_bound() -> None:
@@ -164,61 +155,3 @@ def test_a_sweep_reads_what_is_abandoned_and_nothing_else() -> None:
     found: list[int] = []
     assert most_rows_read(lambda: found.append(recover_once().recoverable)) <= 13
     assert found == [13]
-
-
-# Killed and run again
-
-KILLED = """
-import os, signal
-import django
-django.setup()
-from idempotency import Operation
-from idempotency.protocol.faults import fault_point
-from idempotency.operate.sweep import recover_batches
-Operation("tests.recover.reexecute")
-reached = []
-def selected():
-    reached.append(1)
-    if len(reached) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-fault_point["sweep.selected"] = selected
-list(recover_batches(batch_size=5))
-"""
-
-
-def recovered() -> int:
-    """How many claims a recovery has settled, five at a time."""
-    return sum(batch.recoverable for batch in recover_batches(batch_size=5))
-
-
-@pytest.mark.scenario_26
-def test_a_recovery_that_is_killed_half_way_is_simply_run_again() -> None:
-    abandon(30)
-    killed = processes.start(KILLED)
-    killed.communicate(timeout=60)
-    assert killed.returncode == -signal.SIGKILL
-    assert states() == {"recoverable": 10, "in_progress": 20}
-    assert recovered() == 20
-    assert states() == {"recoverable": 30}
-
-
-@pytest.mark.scenario_26
-def test_two_recoveries_at_once_settle_each_claim_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With real processes it is tested in ``tests/crash``."""
-    monkeypatch.setattr(batches, "IDLE_TIMEOUT", timedelta(seconds=PATIENCE))
-    gate, here = Gate(), threading.current_thread()
-    monkeypatch.setitem(
-        fault_point, "sweep.selected", lambda: None if threading.current_thread() is here else gate.pass_through()
-    )
-    abandon(30)
-    with held(recovered, gate) as first:
-        if connection.vendor == "postgresql":
-            # It passes over what the first one holds, and waits for nobody.
-            assert recovered() == 25
-            assert states() == {"recoverable": 25, "in_progress": 5}
-            expected = 5
-        else:  # one writer at a time: this one waits for the first one's batch
-            gate.open()
-            expected = 30 - recovered()
-    assert first.result() == expected
-    assert states() == {"recoverable": 30}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection
@@ -29,13 +32,13 @@ class Killed(BaseException):
     """Stands for the end of the process: nothing handles it."""
 
 
-def kill() -> None:
-    raise Killed
-
-
-def relay_killed() -> None:
+def relay_killed(place: str | None = None) -> None:
+    """A relay is killed at this place, or by its message."""
+    if place:
+        faults.fault_point[place] = Mock(side_effect=Killed)
     with pytest.raises(Killed):
         relay_once()
+    faults.disarm()
 
 
 def test_what_is_due_is_sent_longest_due_first_and_marked() -> None:
@@ -54,8 +57,8 @@ def test_what_is_due_is_sent_longest_due_first_and_marked() -> None:
 
 def test_nothing_is_held_while_a_message_is_sent() -> None:
     make_messages()
-    broker.answer = lambda message: seen.append(connection.in_atomic_block)
     seen: list[bool] = []
+    broker.answer = lambda message: seen.append(connection.in_atomic_block)
     relay_once()
     assert seen == [False]
 
@@ -98,27 +101,19 @@ def test_a_batch_is_found_through_the_indexes_of_what_is_not_sent() -> None:
 # Messages of one ordering key, whatever happens to one of them
 
 
-def payloads_of(key: str) -> list[Any]:
-    """What was sent of an order, in the order in which it was."""
-    of_key = {one.message_id for one in OutboxMessage.objects.filter(ordering_key=key)}
-    return [payload for message_id, _, payload in broker.deliveries if message_id in of_key]
-
-
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
 def test_order_is_kept_within_a_key_whatever_the_batches(batch_size: int) -> None:
-    for number in range(5):
-        for key in ("a", "b", ""):
-            make_messages(ordering_key=key, payload=str(number))
+    for number, key in itertools.product(range(5), ("a", "b", "")):
+        make_messages(ordering_key=key, payload=json.dumps([key, number]))
     list(relay_batches(batch_size=batch_size))
-    assert payloads_of("a") == payloads_of("b") == [0, 1, 2, 3, 4]
+    for key in ("a", "b"):
+        assert [number for of, number in broker.payloads if of == key] == [0, 1, 2, 3, 4]
     assert len(broker.deliveries) == 15
 
 
 def test_a_whole_order_is_sent_in_one_batch_also_after_a_relay_was_killed() -> None:
     make_messages(50, ordering_key="a")
-    faults.fault_point["relay.published"] = kill
-    relay_killed()
-    faults.disarm()
+    relay_killed("relay.published")
     make_due()
     assert relay_once() == RelayResult(sent=50)
     assert broker.payloads == [0, *range(50)]
@@ -188,9 +183,7 @@ def test_what_a_killed_relay_has_not_marked_is_sent_again_with_the_same_id(
     place: str, before: list[int], after: list[int]
 ) -> None:
     make_messages(2)
-    faults.fault_point[place] = kill
-    relay_killed()
-    faults.disarm()
+    relay_killed(place)
     assert broker.payloads == before
     assert relay_once().sent == 0, "the lease of the dead relay runs"
     make_due()
@@ -218,21 +211,22 @@ def another_is_sending_it() -> None:
 
 @pytest.mark.parametrize("error", [BROKEN, UNREACHABLE])
 @pytest.mark.parametrize(
-    ("meanwhile", "left"),
+    ("meanwhile", "attempts", "left"),
     [
-        (another_has_sent_it, ("sent", 2)),
-        (an_earlier_one_is_confirmed, ("sent", 1)),
-        (another_is_sending_it, ("pending", 2)),
+        (another_has_sent_it, 0, ("sent", 2)),
+        (an_earlier_one_is_confirmed, 0, ("sent", 1)),
+        (another_is_sending_it, 0, ("pending", 2)),
+        (another_is_sending_it, MAX_ATTEMPTS - 1, ("pending", MAX_ATTEMPTS + 1)),  # and not dead
     ],
 )
 def test_the_failure_of_a_frozen_relay_undoes_nothing_of_another(
-    meanwhile: Callable[[], None], left: tuple[str, int], error: Exception
+    meanwhile: Callable[[], None], attempts: int, left: tuple[str, int], error: Exception
 ) -> None:
     def freeze() -> None:
         meanwhile()
         broker.refuse(0, error=error)
 
-    make_messages()
+    make_messages(attempts=attempts)
     faults.fault_point["relay.claimed"] = freeze
     assert relay_once().touched == 0
     assert statuses() == [left]
@@ -246,14 +240,6 @@ def test_the_first_confirmation_counts_whoever_has_the_message_by_now(meanwhile:
     assert relay_once().sent == sent
     assert statuses() == [("sent", 2)]
     assert len(set(broker.ids)) == 1
-
-
-def test_a_frozen_relay_does_not_declare_a_message_dead_that_another_is_sending() -> None:
-    make_messages(attempts=MAX_ATTEMPTS - 1)
-    faults.fault_point["relay.claimed"] = another_is_sending_it
-    broker.refuse(0, error=BROKEN)
-    assert relay_once().touched == 0
-    assert statuses() == [("pending", MAX_ATTEMPTS + 1)]
 
 
 def test_a_relay_that_has_used_half_of_its_lease_puts_the_rest_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,18 +260,11 @@ def test_a_relay_that_has_used_half_of_its_lease_puts_the_rest_back(monkeypatch:
 
 def test_a_message_that_kills_its_relay_ends_up_dead_and_takes_no_other_along() -> None:
     make_messages(4)
-
-    def die(message: OutboxMessage) -> None:
-        if message.payload == "1":
-            raise Killed
-
-    broker.answer = die
-    relay_killed()
-    assert broker.payloads == [0]
-    make_due()
-    relay_killed()
-    assert broker.payloads == [0, 0]
-    make_due()
+    broker.refuse(1, error=Killed())
+    for times in (1, 2):
+        relay_killed()
+        assert broker.payloads == [0] * times
+        make_due()
     with pytest.raises(Killed):
         list(relay_batches())
     assert statuses() == [("sent", 3), ("pending", 3), ("pending", 2), ("pending", 2)], "from now on one at a time"

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from django.db import connection
 from django.utils import timezone
 
 from idempotency import signals
@@ -21,6 +17,7 @@ from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
 from idempotency.outcome import MAX_REASON
 from tests.commands import run_command
+from tests.operations import receiving
 from tests.outbox import OTHER_SENDER, SENDER, UNREACHABLE, broker, make_due, make_messages, other_broker, statuses
 from tests.records import HOUR, MINUTE
 
@@ -97,19 +94,6 @@ def test_a_broker_that_can_not_be_reached_is_asked_once_a_run_and_holds_up_no_ot
 
 
 # What a relay tells of its work: signals, log lines
-
-
-@contextmanager
-def receiving(signal: Any) -> Iterator[list[dict[str, Any]]]:
-    received: list[dict[str, Any]] = []
-
-    def receive(**kwargs: Any) -> None:
-        assert not connection.in_atomic_block
-        received.append(kwargs)
-
-    signal.connect(receive)
-    yield received
-    signal.disconnect(receive)
 
 
 def test_a_signal_tells_how_many_were_sent() -> None:

@@ -1,33 +1,49 @@
-"""The purge deletes what is past retention, in bounded batches, and never a claim; and ``purge_idempotency``."""
+"""The purge deletes what is past retention and never a claim, also under load; and ``purge_idempotency``."""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.core.management import CommandError
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
+from idempotency import REEXECUTE, Operation
 from idempotency.lifecycle import Status
 from idempotency.management import running
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.operate.purge import PurgeResult, due, purge_body_batches, purge_once
+from idempotency.operate.batches import BatchResult
+from idempotency.operate.purge import PurgeResult, due, purge_batches, purge_body_batches, purge_once
+from idempotency.operate.sweep import recover_batches
 from idempotency.outbox.models import MessageStatus, OutboxMessage
+from idempotency.outbox.relay import relay_batches
 from idempotency.outcome import BODY_GONE
+from idempotency.protocol import claims
+from idempotency.protocol.ownership import Ownership
 from idempotency.signals import purged
+from idempotency.store import store_for
+from tests.aliases import at_level
 from tests.commands import run_command
-from tests.concurrency.racing import PATIENCE
-from tests.database import processes
-from tests.outbox import make_messages, statuses
+from tests.concurrency.racing import PATIENCE, elsewhere, is_waited_for, race
+from tests.database.claiming import OUTCOME, PAYLOAD, acquire
+from tests.database.statements import before_statement, execute
+from tests.operations import receiving
+from tests.outbox import broker, make_messages, statuses
+from tests.providers import eventually
 from tests.records import HOUR, from_now, make_bodies, make_records, remaining
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def make_step(record: int, account: str = "1") -> None:
+    IdempotencyStep.objects.create(account_id=account, record_id=record, name="charge", result="1")
 
 
 @pytest.mark.parametrize("lease", [HOUR, -HOUR, None], ids=["live", "abandoned", "without lease"])
@@ -54,9 +70,8 @@ def test_steps_go_with_their_records_and_no_others() -> None:
     gone, parked, *kept = [*make_records(1), *make_records(1, Status.PARKED), *make_records(1, expires=HOUR)]
     other_account, *_ = make_records(1, Status.PARKED, account_id="2")
     for pk, account in IdempotencyRecord.objects.values_list("pk", "account_id"):
-        IdempotencyStep.objects.create(account_id=account, record_id=pk, name="charge", result="1")
-    # An id that another account has, too, as after rows were copied between databases.
-    IdempotencyStep.objects.create(account_id="2", record_id=gone, name="charge", result="1")
+        make_step(pk, account)
+    make_step(gone, "2")  # an id that another account has, too, as after rows were copied between databases
     assert purge_once().deleted == 1
     left = IdempotencyStep.objects.values_list("account_id", "record_id")
     assert {*left} == {("1", parked), ("2", other_account), ("2", gone), *(("1", pk) for pk in kept)}
@@ -93,13 +108,10 @@ NOT_DUE = {MessageStatus.SENT: {"sent": -HOUR}, MessageStatus.DEAD: {"due": -96 
 
 
 def purge(**options: Any) -> tuple[int, list[str]]:
-    """Run the command: its exit code and the lines of its output."""
     return run_command("purge_idempotency", **options)[:2]
 
 
-def make_sent(count: int) -> None:
-    """Messages that were sent longer ago than the retention."""
-    make_messages(count, MessageStatus.SENT, sent=-96 * HOUR)
+make_sent = partial(make_messages, status=MessageStatus.SENT, sent=-96 * HOUR)  # longer ago than the retention
 
 
 def test_it_purges_all_that_is_due_and_says_so() -> None:
@@ -139,16 +151,23 @@ def test_a_dry_run_counts_and_deletes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("records", "messages", "more"),
-    [(5, 0, True), (0, 5, True), (4, 4, False), (3, 3, False)],
-    ids=["records are due", "messages are due", "the last batch was full", "the last batch was not full"],
+    ("records", "messages", "bodies", "more"),
+    [(5, 0, 0, True), (0, 5, 0, True), (4, 4, 0, False), (3, 3, 0, False), (0, 0, 5, True), (0, 0, 4, False)],
+    ids=[
+        *("records are due", "messages are due", "the last batch was full", "the last batch was not full"),
+        *("bodies are due", "the last batch of bodies was full"),
+    ],
 )
-def test_a_run_tells_whether_its_last_batches_have_left_anything(records: int, messages: int, more: bool) -> None:
+def test_a_run_tells_whether_its_last_batches_have_left_anything(
+    records: int, messages: int, bodies: int, more: bool
+) -> None:
     make_records(records)
     make_sent(messages)
+    make_bodies(bodies)
     code, lines = purge(batch_size=2, max_batches=2)
     assert (code, "Stopped by --max-batches 2. More is due." in lines) == ((3, True) if more else (0, False))
-    assert len(remaining()) + OutboxMessage.objects.count() == int(more)
+    with_bodies = IdempotencyRecord.objects.exclude(body_expires_at=None).count()
+    assert len(remaining()) - bodies + with_bodies + OutboxMessage.objects.count() == int(more)
 
 
 def test_a_verbose_run_reports_each_batch() -> None:
@@ -164,21 +183,9 @@ def test_a_verbose_run_reports_each_batch() -> None:
     ]
 
 
-@contextmanager
-def after_each_batch(call: Callable[[], object]) -> Iterator[None]:
-    def receive(**arguments: Any) -> None:
-        call()
-
-    purged.connect(receive)
-    try:
-        yield
-    finally:
-        purged.disconnect(receive)
-
-
 def test_what_falls_due_after_the_last_batch_is_left_to_the_next_run() -> None:
     make_records(1)
-    with after_each_batch(make_records):
+    with receiving(purged, then=make_records):
         assert purge() == (0, ["Purged 1 record from database 'default'."])
     assert len(remaining()) == 1
 
@@ -187,7 +194,7 @@ def test_a_signal_ends_a_purge_before_its_messages() -> None:
     make_records(1)
     make_sent(1)
     with (
-        after_each_batch(lambda: signal.raise_signal(signal.SIGTERM)),
+        receiving(purged, then=lambda: signal.raise_signal(signal.SIGTERM)),
         pytest.raises(CommandError, match="Stopped by SIGTERM") as stopped,
     ):
         purge()
@@ -212,39 +219,6 @@ def test_a_pause_lies_between_batches_only(monkeypatch: pytest.MonkeyPatch) -> N
     assert purge(batch_size=10, pause=1.0)[0] == 0
     assert sum(slept) == pytest.approx(2.0)
     assert max(slept) <= running.SLICE
-
-
-# Killed in the middle, and run again
-
-KILLED = """
-import os, signal
-import django
-django.setup()
-from django.core.management import call_command
-from idempotency.protocol.faults import fault_point
-reached = []
-def selected():
-    reached.append(1)
-    if len(reached) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-fault_point["purge.selected"] = selected
-call_command("purge_idempotency", batch_size=5)
-"""
-
-
-@pytest.mark.scenario_27
-def test_a_purge_that_is_killed_in_a_batch_has_lost_it_as_a_whole_and_is_simply_run_again() -> None:
-    ids = make_records(30)
-    for pk in ids:
-        IdempotencyStep.objects.create(account_id="1", record_id=pk, name="charge", result="1")
-    killed = processes.start(KILLED)
-    killed.communicate(timeout=PATIENCE)
-    assert killed.returncode == -signal.SIGKILL
-    with transaction.atomic():
-        list(IdempotencyRecord.objects.select_for_update())  # waits for the end of the killed process's session
-    assert remaining() == {*ids[10:]} == {*IdempotencyStep.objects.values_list("record_id", flat=True)}
-    assert purge(batch_size=5) == (0, ["Purged 20 records from database 'default'."])
-    assert not IdempotencyStep.objects.exists()
 
 
 # Responses past a retention of their own are deleted, and their records stay
@@ -274,7 +248,7 @@ def test_what_is_due_is_deleted_and_the_rest_of_the_record_stays() -> None:
 def test_what_the_steps_tell_is_deleted_with_the_response() -> None:
     due, kept = make_bodies(1) + make_bodies(1, due=-HOUR)
     for pk in (due, kept):
-        IdempotencyStep.objects.create(account_id="1", record_id=pk, name="charge", result="1")
+        make_step(pk)
     assert purge_bodies() == [1]
     assert IdempotencyStep.objects.get().record_id == kept
 
@@ -282,21 +256,102 @@ def test_what_the_steps_tell_is_deleted_with_the_response() -> None:
 def test_the_command_purges_records_then_responses_then_messages() -> None:
     make_bodies(2)
     make_records(1)
-    make_messages(1, "sent", sent=-96 * HOUR)
+    make_sent(1)
     both = make_bodies(1)
     IdempotencyRecord.objects.filter(pk__in=both).update(expires_at=from_now(-HOUR))  # is purged as a whole
     lines = ["2 records", "2 recorded responses", "1 sent message"]
     for options, verb in (({"dry_run": True}, "Would purge"), ({}, "Purged")):
-        assert run_command("purge_idempotency", **options)[:2] == (
-            0,
-            [f"{verb} {line} from database 'default'." for line in lines],
-        )
+        assert purge(**options) == (0, [f"{verb} {line} from database 'default'." for line in lines])
     assert len(gone()) == IdempotencyRecord.objects.count() == 2
 
 
-@pytest.mark.parametrize(("bodies", "more"), [(5, True), (4, False)], ids=["more is due", "the last batch was full"])
-def test_a_run_tells_whether_it_has_left_responses(bodies: int, more: bool) -> None:
-    make_bodies(bodies)
-    code, lines, _ = run_command("purge_idempotency", batch_size=2, max_batches=2)
-    assert (code, "Stopped by --max-batches 2. More is due." in lines) == ((3, True) if more else (0, False))
-    assert len(gone()) == 4
+# Beside transactions that hold its records or the whole table, and under load
+
+
+@pytest.mark.postgres
+def test_a_refusal_of_the_server_ends_the_purge() -> None:
+    kept = make_records(3)
+    with (
+        before_statement("DELETE FROM", lambda: execute("SELECT pg_cancel_backend(pg_backend_pid())")),
+        pytest.raises(OperationalError, match="canceling statement"),
+    ):
+        purge_once()
+    assert remaining() == {*kept}
+
+
+@pytest.mark.postgres
+def test_a_lock_of_the_whole_table_is_waited_for() -> None:
+    """As when an index is built. The batch has locked nothing meanwhile."""
+    make_records(3)
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            execute("LOCK TABLE idempotency_record IN SHARE MODE")
+            batch = pool.submit(elsewhere, purge_once)
+            assert eventually(is_waited_for)
+        assert batch.result(PATIENCE).deleted == 3
+
+
+swept = Operation("tests.purge.swept", recovery=REEXECUTE)
+claimed_meanwhile = Operation("tests.purge.claimed")
+
+
+@pytest.mark.scenario_27
+@pytest.mark.failure_16
+@pytest.mark.failure_30
+@pytest.mark.parametrize(
+    "level",
+    [
+        "READ_COMMITTED",
+        *(pytest.param(level, marks=pytest.mark.postgres) for level in ("REPEATABLE_READ", "SERIALIZABLE")),
+    ],
+)
+def test_purges_sweeps_relays_and_claims_at_once_end_and_no_claim_is_lost(level: str) -> None:
+    """Nor does a claim wait for the others long enough to be turned away, which would raise here."""
+    live: list[int] = []
+    abandoned: list[int] = []
+    for account in "abcdefghij":  # on a cluster they are in several shards
+        make_records(30, account_id=account)
+        live += make_records(2, Status.IN_PROGRESS, lease=HOUR, account_id=account)
+        abandoned += make_records(
+            6, Status.IN_PROGRESS, lease=-HOUR, expires=HOUR, operation=swept.name, account_id=account
+        )
+    make_messages(60)
+    keys = [f"again-{number}" for number in range(40)]
+    for key in keys[::2]:  # their retention is over, all the same to their claimants
+        make_records(1, operation=claimed_meanwhile.name, idempotency_key=key, request_hash=PAYLOAD.request_hash)
+
+    def again_and_again(take: Callable[[], Iterator[BatchResult]]) -> None:
+        """Until nothing is due. The database may refuse a batch because of the others."""
+        while True:
+            try:
+                for _ in take():
+                    pass
+                return
+            except OperationalError as error:
+                if not store_for("default").is_busy(error):
+                    raise
+
+    def claim_all(keys: list[str]) -> None:
+        for number, key in enumerate(keys):
+            owned = acquire(claimed_meanwhile, key)
+            assert isinstance(owned, Ownership), f"{key} was answered from a record past retention"
+            if number % 4 < 2:
+                claims.record(owned, OUTCOME)
+            (completed if number % 4 < 2 else open_claims).add(owned.fence.id)
+
+    kinds: list[Callable[[], Iterator[BatchResult]]] = [
+        partial(purge_batches, batch_size=7),
+        partial(recover_batches, batch_size=5),
+        partial(relay_batches, batch_size=5),
+    ]
+    completed: set[int] = set()
+    open_claims: set[int] = set()
+    claimants = [partial(claim_all, keys[:20]), partial(claim_all, keys[20:])]
+    with at_level(level):
+        race([*claimants, *(partial(again_and_again, kind) for kind in kinds * 2)])
+        again_and_again(kinds[0])
+    assert len(completed) == len(open_claims) == 20
+    assert remaining() == {*live, *abandoned} | completed | open_claims
+    assert {*IdempotencyRecord.objects.in_progress().values_list("pk", flat=True)} == {*live} | open_claims
+    assert {*IdempotencyRecord.objects.completed().values_list("pk", flat=True)} == completed
+    assert len(broker.payloads) == 60

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from django.db import IntegrityError, ProgrammingError, connection, connections, transaction
+from django.db import IntegrityError, OperationalError, ProgrammingError, connection, connections, transaction
 
 from idempotency import claim, current_claim
 from idempotency.exceptions import InProgressError, OuterTransactionError
@@ -20,6 +21,7 @@ from tests.concurrency.conftest import Post
 from tests.concurrency.failures import UNAVAILABLE, UNKNOWN, fail, problem, server_error, unreachable
 from tests.concurrency.traces import effects, end_lease, record, session_settings, state
 from tests.concurrency.urls import handler
+from tests.operations import receiving
 
 
 @contextmanager
@@ -34,11 +36,7 @@ def business_commit(replacement: Callable[[Callable[[], None]], None]) -> Iterat
         if not is_due or not handler.attempts:
             return send()
         is_due = False
-
-        def commit_now() -> None:
-            send()
-
-        return replacement(commit_now)
+        return replacement(lambda: send() and None)
 
     def wrapper(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
         send = partial(execute, sql, *rest)
@@ -85,7 +83,7 @@ def test_a_commit_that_never_arrived_releases_nothing_and_runs_after_the_lease(p
 @pytest.mark.postgres
 def test_a_commit_that_the_server_refused_is_released_at_once(post: Post) -> None:
     def refuse(commit: Callable[[], None]) -> None:
-        connections["default"].connection.rollback()
+        connection.connection.rollback()
         raise server_error("40001")
 
     with business_commit(refuse):
@@ -107,40 +105,30 @@ def test_a_deferred_constraint_that_fails_in_commit_is_the_handlers_failure(post
     assert handler.attempts == [1, 2]
 
 
-def violate() -> None:
-    raise IntegrityError("of the callback's own making")
-
-
-def collide() -> None:
-    """Another claim's error, as of a ``claim()`` block in the callback."""
-    raise InProgressError(retry_after=1)
-
-
 @pytest.mark.failure_26
 @pytest.mark.parametrize("path", ["/inside/", "/bounded/"])
-@pytest.mark.parametrize("callback", [fail, violate, unreachable, collide])
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(RuntimeError(), IntegrityError("of the callback's own making"), OperationalError("no route")),
+        InProgressError(retry_after=1),  # another claim's error, as of a ``claim()`` block in the callback
+    ],
+    ids=lambda error: type(error).__name__,
+)
 def test_a_failing_on_commit_callback_leaves_the_outcome_recorded_and_announced(
-    post: Post, path: str, callback: Callable[[], None]
+    post: Post, path: str, error: Exception
 ) -> None:
     """It is an error of the project's, whatever its type, because the COMMIT has succeeded before it."""
-    announced: list[int] = []
-
-    def note(attempt: int, **event: Any) -> None:
-        assert record().status == "completed"
-        announced.append(attempt)
-
-    completed.connect(note)
-    try:
-        handler.after = lambda request: transaction.on_commit(callback)
+    seen: list[str] = []
+    handler.after = lambda request: transaction.on_commit(Mock(side_effect=error))
+    with receiving(completed, then=lambda: seen.append(record().status)) as announced:
         answer = post(path)
         assert (answer.status_code, "problem" in answer["Content-Type"]) == (500, False)
         assert state() == ("completed", ["one"])
-        assert announced == [1]
+        assert (seen, [event["attempt"] for event in announced]) == (["completed"], [1])
         retry = post(path)
-    finally:
-        completed.disconnect(note)  # a weak reference ends with the garbage collection, in another test
     assert (retry.status_code, retry["Idempotency-Replayed"]) == (201, "true")
-    assert (effects(), handler.attempts, announced) == (["one"], [1], [1])
+    assert (effects(), handler.attempts, len(announced)) == (["one"], [1], 1)
 
 
 BOUNDS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
@@ -180,10 +168,8 @@ def test_what_the_server_itself_answers_to_commit_is_a_refusal(sqlstates: list[s
     )
 
 
-RAISE_AT_COMMIT = """
-CREATE FUNCTION refuse_transfer() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'limit exceeded'; END $$
-"""
 REFUSE_TRANSFER = """
+CREATE FUNCTION refuse_transfer() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'limit exceeded'; END $$;
 CREATE CONSTRAINT TRIGGER refuse_transfer AFTER INSERT ON testproject_transfer DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW EXECUTE FUNCTION refuse_transfer()
 """
@@ -192,8 +178,7 @@ CREATE CONSTRAINT TRIGGER refuse_transfer AFTER INSERT ON testproject_transfer D
 @pytest.mark.failure_60
 @pytest.mark.postgres
 def test_a_deferred_trigger_that_raises_frees_the_claim_at_once(post: Post) -> None:
-    with connections["default"].cursor() as cursor:
-        cursor.execute(RAISE_AT_COMMIT)
+    with connection.cursor() as cursor:
         cursor.execute(REFUSE_TRANSFER)
         try:
             assert post().status_code == 500  # the handler's own failure, as unprotected
@@ -284,10 +269,7 @@ def test_a_statement_that_only_mentions_an_end_is_none(post: Post, statement: st
 
 
 def test_a_worker_that_is_told_to_exit_releases_nothing(post: Post) -> None:
-    def leave(request: Any) -> None:
-        raise SystemExit(1)
-
-    handler.before = leave
+    handler.before = Mock(side_effect=SystemExit)
     with pytest.raises(SystemExit):
         post()
     assert state() == ("in_progress", [])
@@ -295,19 +277,19 @@ def test_a_worker_that_is_told_to_exit_releases_nothing(post: Post) -> None:
 
 
 @pytest.fixture
-def without_autocommit(transactional_db: None) -> Iterator[None]:
-    connection.set_autocommit(False)
+def _autocommit_is_on_again(transactional_db: None) -> Iterator[None]:
     yield
-    if not connection.get_autocommit():
-        connection.rollback()
-        connection.set_autocommit(True)
+    connection.rollback()
+    connection.set_autocommit(True)
 
 
 @pytest.mark.failure_63
+@pytest.mark.usefixtures("_autocommit_is_on_again")
 @pytest.mark.parametrize("path", ["/inside/", "/park/"])
 def test_a_claim_with_autocommit_off_is_refused_before_anything_runs(
-    post: Post, without_autocommit: None, path: str, caplog: pytest.LogCaptureFixture
+    post: Post, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    connection.set_autocommit(False)
     answer = post(path)
     assert problem(answer) == OUTER_TRANSACTION
     assert "autocommit off" in caplog.text

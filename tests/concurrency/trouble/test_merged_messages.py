@@ -20,9 +20,8 @@ from idempotency import claim
 from idempotency.models import IdempotencyRecord
 from idempotency.store.postgresql import PostgreSQLStore
 from testproject.models import Transfer
-from tests.concurrency.beginnings import execute, of, write
 from tests.concurrency.racing import PATIENCE, changing_elsewhere
-from tests.concurrency.scenarios import CREATE_TRIGGER, SCENARIOS
+from tests.concurrency.scenarios import CREATE_TRIGGER, SCENARIOS, execute, of, write
 from tests.concurrency.traces import effects, record
 from tests.providers import eventually
 

@@ -28,6 +28,8 @@ from tests.concurrency.failures import (
 )
 from tests.concurrency.traces import effects, end_lease, record
 from tests.concurrency.urls import handler
+from tests.database.statements import execute
+from tests.operations import receiving
 
 # A connection that breaks
 
@@ -71,8 +73,7 @@ def read_only() -> Iterator[None]:
         "sqlite": "PRAGMA query_only = ON",
         "mysql": "SET SESSION TRANSACTION READ ONLY",
     }
-    with connection.cursor() as cursor:
-        cursor.execute(statement[connection.vendor])
+    execute(statement[connection.vendor])
     with closing(connection):
         yield
 
@@ -87,8 +88,7 @@ def out_of_reach() -> Iterator[None]:
 
 @contextmanager
 def locked_file() -> Iterator[None]:
-    with connection.cursor() as cursor:
-        cursor.execute("PRAGMA busy_timeout = 50")
+    execute("PRAGMA busy_timeout = 50")
     other = connection.copy("other")
     other.set_autocommit(False)
     with closing(connection), closing(other), other.cursor() as cursor:
@@ -122,37 +122,34 @@ def test_a_store_that_can_not_be_written_is_503_and_nothing_is_kept(
     assert effects() == ["one"]
 
 
-@contextmanager
-def missing_table() -> Iterator[None]:
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE idempotency_record RENAME TO idempotency_record_elsewhere")
-        try:
-            yield
-        finally:
-            cursor.execute("ALTER TABLE idempotency_record_elsewhere RENAME TO idempotency_record")
+RENAME = "ALTER TABLE idempotency_record{} RENAME TO idempotency_record{}"
+ALTER = "ALTER TABLE idempotency_record "
 
 
-@contextmanager
-def unknown_column() -> Iterator[None]:
-    """As after a deploy of which only the migrations have run."""
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE idempotency_record ADD COLUMN later integer NOT NULL")
-        try:
-            yield
-        finally:
-            cursor.execute("ALTER TABLE idempotency_record DROP COLUMN later")
-
-
-@pytest.mark.parametrize("misfit", [missing_table, pytest.param(unknown_column, marks=pytest.mark.postgres)])
+@pytest.mark.parametrize(
+    ("change", "undo"),
+    [
+        pytest.param(RENAME.format("", "_elsewhere"), RENAME.format("_elsewhere", ""), id="missing_table"),
+        # As after a deploy of which only the migrations have run.
+        pytest.param(
+            *(f"{ALTER} ADD COLUMN later integer NOT NULL", f"{ALTER} DROP COLUMN later"),
+            marks=pytest.mark.postgres,
+            id="unknown_column",
+        ),
+    ],
+)
 def test_a_store_that_does_not_fit_this_release_is_503_said_once_and_invites_to_no_retry(
-    post: Post, misfit: Callable[[], AbstractContextManager[None]], caplog: pytest.LogCaptureFixture
+    post: Post, change: str, undo: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "idempotency")
-    with misfit():
+    execute(change)
+    try:
         for _ in range(2):
             answer = post()
             assert problem(answer) == UNAVAILABLE
             assert "Retry-After" not in answer.headers  # it would meet the same again
+    finally:
+        execute(undo)
     assert handler.attempts == []
     assert ["don't fit this release" in line for line in caplog.messages] == [True]  # said once, not for each request
     assert post().status_code == 201
@@ -188,15 +185,9 @@ def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_a
     cut_off("/park/")
     store = claims.store_for("default")
     park_abandoned = store.park_abandoned
-    parked: list[str] = []
-
-    def note(**arguments: Any) -> None:
-        parked.append(arguments["idempotency_key"])
-
-    signals.parked.connect(note)
     monkeypatch.setattr(store, "park_abandoned", lambda *args: park_abandoned(*args) and park_abandoned(*args))
-    assert problem(post("/park/")) == UNKNOWN
-    signals.parked.disconnect(note)
+    with receiving(signals.parked) as parked:
+        assert problem(post("/park/")) == UNKNOWN
     assert (record().status, parked) == ("parked", [])
 
 

@@ -102,13 +102,9 @@ def test_nothing_is_written_in_a_test_case(view: None) -> None:
 def test_what_test_clients_ask_for_is_not_written(view: None) -> None:
     """They are no servers: they close a response before they hand it over, where its statements may be counted."""
     make_due()
-    headers = {"Idempotency-Key": "k"}
-    assert Client().post("/", {}, content_type="application/json", headers=headers).status_code == 201
-
-    async def post() -> Any:
-        return await AsyncClient().post("/", {}, content_type="application/json", headers=headers)
-
-    assert async_to_sync(post)()["Idempotency-Replayed"] == "true"
+    request: dict[str, Any] = {"content_type": "application/json", "headers": {"Idempotency-Key": "k"}}
+    assert Client().post("/", {}, **request).status_code == 201
+    assert async_to_sync(AsyncClient().post)("/", {}, **request)["Idempotency-Replayed"] == "true"
     assert written() == {}
 
 

@@ -18,6 +18,7 @@ from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
 from idempotency.management.commands import idempotency_stats
 from idempotency.management.commands.idempotency_stats import Condition
+from idempotency.models import IdempotencyRecord
 from idempotency.operate import stats
 from idempotency.operate.purge import purge_once
 from idempotency.operate.stats import Number, Precision
@@ -28,20 +29,18 @@ from tests.records import HOUR, from_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-EMPTY = Number(0, Precision.EXACT)
-
 
 def numbers() -> dict[str, Number]:
     return dict(stats.stats())
 
 
 def test_an_empty_table_is_empty() -> None:
-    seen = numbers()
-    for name in ("records", "in_progress", "recoverable", "completed", "parked", "abandoned"):
-        assert seen[name] == EMPTY
-    for name in ("overdue", "oldest_in_progress", "most_attempts"):
-        assert seen[name] == Number(None, Precision.EXACT)
-    assert seen["replay_rate"] == Number(None, Precision.RECENT)
+    counted = ("records", "in_progress", "recoverable", "completed", "parked", "abandoned")
+    measured = ("overdue", "oldest_in_progress", "most_attempts")
+    expected = dict.fromkeys(counted, Number(0, Precision.EXACT)) | dict.fromkeys(
+        measured, Number(None, Precision.EXACT)
+    )
+    assert numbers().items() >= (expected | {"replay_rate": Number(None, Precision.RECENT)}).items()
 
 
 def test_a_small_table_is_counted_exactly() -> None:
@@ -132,14 +131,10 @@ def test_a_big_table_is_estimated_and_not_read(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.sqlite
-def test_the_few_that_are_not_completed_are_found_by_their_index() -> None:
-    with connection.cursor() as cursor:
-        for status in ("in_progress", "recoverable", "parked"):
-            cursor.execute(
-                "EXPLAIN QUERY PLAN SELECT 1 FROM idempotency_record WHERE status = %s ORDER BY lease_expires_at",
-                [status],
-            )
-            assert "idempotency_record_unfinished" in str(cursor.fetchall())
+@pytest.mark.parametrize("status", ["in_progress", "recoverable", "parked"])
+def test_the_few_that_are_not_completed_are_found_by_their_index(status: str) -> None:
+    plan = IdempotencyRecord.objects.filter(status=status).order_by("lease_expires_at").explain()
+    assert "idempotency_record_unfinished" in plan
 
 
 # What has happened

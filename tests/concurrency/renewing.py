@@ -1,0 +1,60 @@
+"""Work that outlives its lease, and the renewals that keep it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from idempotency import REEXECUTE, Operation, claim, require_claim
+from idempotency.exceptions import InProgressError
+from idempotency.models import IdempotencyRecord
+from tests.concurrency.racing import elsewhere
+from tests.providers import eventually
+
+#: A third of it passes before the first renewal, and all of it if that never comes.
+LEASE = timedelta(seconds=6)
+OUTSIDE: dict[str, Any] = {"transaction": False, "recovery": REEXECUTE}
+
+
+def lease_end(key: str) -> datetime:
+    end = IdempotencyRecord.objects.using("default").get(idempotency_key=key).lease_expires_at
+    assert end is not None
+    return end
+
+
+def wait_for_a_renewal(key: str) -> None:
+    """Wait until the lease has been renewed, or is lost."""
+    first_end = lease_end(key)
+    assert eventually(lambda: lease_end(key) > first_end or require_claim().lost)
+
+
+class Work:
+    """An operation with an effect outside, which takes longer than its lease. Meanwhile its client retries."""
+
+    def __init__(self, name: str, **policy: Any) -> None:
+        self.effects: Counter[str] = Counter()
+        operation = Operation(name, lease=LEASE, heartbeat=60 * LEASE, **policy)
+        self._claim = partial(claim, operation, account_id="1")
+
+    def do(self, key: str, during: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        with self._claim(key=key) as run:
+            self.effects[key] += 1
+            with during():
+                wait_for_a_renewal(key)
+                with pytest.raises(InProgressError):
+                    elsewhere(partial(self._retry, key))
+            run.result = 1
+
+    def _retry(self, key: str) -> None:
+        if "pooled" in connections.settings:  # by another way than a pool without a free session
+            connections["pooled"] = connections["default"].copy(alias="pooled")
+        with self._claim(key=key) as run:
+            self.effects[key] += 1
+            run.result = 2
