@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from idempotency.protocol import renewal
+from idempotency.protocol.faults import fault_point
 from tests.concurrency.traces import abandon, end_lease
 from tests.concurrency.urls import handler
 
@@ -58,14 +58,7 @@ def cut_off(post: Post) -> Callable[[str], None]:
 
 @pytest.fixture
 def renewals(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Released by each renewal of a lease, when it has been made."""
+    """Released before each renewal by a heartbeat."""
     renewals = threading.Semaphore(0)
-    set_lease = renewal._set_lease
-
-    def counted(owned: Any) -> bool:
-        answer = set_lease(owned)
-        renewals.release()
-        return answer
-
-    monkeypatch.setattr(renewal, "_set_lease", counted)
+    monkeypatch.setitem(fault_point, "heartbeat.before", renewals.release)
     return renewals

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection, transaction
@@ -12,19 +13,18 @@ from django.test import TestCase
 from idempotency import claim, require_claim
 from idempotency.exceptions import LeaseLostError, OuterTransactionError, UnavailableError
 from idempotency.models import IdempotencyRecord
-from idempotency.operation import registry
-from idempotency.protocol import claims, renewal
+from idempotency.store import store_for
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import failing_database
 from tests.concurrency.racing import PATIENCE, Gate, elsewhere, held
-from tests.concurrency.traces import effects, end_lease, is_replay, record
+from tests.concurrency.traces import effects, end_lease, is_replay, record, rows
 from tests.concurrency.urls import handler
 from tests.providers import eventually
 
 
 def lease_left() -> float:
     row = record()
-    read = claims.store_for("default").read(claims.Scope(row.account_id, row.operation, row.idempotency_key))
+    read = store_for("default").read(row.scope)
     assert read is not None
     return read.lease_left
 
@@ -75,7 +75,7 @@ def test_a_lost_lease_surfaces_in_the_handler_before_its_next_effect(post: Post,
 
 def test_a_renewal_that_can_not_reach_the_store_says_so(post: Post) -> None:
     def renew(request: Any) -> None:
-        with failing_database(renewal, "_set_lease"), pytest.raises(UnavailableError):
+        with failing_database(type(store_for("default")), "set_lease"), pytest.raises(UnavailableError):
             require_claim().renew()
 
     handler.before = renew
@@ -90,7 +90,7 @@ def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post: Post, 
     duplicates: list[Any] = []
 
     def wait(request: Any) -> None:
-        for _ in range(4):
+        for _ in range(5):  # the last of which begins after the first lease
             assert renewals.acquire(timeout=PATIENCE)
         duplicates.append(elsewhere(lambda: post("/heartbeat/")))
 
@@ -132,10 +132,7 @@ def heartbeats() -> list[threading.Thread]:
 def test_a_heartbeat_that_fails_stops_the_work_before_its_next_effect(
     error: type[BaseException], post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(held: Any) -> bool:
-        raise error
-
-    monkeypatch.setattr(renewal, "_set_lease", fail)
+    monkeypatch.setattr(type(store_for("default")), "set_lease", Mock(side_effect=error))
 
     def wait_for_the_end(request: Any) -> None:
         assert eventually(lambda: require_claim().lost)
@@ -191,7 +188,7 @@ def test_a_transaction_left_idle_is_ended_by_the_database(post: Post) -> None:
     def freeze(request: Any) -> None:
         if require_claim().attempt == 1:
             pid = connection.connection.info.backend_pid
-            assert eventually(lambda: elsewhere(lambda: session_is_gone(pid)))
+            assert eventually(lambda: not elsewhere(lambda: rows("SELECT FROM pg_stat_activity WHERE pid = %s", pid)))
 
     handler.after = freeze
     assert post("/bounded/").status_code == 503
@@ -200,20 +197,13 @@ def test_a_transaction_left_idle_is_ended_by_the_database(post: Post) -> None:
     assert effects() == ["one"]
 
 
-def session_is_gone(pid: int) -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid])
-        return bool(cursor.fetchone()[0] == 0)
-
-
 class InATestCase(TestCase):
     def test_a_lease_is_renewed_on_the_tests_own_connection(self) -> None:
         with claim("race.heartbeat", account_id="1", key="k") as run:
-            assert run.claim is not None
-            run.claim.renew()
+            require_claim().renew()
             IdempotencyRecord.objects.update(attempt=2)
             with pytest.raises(LeaseLostError):
-                run.claim.renew()
+                require_claim().renew()
             IdempotencyRecord.objects.update(attempt=1)
             run.result = 1
         assert record().status == "completed"
@@ -221,11 +211,9 @@ class InATestCase(TestCase):
 
 @pytest.mark.django_db(transaction=True)
 def test_an_open_transaction_around_a_claim_block_is_refused() -> None:
-    operation = registry.get("race.inside")
-    assert operation is not None
     with (
         pytest.raises(OuterTransactionError, match="non_atomic_requests"),
         transaction.atomic(),
-        claim(operation, account_id="1", key="k"),
+        claim("race.inside", account_id="1", key="k"),
     ):
         raise AssertionError("ran")

@@ -24,18 +24,13 @@ from tests.concurrency.traces import effects, end_lease, is_replay, record, stat
 from tests.concurrency.urls import handler
 from tests.operations import redeclare
 
-CutOff = Callable[[str], None]
 
-
-ANSWERS: dict[str, Any] = {
-    "completed": lambda row: Completed(JsonResponse({"id": 7, "found": True}, status=201)),
-    "not-executed": lambda row: NotExecuted(),
-    "unknown": lambda row: Unknown(),
-}
+def found_completed(row: IdempotencyRecord) -> Completed:
+    return Completed(JsonResponse({"id": 7, "found": True}, status=201))
 
 
 @pytest.fixture
-def abandoned_one(cut_off: CutOff) -> None:
+def abandoned_one(cut_off: Callable[[str], None]) -> None:
     """A process was killed in an operation that declares a reconciler, and its lease is over."""
     cut_off("/reconciled/")
 
@@ -46,7 +41,7 @@ def abandoned_one(cut_off: CutOff) -> None:
 @pytest.mark.scenario_3
 def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post: Post, abandoned_one: None) -> None:
     seen: list[IdempotencyRecord] = []
-    handler.find_out = lambda row: seen.append(row) or ANSWERS["completed"](row)
+    handler.find_out = lambda row: seen.append(row) or found_completed(row)
     answers = [post("/reconciled/") for _ in range(3)]
 
     assert {(answer.status_code, answer.content) for answer in answers} == {(201, b'{"id": 7, "found": true}')}
@@ -56,7 +51,7 @@ def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post: Post, 
 
 
 def test_what_was_not_executed_runs_under_the_reconcilers_own_attempt(post: Post, abandoned_one: None) -> None:
-    handler.find_out = ANSWERS["not-executed"]
+    handler.find_out = lambda row: NotExecuted()
     assert post("/reconciled/").json()["attempt"] == 2
     assert (handler.attempts, effects()) == ([2], ["one"])
 
@@ -102,7 +97,7 @@ def test_only_one_reconciler_works_on_a_record(post: Post, abandoned_one: None) 
     def slowly(row: IdempotencyRecord) -> Completed:
         asked.append(row.attempt)
         gate.pass_through()
-        return ANSWERS["completed"](row)
+        return found_completed(row)
 
     handler.find_out = slowly
     with held(lambda: post("/reconciled/"), gate) as first:
@@ -137,17 +132,17 @@ def test_what_a_reconciler_found_while_another_took_over_is_not_recorded_and_let
 
 
 def test_a_sweep_that_lost_its_claim_before_the_release_counts_nothing(post: Post, abandoned_one: None) -> None:
-    handler.find_out = ANSWERS["not-executed"]
+    handler.find_out = lambda row: NotExecuted()
     with just_before(claims, "release", lambda held: IdempotencyRecord.objects.update(attempt=9)):
         assert recover_once().touched == 0
     assert (record().attempt, record().status) == (9, "in_progress")
 
 
-@pytest.mark.parametrize(("finding", "statement"), [("completed", "complete"), ("unknown", "postpone")])
+@pytest.mark.parametrize(("finding", "statement"), [(Completed({}), "complete"), (Unknown(), "postpone")])
 def test_a_finding_that_can_not_be_recorded_is_asked_for_again(
-    post: Post, abandoned_one: None, finding: str, statement: str
+    post: Post, abandoned_one: None, finding: Any, statement: str
 ) -> None:
-    handler.find_out = ANSWERS[finding]
+    handler.find_out = lambda row: finding
     with failing_database(claims, statement):
         assert post("/reconciled/").status_code == 503
     assert (recover_once().touched, record().status) == (0, "in_progress")
@@ -155,7 +150,7 @@ def test_a_finding_that_can_not_be_recorded_is_asked_for_again(
     with failing_database(claims, statement):
         assert recover_once().postponed == 1
     end_lease()
-    handler.find_out = ANSWERS["completed"]
+    handler.find_out = found_completed
     assert post("/reconciled/").status_code == 201
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
+from itertools import chain, repeat
 from typing import Any, Protocol
 
 import pytest
@@ -21,14 +22,14 @@ from tests.concurrency.traces import effects, end_retention
 from tests.concurrency.urls import handler
 
 #: Lets a handler do something first, and returns the answer's status.
-Attempt = Callable[[Callable[[], object]], int]
+Attempt = Callable[..., int]
 
 
 @pytest.fixture
 def attempt(post: Post) -> Attempt:
-    def attempt(work: Callable[[], object]) -> int:
-        handler.before = lambda request: work() and None
-        return int(post("/again/").status_code)
+    def attempt(work: Callable[[], object], path: str = "/again/") -> int:
+        handler.before = lambda request: work()
+        return int(post(path).status_code)
 
     return attempt
 
@@ -89,13 +90,12 @@ def test_a_lost_lease_stops_a_step_before_it_runs_and_keeps_nothing_of_one_that_
     assert IdempotencyStep.objects.count() == 0
 
 
-def test_a_step_in_the_transaction_of_its_operation_is_refused_with_the_remedy(post: Post) -> None:
-    def refused(request: Any) -> None:
+def test_a_step_in_the_transaction_of_its_operation_is_refused_with_the_remedy(attempt: Attempt) -> None:
+    def refused() -> None:
         with pytest.raises(ImproperlyConfigured, match="transaction=False"):
             step("x", lambda: None)
 
-    handler.before = refused
-    assert post("/inside/").status_code == 201
+    assert attempt(refused, "/inside/") == 201
 
 
 class Sized(Protocol):
@@ -175,15 +175,8 @@ def test_calls_are_named_alike_by_each_attempt_and_those_of_a_step_by_themselves
 def test_a_step_whose_store_is_out_of_reach_stops_the_work(
     attempt: Attempt, reached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proofs: list[Any] = []
-    prove_ownership = steps.prove_ownership
-
-    def break_off(owned: Any) -> None:
-        if len(proofs) == reached:
-            unreachable()
-        proofs.append(prove_ownership(owned))
-
-    monkeypatch.setattr(steps, "prove_ownership", break_off)
+    proofs = chain([steps.prove_ownership] * reached, repeat(unreachable))
+    monkeypatch.setattr(steps, "prove_ownership", lambda owned: next(proofs)(owned))
     assert attempt(lambda: step("x", lambda: 1)) == 503
     assert effects() == []
 

@@ -21,10 +21,15 @@ def state() -> tuple[str, list[str]]:
     return record().status, effects()
 
 
+def rows(statement: str, *parameters: Any) -> list[Any]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        return cursor.fetchall()
+
+
 def session_settings(*names: str) -> list[str]:
     """What PostgreSQL has these set to, for this thread's connection."""
-    with connection.cursor() as cursor:
-        return [cursor.execute(f"SHOW {name}").fetchone()[0] for name in names]
+    return [rows(f"SHOW {name}")[0][0] for name in names]
 
 
 def is_replay(answer: Any, of: Any) -> bool:

@@ -119,13 +119,12 @@ class Worker:
 
     def _arm(self) -> None:
         faults.fault_point.update(dict.fromkeys(OWN_POINTS, NoneType))
+        arms = {
+            "commit.sent": self._arm_commit, "complete.sent": self._arm_complete, "claim.unanswered": self._arm_claim
+        }  # fmt: skip
         for point, fault, *passes in self.spec.get("arms", ()):
-            if point == "commit.sent":
-                self._arm_commit(fault)
-            elif point == "complete.sent":
-                self._arm_complete(fault)
-            elif point == "claim.unanswered":
-                self._arm_claim(fault)
+            if arm := arms.get(point):
+                arm(fault)
             else:
                 faults.fault_point[point] = partial(self._strike, point, fault, *passes)
 

@@ -112,15 +112,10 @@ def test_no_begin_is_sent_twice() -> None:
     assert (driver.autocommit, connection.get_autocommit()) == (True, True)
 
 
-def look_at_autocommit(seen: list[bool]) -> None:
-    write()
-    seen.append(connection.connection.autocommit)
-
-
 def test_autocommit_is_off_in_the_handler() -> None:
     """Otherwise Django would declare the cursors of ``iterator()`` WITH HOLD."""
     seen: list[bool] = []
-    protect(lambda: look_at_autocommit(seen))
+    protect(lambda: write() or seen.append(connection.connection.autocommit))
     assert seen == [False]
 
 

@@ -57,22 +57,21 @@ def test_a_transaction_that_can_not_be_watched_is_not_taken_for_one_that_has_end
     assert watch.ended is False
 
 
+ENDINGS = (
+    *("COMMIT", " commit work", "ROLLBACK", "rollback and chain", "BEGIN", "INSERT INTO t VALUES (1); COMMIT"),
+    *("START TRANSACTION", "TRUNCATE t", "LOCK TABLES t", "CREATE TABLE t (a INT)", "ALTER TABLE t ADD b INT"),
+    "DROP TABLE t",
+)
+OTHERS = (
+    *("ROLLBACK TO SAVEPOINT s", "ROLLBACK WORK TO s", "SAVEPOINT s", "SELECT 'commit'", "SET @a = 1"),
+    *("CREATE TEMPORARY TABLE t (a INT)", "INSERT INTO begin VALUES (1)"),
+)
+
+
 @pytest.mark.failure_64
 @pytest.mark.parametrize(
     ("statement", "ends"),
-    [
-        *[(text, True) for text in ("COMMIT", " commit work", "ROLLBACK", "rollback and chain", "BEGIN")],
-        *[
-            (text, True)
-            for text in ("INSERT INTO t VALUES (1); COMMIT", "START TRANSACTION", "TRUNCATE t", "LOCK TABLES t")
-        ],
-        *[(text, True) for text in ("CREATE TABLE t (a INT)", "ALTER TABLE t ADD b INT", "DROP TABLE t")],
-        *[
-            (text, False)
-            for text in ("ROLLBACK TO SAVEPOINT s", "ROLLBACK WORK TO s", "SAVEPOINT s", "SELECT 'commit'")
-        ],
-        *[(text, False) for text in ("CREATE TEMPORARY TABLE t (a INT)", "INSERT INTO begin VALUES (1)", "SET @a = 1")],
-    ],
+    [(text, True) for text in ENDINGS] + [(text, False) for text in OTHERS],
 )
 def test_mysql_s_statements_that_end_a_transaction_are_known_by_their_first_words(statement: str, ends: bool) -> None:
     watch = mysql.watch_transaction()

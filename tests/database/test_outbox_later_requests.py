@@ -24,6 +24,10 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_5]
 
 DAY = timedelta(days=1)
 
+record_may_be_purged = pytest.mark.parametrize(
+    "purged", [False, True], ids=["the record is there", "the record was purged"]
+)
+
 
 def end_retention() -> None:
     """Four days pass: the records' retention is over, and their messages are as old."""
@@ -38,7 +42,7 @@ def consume(message: OutboxMessage) -> bool:
 
 
 @pytest.mark.parametrize("operation", [inside, outside], ids=lambda operation: operation.name)
-@pytest.mark.parametrize("purged", [False, True], ids=["the record is there", "the record was purged"])
+@record_may_be_purged
 def test_a_consumer_that_remembers_the_first_request_runs_for_the_second(operation: Operation, purged: bool) -> None:
     run(operation, lambda: send(payload="same"))
     relay_once()
@@ -77,7 +81,7 @@ def test_every_attempt_of_the_new_request_publishes_the_same_message(purged: boo
     assert broker.payloads == ["first", "second"]
 
 
-@pytest.mark.parametrize("purged", [False, True], ids=["the record is there", "the record was purged"])
+@record_may_be_purged
 def test_a_name_that_stands_for_two_messages_is_refused_in_a_new_request_too(purged: bool) -> None:
     def block() -> None:
         with transaction.atomic():

@@ -42,12 +42,9 @@ class Router:
 
 @pytest.fixture(autouse=True)
 def _elsewhere(transactional_db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    connections.settings[ELSEWHERE] = {
-        **connections.settings["default"],
-        "ENGINE": "django.db.backends.sqlite3",
-        "NAME": str(tmp_path / "elsewhere.sqlite3"),
-        "OPTIONS": {"transaction_mode": "IMMEDIATE"},
-    }
+    file = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "elsewhere.sqlite3")}
+    options = {"OPTIONS": {"transaction_mode": "IMMEDIATE"}}
+    connections.settings[ELSEWHERE] = connections.settings["default"] | file | options
     # Django lets a test connect to the databases that it has set up for it, of which this is none.
     monkeypatch.setattr(connections[ELSEWHERE], "ensure_connection", _connect)
     call_command("migrate", "idempotency", database=ELSEWHERE, verbosity=0)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -136,15 +136,11 @@ def test_in_a_test_case_nothing_is_set(store: Any) -> None:
 @contextmanager
 def locked(fence: Fence) -> Iterator[None]:
     """Another session holds the record."""
-    other: Any = connection.copy()
-    other.set_autocommit(False)
-    try:
+    with closing(connection.copy()) as other:
+        other.set_autocommit(False)
         with other.cursor() as cursor:
             cursor.execute("SELECT FROM idempotency_record WHERE id = %s FOR UPDATE", [fence.id])
         yield
-    finally:
-        other.rollback()
-        other.close()
 
 
 def change_at_once(store: Any, change: Callable[[Any, Fence], bool], fence: Fence) -> None:

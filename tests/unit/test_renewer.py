@@ -1,4 +1,4 @@
-"""The thread that renews leases: what its callers are told when it is slow, fails, or can't be had."""
+"""The thread that renews leases: what its callers get when it is slow, fails, or can't be had."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import OperationalError
@@ -65,10 +66,7 @@ def test_a_renewal_nobody_waits_for_any_more_is_not_made(owned: Ownership, renew
 
 
 def test_a_renewal_that_fails_is_told_to_who_asked_for_it(owned: Ownership, renewing: Arrange) -> None:
-    def fails(renewed: Ownership) -> bool:
-        raise OperationalError("the database has gone")
-
-    renewing(fails)
+    renewing(Mock(side_effect=OperationalError("the database has gone")))
     renewer = Renewer("default")
     with pytest.raises(OperationalError, match="the database has gone"):
         renewer.renew(owned)
@@ -80,13 +78,10 @@ def test_a_renewal_that_fails_is_told_to_who_asked_for_it(owned: Ownership, rene
 def test_without_a_thread_nothing_is_renewed_until_one_can_be_had(
     owned: Ownership, renewing: Arrange, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     renewing(lambda renewed: True)
     renewer = Renewer("default")
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
         patch.setattr(renewal, "LONGEST_WAIT", 0.01)
         with pytest.raises(UnavailableError):
             renewer.renew(owned)

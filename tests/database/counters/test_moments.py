@@ -143,12 +143,7 @@ def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(
 ) -> None:
     threads = []
     flush = counters.flush
-
-    def noted() -> None:
-        threads.append(threading.get_ident())
-        flush()
-
-    monkeypatch.setattr(counters, "flush", noted)
+    monkeypatch.setattr(counters, "flush", lambda: threads.append(threading.get_ident()) or flush())
     # Each request has a thread of its own, and a connection that would outlive it belongs to nobody.
     monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)
     make_due()
