@@ -92,10 +92,9 @@ def test_a_wrong_setting_is_a_check_with_a_hint_and_an_error_at_the_first_use_of
     operation = declared("unit.wrong")
     with override_settings(IDEMPOTENCY=entries):
         (message,) = check_settings(None)  # one, however many operations there are
-        found = messages()
-        assert list(found) == [message_id] == [message.id]
-        assert said in found[message_id].msg
-        assert found[message_id].hint
+        assert messages() == {message_id: message}
+        assert said in message.msg
+        assert message.hint
         for use in (lambda: operation.policy, settings, lambda: operation.policy):
             with pytest.raises(ImproperlyConfigured, match=message_id) as raised:
                 use()

@@ -128,15 +128,8 @@ def test_a_body_of_many_containers_takes_no_pass_in_python() -> None:
     "body",
     [
         *[b"NaN", b"[Infinity]", b'{"a": -Infinity}', b"1e400", b"[-1e400]", b"1e-99999999999999999999999"],
-        *[
-            b"1e999999999",
-            b"1" * 5_000,
-            b"-" + b"1" * 100_000,
-            b"1" * 100_000 + b".0",
-            b"[" * 100_000,
-            b"[" * 100_000 + b"]" * 100_000,
-        ],
-        b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+        *[b"1e999999999", b"1" * 5_000, b"-" + b"1" * 100_000, b"1" * 100_000 + b".0", b"[" * 100_000],
+        *[b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000],
     ],
     ids=lambda body: body[:12].decode(),
 )
@@ -145,13 +138,10 @@ def test_json_that_python_cannot_hold_is_refused(body: bytes) -> None:
         parse_json(body)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        *[b"", b" ", b"{", b"{'a': 1}", b'{"a": 1} x', b"\xff", b'"\xed\xa0\x80"', b"\xef\xbb\xbf{}", b"\x00"],
-        *[b'"\x00"', b"01"],
-    ],
-)
+NO_JSON = [b"", b" ", b"{", b"{'a': 1}", b'{"a": 1} x', b"\xff", b'"\xed\xa0\x80"', b"\xef\xbb\xbf{}", b"\x00"]
+
+
+@pytest.mark.parametrize("body", [*NO_JSON, b'"\x00"', b"01"])
 def test_what_is_not_json_is_left_to_the_caller(body: bytes) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         parse_json(body)
