@@ -297,7 +297,7 @@ def test_a_key_may_not_be_accepted_for_longer_than_its_record_is_kept(settings: 
         return
     operation = Operation("late.wrong", ttl=DAY)
     settings.IDEMPOTENCY = {"MAX_KEY_AGE": too_long}
-    assert [mistake.check_id for mistake in operation.mistakes()] == ["idempotency.E025"]
+    assert [mistake.id for mistake in operation.mistakes()] == ["idempotency.E025"]
 
 
 def test_a_key_in_time_costs_nothing_and_a_late_one_a_read(alice: Caller, serve: Serve, clock: Clock) -> None:
