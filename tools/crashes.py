@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack
+from itertools import product
 
 from tests.crash.arena import arena
 from tests.crash.failover import MODES, Failover, run_failover
@@ -22,6 +23,7 @@ from tests.harness.mariadb import running_mariadb
 from tests.results import note
 from tools.reports import markdown, say
 
+KINDS = ["plain", "drf", "async"]
 LEVELS = ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"]
 #: How many cells between two signs of life.
 PACE = 100
@@ -61,15 +63,17 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     for name, values in zip(NAMES, (POINTS, FAULTS, DECLARATIONS), strict=True):
         parser.add_argument(f"--{name}", choices=values, action="append", help="only this one; may be repeated")
-    parser.add_argument("--kind", choices=["plain", "drf", "async"], default="plain", help="of the view")
+    parser.add_argument("--kind", choices=KINDS, default="plain", help="of the view")
     parser.add_argument("--level", choices=LEVELS, default=None, help="the isolation level, on PostgreSQL")
+    parser.add_argument("--all", action="store_true", help="every kind and level on PostgreSQL, direct and pooled")
     parser.add_argument("--zombies", type=int, default=0, help="how many frozen processes, on PostgreSQL")
     parser.add_argument("--acknowledgements", type=int, default=0, help="how many to swallow, on PostgreSQL")
     parser.add_argument("--restarts", type=int, default=0, help="how many stops of PostgreSQL in mid-load")
     parser.add_argument("--failover", action="store_true", help="only kill a primary and promote its standby")
     options = parser.parse_args()
-    if options.pgbouncer and (options.database != "postgres" or options.zombies or options.acknowledgements):
-        parser.error("--pgbouncer is about the matrix on PostgreSQL")
+    others = options.database != "postgres" or options.zombies or options.acknowledgements
+    if others and (options.pgbouncer or options.all):
+        parser.error("--pgbouncer and --all are about the matrix on PostgreSQL")
     chosen = [
         cell
         for cell in cells(options.seeds, options.first_seed)
@@ -85,28 +89,32 @@ def main() -> int:
         url = "sqlite:" if options.database == "sqlite" else os.environ.get("DATABASE_URL")
         if options.database == "mariadb" and url is None:
             url = stack.enter_context(running_mariadb())
-        shared = stack.enter_context(arena(url, pooled=options.pgbouncer))
-        matrix = run_matrix(shared, chosen, tell=report.cell, kind=options.kind, level=options.level)
-        note(
-            "matrix",
-            database=options.database,
-            pgbouncer=options.pgbouncer,
-            kind=options.kind,
-            level=options.level,
-            cells=len(matrix.verdicts),
-            fired=sum(verdict.fired for verdict in matrix.verdicts),
-            violations=len(matrix.failures),
-            seconds=round(report.seconds),
-        )
-        report.total("The matrix", totals(matrix), passed=not matrix.failures)
-        say(f"\n{table(matrix)}\n\n{reasons(matrix)}")
+        ways = [(options.pgbouncer, options.kind, options.level)]
+        for pooled, kind, level in product((False, True), KINDS, LEVELS) if options.all else ways:
+            with arena(url, pooled=pooled) as shared:
+                matrix = run_matrix(shared, chosen, tell=report.cell, kind=kind, level=level)
+            note(
+                "matrix",
+                database=options.database,
+                pgbouncer=pooled,
+                kind=kind,
+                level=level,
+                seeds=f"{options.first_seed} to {options.first_seed + options.seeds - 1}",
+                cells=len(matrix.verdicts),
+                fired=sum(verdict.fired for verdict in matrix.verdicts),
+                violations=len(matrix.failures),
+                seconds=round(report.seconds),
+            )
+            name = f"The matrix{', PgBouncer' if pooled else ''}, {kind}{f', {level}' if level else ''}"
+            report.total(name, totals(matrix), passed=not matrix.failures)
+            say(f"\n{table(matrix)}\n\n{reasons(matrix)}")
         if options.zombies:
-            crowds = run_zombies(shared, options.zombies)
+            crowds = run_zombies(stack.enter_context(arena(url)), options.zombies)
             for verdict in crowds.verdicts:
                 report.cell(verdict)
             report.total("Zombies", totals(crowds), passed=not crowds.failures)
         if options.acknowledgements:
-            tally = run_lost_acknowledgements(options.acknowledgements, shared.url)
+            tally = run_lost_acknowledgements(options.acknowledgements, stack.enter_context(arena(url)).url)
             report.total("Lost acknowledgements", tally, passed=tally.passed)
     if options.restarts:
         with server_to_stop() as server:

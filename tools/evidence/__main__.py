@@ -50,7 +50,13 @@ RUNS: dict[str, tuple[str, str, str, str]] = {
         "states",
         "python -m pytest tests/model",
     ),
-    "matrix": ("one effect for a key", "each fault at each place", "cells", "python -m tools.crashes --kind --level"),
+    "matrix": ("one effect for a key", "each fault at each place", "cells", "python -m tools.crashes --all --seeds 2"),
+    "soak": (
+        "one effect for an operation, none lost, under load",
+        "kills, stops and freezes of all servers",
+        "requests",
+        "python -m tools.soak --requests 1000000",
+    ),
     "fuzz": (
         "no server error that the unprotected view doesn't give",
         "random requests",
@@ -59,7 +65,10 @@ RUNS: dict[str, tuple[str, str, str, str]] = {
     ),
 }
 #: What tells two runs of one kind apart.
-APART = ("what", "database", "level", "job", "declaration", "before", "options", "handler", "kind", "pgbouncer")
+APART = (
+    *("what", "database", "level", "job", "declaration", "before", "options", "handler"),
+    *("kind", "pgbouncer", "seeds"),
+)
 
 
 def results(text: str) -> Iterator[list[dict[str, Any]]]:
