@@ -31,6 +31,7 @@ admin_users = {user}
 pool_mode = transaction
 default_pool_size = {size}
 max_client_conn = 1000
+server_login_retry = 1
 """
 
 
@@ -50,6 +51,11 @@ class Pooler:
         # It takes simple queries only, and refuses BEGIN.
         with closing(psycopg.connect(console, autocommit=True, row_factory=rows)) as connection:
             return psycopg.ClientCursor(connection).execute(f"SHOW {what}").fetchall()
+
+    def restart(self) -> None:
+        """Kill it, and start it again."""
+        self._process.kill()
+        self._process.start()
 
     @contextmanager
     def stopped(self) -> Iterator[None]:

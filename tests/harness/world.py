@@ -67,9 +67,9 @@ class Database:
         cursor.execute(statement.replace("%s", "?") if self.vendor == "sqlite" else statement, parameters)
         return [] if cursor.description is None else list(cursor.fetchall())
 
-    def transfers(self, prefix: str) -> Counter[str]:
+    def transfers(self, prefix: str, table: str = "transfer") -> Counter[str]:
         """How many rows there are of each label with this prefix, as an effect in the database is one."""
-        statement = "SELECT label, count(*) FROM testproject_transfer WHERE label LIKE %s GROUP BY label"
+        statement = f"SELECT label, count(*) FROM testproject_{table} WHERE label LIKE %s GROUP BY label"
         return Counter(dict(self.query(statement, f"{prefix}-%")))
 
     def count(self, statement: str, *parameters: Any) -> int:

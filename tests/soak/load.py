@@ -1,0 +1,143 @@
+"""The clients: threads with kept connections, which begin operations, retry them and send duplicates of recent ones."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from array import array
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+
+from testproject.harness.processes import wait_until
+
+CLIENTS = 16
+TOKEN = "0123456789abcdef0123456789abcdef01234567"
+HEADERS = {"Authorization": f"Token {TOKEN}", "Content-Type": "application/json"}
+#: A client gives up on an answer before a frozen server wakes, and comes again.
+TIMEOUT = 1.5  # seconds
+#: Before the next request of a client that got no outcome. Otherwise a server that is down would take all requests.
+BACKOFF = 0.05  # seconds
+#: Of the requests, how many begin an operation and how many retry one that has no outcome. The others are duplicates of
+#: one of the last operations, which may still run.
+NEW, RETRY, RECENT = 0.2, 0.2, 200
+#: After how many requests a client connects anew, in the mean: the next worker may be another one.
+KEPT = 20
+
+CONTROL = "control"
+#: The address of each kind of operation, and how many of ten operations are of this kind.
+KINDS = {
+    "transfer": ("/transfers/", 5),
+    "payout": ("/payouts/", 2),
+    "order": ("/orders/", 1),
+    CONTROL: ("/control/", 2),
+}
+
+
+@dataclass
+class Operation:
+    kind: str
+    label: str
+    answer: bytes | None = None
+
+
+class Load:
+    def __init__(self, port: int, seed: int) -> None:
+        self.port, self.seed = port, seed
+        #: Requests that were sent, and what came of them.
+        self.seen: Counter[str] = Counter()
+        #: How long answers took, in seconds.
+        self.times = array("f")
+        #: The labels of all operations, by their kind.
+        self.operations: defaultdict[str, list[str]] = defaultdict(list)
+        self.problems: list[str] = []
+        self._recent: deque[Operation] = deque(maxlen=RECENT)
+        self._open: deque[Operation] = deque()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        self._over.clear()
+        self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def wait_for(self, requests: int) -> None:
+        wait_until(lambda: self.problems or self.seen["requests"] >= requests, "requests", 600)
+
+    def pause(self, limit: float) -> None:
+        """Begin nothing more, and retry until the outcome of each operation is known. No duplicate comes later, because
+        a purge follows.
+        """
+        self._over.set()
+        deadline = time.monotonic() + limit
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if left := [operation.label for operation in self._open if operation.answer is None]:
+            self.problems.append(f"P7: {len(left)} operations never came to rest: {left[:3]}")
+        self._recent.clear()
+
+    def _run(self, number: int) -> None:
+        chance = random.Random(f"{self.seed} {number} {self.seen['requests']}")
+        link = HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
+        try:
+            while not self.problems and (operation := self._next(chance)) is not None:
+                if not self._ask(link, operation):
+                    time.sleep(BACKOFF)
+                if chance.random() < 1 / KEPT:
+                    link.close()
+        except Exception as error:  # noqa: BLE001 - the main thread reports it
+            self.problems.append(repr(error))
+        link.close()
+
+    def _next(self, chance: random.Random) -> Operation | None:
+        draw = chance.random()
+        with self._lock:
+            while self._open and self._open[0].answer is not None:
+                self._open.popleft()
+            if self._over.is_set() and not self._open:
+                return None
+            self.seen["requests"] += 1
+            if self._open and (self._over.is_set() or draw < RETRY or len(self._open) > RECENT):
+                self._open.rotate(-1)
+                return self._open[-1]
+            if self._recent and draw > RETRY + NEW:
+                return chance.choice(self._recent)
+            (kind,) = chance.choices(list(KINDS), [share for _, share in KINDS.values()])
+            operation = Operation(kind, f"{kind}-{self.seed}-{len(self.operations[kind])}")
+            self.operations[kind].append(operation.label)
+            self._open.append(operation)
+            self._recent.append(operation)
+            return operation
+
+    def _ask(self, link: HTTPConnection, operation: Operation) -> bool:
+        """:returns: whether the answer was the operation's outcome."""
+        begun = time.monotonic()
+        said = json.dumps({"label": operation.label, "amount": 100, "recipient": "bob"})
+        try:
+            link.request("POST", KINDS[operation.kind][0], said, {**HEADERS, "Idempotency-Key": operation.label})
+            answer = link.getresponse()
+            status, body = answer.status, answer.read()
+        except (OSError, HTTPException) as error:
+            link.close()
+            with self._lock:
+                self.seen["late" if isinstance(error, TimeoutError) else "broken"] += 1
+            return False
+        with self._lock:
+            self.times.append(time.monotonic() - begun)
+            self.seen["replays"] += "Idempotency-Replayed" in answer.headers
+            self.seen["ambiguous"] += b"did not confirm the commit" in body
+            if status == 201:
+                if operation.answer not in (None, body) and operation.kind != CONTROL:
+                    self.problems.append(f"P3: {operation.label} was answered {operation.answer!r} and {body!r}")
+                operation.answer = body
+            elif status == 409 and b"idempotency_in_progress" in body:
+                self.seen["conflicts"] += 1
+            elif status >= 500:
+                self.seen["errors"] += 1
+            else:
+                self.problems.append(f"an answer that makes no sense: {operation.label} {status} {body[:300]!r}")
+        return status == 201

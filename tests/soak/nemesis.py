@@ -1,0 +1,105 @@
+"""What goes wrong, and when: a schedule that its seed decides, and acts of which each is seen to strike."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from functools import partial
+
+from testproject.harness.processes import Daemon, wait_until
+from tests.harness.world import LONG_AGO, Database
+from tests.soak.load import Load
+from tests.soak.servers import Servers
+
+#: Longer than the lease, by the real clock, because a provider judges a late call by its own.
+FROZEN = 2.5  # seconds
+#: How long the clients have to notice an act, and how often one is tried that had nothing to strike.
+NOTICED, TRIES = 5.0, 3
+
+#: The leases of what a request does in one transaction end early, and those of messages. Not those of payouts, because
+#: a provider takes their calls until half of the real lease is over.
+END_LEASES = """
+WITH records AS (
+    UPDATE idempotency_record SET lease_expires_at = %s WHERE id IN (
+        SELECT id FROM idempotency_record WHERE status = 'in_progress' AND operation <> 'payouts.create'
+        FOR UPDATE SKIP LOCKED
+    ) RETURNING id
+), messages AS (
+    UPDATE idempotency_outbox_message SET lease_expires_at = %s WHERE id IN (
+        SELECT id FROM idempotency_outbox_message WHERE status = 'pending' AND lease_expires_at IS NOT NULL
+        FOR UPDATE SKIP LOCKED
+    ) RETURNING id
+)
+SELECT (SELECT count(*) FROM records) + (SELECT count(*) FROM messages)
+"""
+
+
+class Nemesis:
+    def __init__(self, servers: Servers, load: Load, seed: int) -> None:
+        self.servers, self.load = servers, load
+        self.planned: Counter[str] = Counter()
+        self.struck: Counter[str] = Counter()
+        self._chance = random.Random(seed)
+        relay, consumer, sweep = (servers.daemons[name] for name in ("relay", "consumer", "sweep"))
+        #: Each act, and the answers by which clients notice it. The others can't miss.
+        self.acts: dict[str, tuple[Callable[[], object], str]] = {
+            "kill a worker": (self._kill_worker, "broken"),
+            "freeze a worker": (lambda: self._freeze(self._chance.choice(servers.workers())), "late"),
+            "stop the database": (servers.database.restart, "errors"),
+            "kill the pooler": (servers.pooler.restart, "errors"),
+            "move the clock": (self._end_leases, "moved"),
+            "kill the broker": (partial(self._kill, servers.redis), "killed"),
+            "kill the relay": (partial(self._kill, relay), "killed"),
+            "kill the consumer": (partial(self._kill, consumer), "killed"),
+            "freeze the relay": (lambda: self._freeze(relay.pid), "frozen"),
+            "freeze the sweep": (lambda: self._freeze(sweep.pid), "frozen"),
+        }
+
+    def schedule(self, requests: int, pace: int) -> Iterator[tuple[int, str]]:
+        """After how many requests comes which act. Each comes once before one comes again."""
+        at, acts = 0, list[str]()
+        while (at := at + self._chance.randint(pace // 2, pace * 3 // 2)) < requests:
+            acts = acts or self._chance.sample(list(self.acts), len(self.acts))
+            yield at, acts.pop()
+
+    def strike(self, name: str) -> None:
+        self.planned[name] += 1
+        act, notice = self.acts[name]
+        for _ in range(TRIES):
+            before = self.load.seen[notice]
+            act()
+            with suppress(TimeoutError):
+                wait_until(partial(self._rose, notice, before), name, NOTICED)
+                self.struck[name] += 1
+                return
+
+    def _rose(self, notice: str, before: int) -> bool:
+        return self.load.seen[notice] > before
+
+    def _kill_worker(self) -> None:
+        os.kill(self._chance.choice([each for each in self.servers.workers() if each != self.servers.elder]), 9)
+
+    def _kill(self, daemon: Daemon) -> None:
+        self.load.seen["killed"] += daemon.alive
+        daemon.kill()
+        daemon.start()
+
+    def _freeze(self, process: int) -> None:
+        os.kill(process, signal.SIGSTOP)
+        time.sleep(FROZEN)
+        os.kill(process, signal.SIGCONT)
+        self.load.seen["frozen"] += 1
+
+    def _end_leases(self) -> None:
+        with closing(Database(self.servers.database.url)) as database, suppress(TimeoutError):
+            wait_until(lambda: self._moved(database), "a claim to move", NOTICED)
+
+    def _moved(self, database: Database) -> int:
+        moved = database.count(END_LEASES, LONG_AGO, LONG_AGO)
+        self.load.seen["moved"] += moved
+        return moved

@@ -1,0 +1,81 @@
+"""What the clients ask: gunicorn on PostgreSQL through PgBouncer, a provider, Redis, a relay, a sweep and Celery."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from testproject.harness.processes import Daemon, answers, free_port, short_directory
+from testproject.harness.redis import running_redis
+from testproject.provider import running_providers
+from tests.crash.storms import server_to_stop
+from tests.harness.pgbouncer import running_pgbouncer
+from tests.harness.world import Database, environment
+from tests.harness.zygote import ROOT, wait_until
+from tests.soak.load import TOKEN
+
+GUNICORN = "-m gunicorn testproject.wsgi --workers 3 --worker-class gthread --threads 4 --keep-alive 60 --preload"
+GUNICORN += " --graceful-timeout 1 --no-control-socket --bind 127.0.0.1:"
+COMMANDS = {
+    "relay": "manage.py relay_outbox --watch 0.1",
+    "sweep": "manage.py recover_idempotency --watch 0.5",
+    "consumer": "-m celery --app testproject worker --concurrency 1 --without-gossip --without-mingle",
+}
+
+
+class Servers:
+    """They run until the stack ends."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        directory = stack.enter_context(short_directory("soak-"))
+        self.database = stack.enter_context(server_to_stop())
+        with closing(Database(self.database.url)) as database:
+            database.query("INSERT INTO authtoken_token (key, created, user_id) VALUES (%s, now(), 1)", TOKEN)
+        self.pooler = stack.enter_context(running_pgbouncer(self.database.url))
+        self.redis = stack.enter_context(running_redis())
+        self.provider = stack.enter_context(running_providers(directory))[False]
+        self.port = free_port()
+        self.environment = environment(self.pooler.url) | {
+            "DJANGO_SETTINGS_MODULE": "tests.soak.settings",
+            "BROKER_URL": self.redis.url,
+            "PROVIDER_URL": self.provider.url,
+            "PROVIDER_TIMEOUT": "0.5",
+            "PYTHONPATH": str(ROOT),
+        }
+        commands = {**COMMANDS, "web": f"{GUNICORN}{self.port}"}
+        self.daemons = {
+            name: Daemon(name, [*self._python, *command.split()], directory, environment=self.environment)
+            for name, command in commands.items()
+        }
+        for daemon in self.daemons.values():
+            stack.enter_context(daemon)
+        wait_until(lambda: answers(("127.0.0.1", self.port)) and len(self.workers()) == 3, "the web server")
+        #: The web worker that is frozen and never killed, so that its memory can be looked at.
+        self.elder = self.workers()[0]
+
+    _python = (sys.executable, "-W", "ignore")
+
+    def workers(self) -> list[int]:
+        """The processes of the web server, in the order of their birth."""
+        web = self.daemons["web"].pid
+        return [int(child) for child in Path(f"/proc/{web}/task/{web}/children").read_text().split()]
+
+    def run(self, *arguments: str) -> None:
+        """Run a command of Python to its end."""
+        command = [*self._python, *arguments]
+        subprocess.run(command, cwd=ROOT, env=self.environment, check=True, stdout=subprocess.DEVNULL)
+
+    def ended(self) -> list[str]:
+        """What has ended by itself."""
+        found = [f"{each.name} has ended:\n{each.log_tail()}" for each in self.daemons.values() if not each.alive]
+        return found or ([] if self.elder in self.workers() else ["the oldest worker has ended"])
+
+    def memory(self) -> dict[str, int]:
+        """The resident bytes of what is never killed."""
+        web, sweep = (self.daemons[name].pid for name in ("web", "sweep"))
+        processes = {"web server": web, "its oldest worker": self.elder, "sweep": sweep}
+        pages = {name: Path(f"/proc/{pid}/statm").read_text().split()[1] for name, pid in processes.items()}
+        return {f"memory, {name}": int(count) * os.sysconf("SC_PAGE_SIZE") for name, count in pages.items()}

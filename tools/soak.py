@@ -1,0 +1,197 @@
+"""``python -m tools.soak``: clients that never stop, while a nemesis kills, freezes and stops what serves them.
+
+The exit code is 1 if a promise was broken or something grew. It is 2 if the run is void, because an act never struck or
+the control doubled nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+
+from testproject.harness.effects import judge_effects
+from tests.harness.world import LONG_AGO, Database
+from tests.results import note
+from tests.soak.load import CONTROL, NEW, RETRY, Load
+from tests.soak.nemesis import Nemesis
+from tests.soak.servers import Servers
+from tools.reports import markdown, say
+
+#: How long after a pause everything must be at rest.
+LIMIT = 120.0  # seconds
+#: What is larger at the last checkpoint than at the second one by this factor, and this many bytes, has a leak.
+GROWTH, SLACK = 1.25, 4_000_000
+
+#: Where the effects of a kind are counted, besides the provider's ledger.
+TABLES = {"transfer": ["transfer"], "payout": ["payout"], "order": ["charge", "receipt"]}
+IN_LEDGER = {"payout", CONTROL}
+
+RESTLESS = """
+SELECT (SELECT count(*) FROM idempotency_record WHERE status IN ('in_progress', 'recoverable'))
+     + (SELECT count(*) FROM idempotency_outbox_message WHERE status = 'pending')
+"""
+AGE = "UPDATE idempotency_outbox_message SET created_at = created_at - {0}, sent_at = sent_at - {0}"
+#: It looks at the messages of those tasks that its process has loaded.
+RESEND = """
+from datetime import timedelta
+from testproject.celery import app
+app.loader.import_default_modules()
+from idempotency.contrib.celery import resend_lost_messages
+resend_lost_messages(older_than=timedelta(0))
+"""
+SIZES = """
+SELECT relname, pg_table_size(oid), pg_indexes_size(oid) FROM pg_class
+WHERE relname IN ('idempotency_record', 'idempotency_outbox_message')
+"""
+
+
+@dataclass
+class Judge:
+    servers: Servers
+    load: Load
+    problems: list[str] = field(default_factory=list)
+    #: How many effects there had to be at the last checkpoint, and what the control came to.
+    checked: int = 0
+    control_doubled: int = 0
+    sent_again: int = 0
+    take_overs: int = 0
+    #: By what was measured: its value at each checkpoint.
+    sizes: dict[str, list[int]] = field(default_factory=dict)
+
+    def checkpoint(self) -> None:
+        self.load.pause(LIMIT)
+        self.problems += self.load.problems + self.servers.ended()
+        with closing(Database(self.servers.database.url)) as database:
+            self._come_to_rest(database)
+            self._count_effects(database)
+            self.take_overs += database.count("SELECT coalesce(sum(attempt - 1), 0) FROM idempotency_record")
+            sessions = database.count("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")
+            self._measure(database, "full", {**self.servers.memory(), "connections": sessions})
+            database.query("UPDATE idempotency_record SET expires_at = %s", LONG_AGO)
+            database.query(AGE.format("interval '30 days'"))
+            self.servers.run("manage.py", "purge_idempotency")
+            database.query("VACUUM")
+            self._measure(
+                database, "purged", {"records, purged": database.count("SELECT count(*) FROM idempotency_record")}
+            )
+
+    def _come_to_rest(self, database: Database) -> None:
+        """Wait until nothing is claimed, to be sent or queued. A message that Redis lost is sent again."""
+        deadline = time.monotonic() + (0 if self.problems else LIMIT)
+        while time.monotonic() < deadline:
+            if not database.count(RESTLESS) and not self.servers.redis.count("celery"):
+                missing = len(self.load.operations["order"]) - database.count(
+                    "SELECT count(*) FROM testproject_receipt"
+                )
+                if missing <= 0:
+                    return
+                self.sent_again += missing
+                database.query(AGE.format("interval '1 hour'"))
+                self.servers.run("-c", RESEND)
+            time.sleep(0.1)  # between two looks at other processes
+        self.problems.append(f"P7: not at rest, with {database.count(RESTLESS)} claims and messages")
+
+    def _count_effects(self, database: Database) -> None:
+        self.checked = 0
+        paid = Counter(effect.label for effect in self.servers.provider.effects())
+        for kind, labels in self.load.operations.items():
+            found = {table: database.transfers(kind, table) for table in TABLES.get(kind, ())}
+            if kind in IN_LEDGER:
+                found["ledger"] = Counter({label: n for label, n in paid.items() if label.startswith(f"{kind}-")})
+            for place, effects in found.items():
+                judged = judge_effects(effects, labels)
+                if kind == CONTROL:
+                    self.control_doubled = len(judged.doubled)
+                    continue
+                self.checked += len(labels)
+                if judged.examples:
+                    self.problems.append(
+                        f"P1, P2: {judged.count} effects of {len(labels)} in {place}: {judged.examples}"
+                    )
+
+    def _measure(self, database: Database, when: str, measured: dict[str, int]) -> None:
+        for table, heap, indexes in database.query(SIZES):
+            measured |= {f"{table}, {when}": heap, f"its indexes, {table}, {when}": indexes}
+        for name, size in measured.items():
+            self.sizes.setdefault(name, []).append(size)
+
+    def grown(self) -> list[str]:
+        return [
+            f"{name} grew: {sizes}"
+            for name, sizes in self.sizes.items()
+            if sizes[-1] > sizes[len(sizes) > 1] * GROWTH + (2 if name == "connections" else SLACK)
+        ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.soak", description=__doc__)
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="of the schedule (default: random)")
+    parser.add_argument("--checkpoint", type=int, default=50_000, help="after how many requests effects are counted")
+    parser.add_argument("--pace", type=int, default=1_000, help="requests between two acts of the nemesis, in the mean")
+    options = parser.parse_args()
+    say(f"seed {options.seed}; {NEW:.0%} of the requests begin an operation, {RETRY:.0%} retry one without an outcome")
+    with ExitStack() as stack:
+        servers = Servers(stack)
+        load = Load(servers.port, options.seed)
+        nemesis, judge = Nemesis(servers, load, options.seed), Judge(servers, load)
+        schedule = list(nemesis.schedule(options.requests, options.pace))
+        say("the schedule:", ", ".join(f"{act} at {at:,}" for at, act in schedule))
+        started, seconds = time.monotonic(), 0.0
+        for end in [*range(options.checkpoint, options.requests, options.checkpoint), options.requests]:
+            load.start()
+            while schedule and schedule[0][0] < end:
+                at, act = schedule.pop(0)
+                load.wait_for(at)
+                nemesis.strike(act)
+            load.wait_for(end)
+            judge.checkpoint()
+            seconds = time.monotonic() - started
+            say(f"{seconds:,.0f} s: {judge.checked:,} effects; {dict(load.seen)}")
+            if judge.problems:
+                say("\n".join(judge.problems))
+                return 1
+    return report(options.seed, seconds, load, nemesis, judge)
+
+
+def report(seed: int, seconds: float, load: Load, nemesis: Nemesis, judge: Judge) -> int:
+    times, controls = sorted(load.times), len(load.operations[CONTROL])
+    figures = {
+        "requests": load.seen["requests"],
+        "operations": sum(map(len, load.operations.values())) - controls,
+        "fired": nemesis.struck.total(),
+        "violations": 0,
+        "seed": seed,
+        "seconds": round(seconds),
+        "p50": round(times[len(times) // 2] * 1000),
+        "p99": round(times[len(times) * 99 // 100] * 1000),
+        "late": load.seen["late"],
+        "ambiguous": load.seen["ambiguous"],
+        "take_overs": judge.take_overs,
+        "sent_again": judge.sent_again,
+        "controls": controls,
+        "doubled": judge.control_doubled,
+    }
+    say(f"\n{figures}\n{load.seen['requests'] / seconds:.0f} requests a second; p50 and p99 are milliseconds")
+    say(f"the clients took {time.process_time() / seconds:.0%} of a processor\n")
+    say(markdown(["act", "planned", "struck"], [(act, n, nemesis.struck[act]) for act, n in nemesis.planned.items()]))
+    rows = [[name, *(f"{sizes[place]:,}" for place in (0, len(sizes) > 1, -1))] for name, sizes in judge.sizes.items()]
+    say(f"\n{markdown(['at a checkpoint', 'first', 'second', 'last'], rows)}\n")
+    missed = [act for act in nemesis.acts if not nemesis.struck[act]]
+    if missed or not judge.control_doubled:
+        say(f"VOID: {missed} never struck; the control doubled {judge.control_doubled}")
+        return 2
+    if (grown := judge.grown()) or not judge.checked:
+        say("\n".join(grown) or "nothing was checked")
+        return 1
+    note("soak", database="postgresql", **figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
