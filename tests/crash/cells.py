@@ -212,9 +212,14 @@ class Run(Processes):
                 return rival
             if event is None or event["event"] != "done" or event["status"] < 400:
                 raise ImpossibleError(f"no rival could be held: {event}")
+            if event["code"] == "idempotency_outcome_unknown":
+                # Under SERIALIZABLE the server may refuse the rival's handler because of another cell. It is parked
+                # then, and nobody can win: the cell is void, and runs again.
+                self.verdict.fired = False
+                raise ImpossibleError(f"the rival was parked: {event}")
             self.answers.append(event)
             self.end_lease()
-        raise ImpossibleError(f"P7: no rival won within {LIMIT:g} s")
+        raise ImpossibleError(f"P7: no rival won within {LIMIT:g} s; the last one was answered {event}")
 
     def sweep(self) -> None:
         """P7: after its lease and one sweep nothing is a claim any more."""
