@@ -21,8 +21,8 @@ TIMEOUT = 1.5  # seconds
 #: Before the next request of a client that got no outcome. Otherwise a server that is down would take all requests.
 BACKOFF = 0.05  # seconds
 #: Of the requests, how many begin an operation and how many retry one that has no outcome. The others are duplicates of
-#: one of the last operations, which may still run.
-NEW, RETRY, RECENT = 0.2, 0.2, 200
+#: one of the last operations: a quarter of them of the very last one, which mostly still runs.
+NEW, RETRY, RECENT = 0.1, 0.2, 200
 #: After how many requests a client connects anew, in the mean: the next worker may be another one.
 KEPT = 20
 
@@ -105,7 +105,7 @@ class Load:
                 self._open.rotate(-1)
                 return self._open[-1]
             if self._recent and draw > RETRY + NEW:
-                return chance.choice(self._recent)
+                return self._recent[-1 - int(len(self._recent) * chance.random() ** 4)]
             (kind,) = chance.choices(list(KINDS), [share for _, share in KINDS.values()])
             operation = Operation(kind, f"{kind}-{self.seed}-{len(self.operations[kind])}")
             self.operations[kind].append(operation.label)
