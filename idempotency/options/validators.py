@@ -19,6 +19,7 @@ from .values import ACP, IETF, NEVER_RECORDED_HEADERS, PARK, REEXECUTE, STRIPE, 
 
 FERNET_KEY_BYTES = 32
 MAX_NAME_LENGTH = 255  # as long as the columns of names
+MAX_DURATION = timedelta(days=36_500)  # databases can't add very long durations to today
 
 
 def name(value: object) -> str | None:
@@ -27,7 +28,8 @@ def name(value: object) -> str | None:
 
 
 def positive_duration(value: object) -> str | None:
-    return None if isinstance(value, timedelta) and value > timedelta(0) else "must be a positive timedelta"
+    valid = isinstance(value, timedelta) and timedelta(0) < value <= MAX_DURATION
+    return None if valid else f"must be a positive timedelta of up to {MAX_DURATION.days} days"
 
 
 def positive_bytes(value: object) -> str | None:

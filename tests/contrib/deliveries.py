@@ -66,7 +66,7 @@ class Inbox:
     def __init__(self, app: Celery, connection: Connection) -> None:
         self.app = app
         self.channel = connection.default_channel
-        self.redis = self.channel.client
+        self.redis = getattr(self.channel, "client", None)
 
     def publish(self, task: Any, *args: Any, task_id: str | None = None, **options: Any) -> str:
         """As a producer elsewhere does, that knows the task by its name and nothing of its policy."""

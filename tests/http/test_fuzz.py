@@ -5,20 +5,32 @@
 
 from __future__ import annotations
 
+import cProfile
 import json
 from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
+from django.test import override_settings
 from django.urls import path
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from idempotency import idempotent
+from idempotency import ACCEPTED, PARK, Wait, idempotent
+from idempotency.conf import mistakes_in_settings
+from idempotency.conf import settings as settings_in_force
 from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
+from idempotency.options.table import SETTINGS
+from idempotency.options.validators import positive_duration
+from idempotency.options.values import ACP, IETF, STRIPE
 from testproject.authentication import TokenAuthentication
 from tests.http.callers import Caller, effects
 from tests.http.serving import Framework, Serve
@@ -105,7 +117,7 @@ framings = st.sampled_from(
         lambda length: {"CONTENT_LENGTH": str(length), "HTTP_CONTENT_ENCODING": "gzip"},
     ]
 )
-queries = st.one_of(st.just(""), st.sampled_from(["a=1&a=2", "%ff", "=&&", "a=%00"]), raw_text)
+queries = st.one_of(st.just(""), st.sampled_from(["a=1&a=2", "%ff", "=&&", "a=%00", "a" * 9_000]), raw_text)
 
 
 def plain_handler(request: HttpRequest) -> Any:
@@ -174,9 +186,89 @@ def test_a_parser_that_raises_is_found(alice: Caller, serve: Serve, monkeypatch:
         compare_twins(alice, None)
 
 
+def counted(act: Callable[..., Any], *arguments: Any, **sent: Any) -> tuple[Any, int]:
+    """The answer, and how many functions were called for it: what its processor time depends on, without the noise."""
+    profile = cProfile.Profile()
+    answer = profile.runcall(act, *arguments, **sent)
+    return answer, sum(function.callcount for function in profile.getstats())
+
+
+def test_a_view_that_costs_more_than_its_twin_is_found(
+    alice: Caller, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key_of = exchange._key_of
+
+    def slow(policy: Any, adapter: Any) -> str | None:
+        adapter.http.META["sum"] = sum([abs(byte) for byte in adapter.http.META["QUERY_STRING"].encode()])
+        return key_of(policy, adapter)
+
+    monkeypatch.setattr(exchange, "_key_of", slow)
+    Framework("plain", serve).serve_twins(body_handler)
+    with pytest.raises(AssertionError):
+        compare_twins(alice, None)
+
+
+durations = st.timedeltas(min_value=timedelta(0)) | st.sampled_from(
+    [timedelta.max, timedelta.min, timedelta(0), timedelta(microseconds=1)]
+)
+odd_values = st.one_of(
+    durations,
+    durations,
+    json_values,
+    st.binary(max_size=40),
+    st.sets(st.text(max_size=5), max_size=2),
+    st.sampled_from(["os.nothing", "os.path", ".", "a..b", "idempotency.conf.is_recordable", "tests", "\ud800", "*"]),
+    st.sampled_from([["\ud800"], ["k" * 44], [b""], [object], object(), Decimal("NaN"), Wait(1), ACCEPTED, PARK, int]),
+    st.sampled_from(
+        [IETF, STRIPE, ACP, 1, 10**30, {"default": "default"}, {"default": "x"}, {1: 2}, [["a"]], "%s", "{}"]
+    ),
+)
+lasting = st.sampled_from([name for name, option in SETTINGS.items() if option.problem_of is positive_duration])
+entries = st.one_of(
+    st.dictionaries(st.sampled_from(sorted(SETTINGS)) | st.text(max_size=9), odd_values, min_size=1, max_size=2),
+    st.dictionaries(lasting, durations, min_size=1),
+)
+
+
+def try_settings(alice: Caller, count: int | None) -> Counter[str]:
+    """Either a mistake is named, or the view works."""
+    became = Counter[str]()
+
+    @hypothesis_settings(fuzz, max_examples=count or 300)
+    @given(value=entries | odd_values)
+    def compare(value: Any) -> None:
+        with override_settings(IDEMPOTENCY=value):
+            mistakes = mistakes_in_settings()
+            errors = [error for error in checks.run_checks() if error.level >= checks.ERROR]
+            if not mistakes:
+                IdempotencyRecord.objects.all().delete()
+                answers = [alice.post(key=key) for key in ("a", "b", "b")]
+                works = all(answer.status_code < 500 for answer in answers)
+                assert works or errors, [answer.content for answer in answers]
+            else:
+                assert errors
+                with pytest.raises(ImproperlyConfigured):
+                    settings_in_force()
+            became["works" if not mistakes else "refused"] += 1
+
+    compare()
+    return became
+
+
+def test_any_settings_are_refused_or_work(alice: Caller, serve: Serve, count: int | None) -> None:
+    Framework("plain", serve).serve_twins(body_handler)
+    became = try_settings(alice, count)
+    assert {"works", "refused"} <= became.keys()
+    note("fuzz: settings", requests=became.total(), answers=dict(became), violations=0)
+
+
 def compare_twins(alice: Caller, count: int | None) -> Counter[int]:
     """Send inputs to both, and return what the protected one has answered."""
     answered = Counter[int]()
+    # The second time nothing has to be imported or connected. What a claim costs is the same for each input.
+    for key in ("a", "b"):
+        (_, of_twin), (_, of_first) = counted(alice.post, "/twin/"), counted(alice.post, "/", key=key)
+        claim = of_first - of_twin
 
     @hypothesis_settings(fuzz, max_examples=count or fuzz.max_examples)
     @example(key="\xff", body=b"{}", content_type="application/json", query="", method="POST", framing=framed)
@@ -184,12 +276,14 @@ def compare_twins(alice: Caller, count: int | None) -> Counter[int]:
     def compare(key: str, body: bytes, content_type: str, query: str, method: str, framing: Any) -> None:
         sent = {"data": body, "CONTENT_TYPE": content_type, "QUERY_STRING": query, **framing(len(body))}
         before = effects()
-        twin = alice.request(method, "/twin/", **sent)
+        twin, calls_of_twin = counted(alice.request, method, "/twin/", **sent)
         of_twin = effects() - before
         IdempotencyRecord.objects.all().delete()
         before = effects()
-        answers = [alice.request(method, "/", HTTP_IDEMPOTENCY_KEY=key, **sent) for _ in range(2)]
-        for answer in answers:
+        tries = [counted(alice.request, method, "/", HTTP_IDEMPOTENCY_KEY=key, **sent) for _ in range(2)]
+        answers = [answer for answer, _ in tries]
+        for answer, calls in tries:
+            assert calls <= 3 * calls_of_twin + claim, (calls, calls_of_twin, claim)
             answered[answer.status_code] += 1
             if answer.status_code >= 500:
                 assert twin.status_code >= 500, (twin, answer)

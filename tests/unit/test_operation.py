@@ -71,6 +71,7 @@ def test_what_is_declared_wins_over_the_settings_even_when_it_is_false() -> None
         # What an option refuses as a setting, it refuses here: ``test_checks``.
         ({"ttl": timedelta(0)}, "ttl must be a positive timedelta"),
         ({"lease": 60}, "lease must be a positive timedelta"),
+        ({"ttl": timedelta.max}, "ttl must be a positive timedelta of up to 36500 days"),
         ({"ttl": timedelta(seconds=9), "lease": timedelta(seconds=9)}, "lease .* must be shorter than ttl"),
         ({"ttl": timedelta(hours=1), "heartbeat": timedelta(hours=2)}, "heartbeat .* must not be longer than ttl"),
         ({"heartbeat": timedelta(0)}, "heartbeat must be a positive timedelta"),

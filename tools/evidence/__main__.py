@@ -58,11 +58,12 @@ RUNS: dict[str, tuple[str, str, str, str]] = {
         "python -m tools.soak --requests 1000000",
     ),
     "fuzz": (
-        "no server error that the unprotected view doesn't give",
-        "random requests",
+        "no error that the unprotected view, client or task doesn't give",
+        "random requests, answers, messages, forms and settings",
         "requests",
-        "python -m pytest tests/http/test_fuzz.py --count 250000",
+        "python -m pytest tests/http tests/contrib -k fuzz --count 100000",
     ),
+    "mutation": ("a test sees a fault in the code", "mutants", "mutants", "python -m tools.mutation --all"),
 }
 #: What tells two runs of one kind apart.
 APART = (
