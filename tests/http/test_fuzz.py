@@ -271,6 +271,7 @@ def compare_twins(alice: Caller, count: int | None) -> Counter[int]:
         claim = of_first - of_twin
 
     @hypothesis_settings(fuzz, max_examples=count or fuzz.max_examples)
+    @example(key="k", body=b"{}", content_type="", query="a" * 9_000, method="POST", framing=framed)
     @example(key="\xff", body=b"{}", content_type="application/json", query="", method="POST", framing=framed)
     @given(key=keys, body=bodies, content_type=content_types, query=queries, method=methods, framing=framings)
     def compare(key: str, body: bytes, content_type: str, query: str, method: str, framing: Any) -> None:
