@@ -46,18 +46,10 @@ RETENTION_HEADER = "Idempotency-Retention"
 #: What has become of the request's key.
 STATUS_HEADER = "Idempotency-Status"
 #: Headers that servers, middleware, DRF and this package set on every response, including replays.
-REGENERATED_HEADERS = frozenset(
-    {
-        "allow",
-        "content-length",
-        "date",
-        "idempotency-key",
-        "idempotency-retention",
-        "idempotency-status",
-        "server",
-        *NEVER_RECORDED_HEADERS,
-    }
-)
+REGENERATED_HEADERS = NEVER_RECORDED_HEADERS | {
+    *("allow", "content-length", "date", "server"),
+    *("idempotency-key", "idempotency-retention", "idempotency-status"),
+}
 #: The status that is recorded for a ``claim()`` block. A block that raises an error is released and not recorded.
 DONE = 200
 ENVELOPE = '{"$idempotency-envelope":'
@@ -67,10 +59,9 @@ FERNET = "fernet"
 
 @dataclass(frozen=True)
 class Outcome:
-    """A recorded response.
+    """A recorded response. Its ``repr`` shows only the status, because crash reports show the ``repr``.
 
-    ``body`` is JSON text from ``encode_body``, or None if ``reference`` is recorded instead. The ``repr`` shows only
-    the status, because crash reports show the ``repr``.
+    ``body`` is JSON text from ``encode_body``, or None if ``reference`` is recorded instead.
     """
 
     status: int
@@ -97,10 +88,9 @@ class Outcome:
 def outcome_of(response: HttpResponseBase, policy: Policy, reference: str | None = None) -> Outcome:
     """Make an operation's outcome from a rendered response.
 
-    :param reference: recorded instead of the body, if the operation declares ``rebuild``. With ``body_ttl`` the body is
-        recorded, too, unless it can't be.
+    :param reference: recorded instead of the body, or beside it with ``body_ttl``. The operation declares ``rebuild``.
     :raises UnrecordableResponseError: the response is a stream or larger than ``max_body``, or there is a reference but
-        the operation declares no ``rebuild``, or ``redact`` fails.
+        no ``rebuild``, or ``redact`` fails.
     """
     headers = _recorded_headers(response, policy)
     if reference is not None:
@@ -115,11 +105,7 @@ def outcome_of(response: HttpResponseBase, policy: Policy, reference: str | None
             f"{policy.operation} returned a streaming response, which can't be recorded. Return the whole "
             f"content, or set current_claim().reference and declare rebuild= to answer replays from it."
         )
-    content = (
-        response.content
-        if policy.redact is None
-        else _redacted(response.content, response.status_code, headers, policy)
-    )
+    content = _redacted(response.content, response.status_code, headers, policy)
     if len(content) > policy.max_body:
         raise UnrecordableResponseError(
             f"{policy.operation} returned {len(content)} bytes, but max_body is {policy.max_body}. "
@@ -265,10 +251,7 @@ def _say_once_that_it_is_dropped(operation: str, header: str) -> None:
 
 
 def encode_body(content: bytes, content_type: str) -> str:
-    """Encode ``content`` as JSON text, which ``decode_body`` turns into the same bytes again.
-
-    If ``ENCRYPTION_KEYS`` is set, it is encrypted.
-    """
+    """Encode ``content`` as JSON text, encrypted if ``ENCRYPTION_KEYS`` is set. ``decode_body`` returns the bytes."""
     text = _as_json_text(content, content_type)
     return text if settings().encryption_keys is None else _envelope(FERNET, encryption.encrypt(text))
 
@@ -346,7 +329,7 @@ def is_json(content_type: str) -> bool:
     return media_type == "application/json" or media_type.endswith("+json")
 
 
-#: A reason is stored up to this length. Nobody reads more there.
+#: A reason is stored up to this length.
 MAX_REASON: Final = 2000  # characters
 
 

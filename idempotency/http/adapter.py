@@ -55,10 +55,7 @@ class Adapter:
 
     @classmethod
     def handlers_of(cls, callback: Any) -> list[RoutedHandler] | None:
-        """The handlers behind a URL's callback.
-
-        :returns: None if the callback is not of this framework.
-        """
+        """The handlers behind a URL's callback, or None if it is not of this framework."""
         view_class = class_of(callback)
         if view_class is None:
             return [RoutedHandler(callback)]
@@ -68,36 +65,29 @@ class Adapter:
 
     @classmethod
     def protect_in_place(cls, callback: Any, protect: Callable[[Any], Any]) -> bool:
-        """Replace the handlers behind a URL's callback, if the framework keeps them where only it finds them.
+        """Replace the handlers behind a URL's callback by ``protect`` of them, if only the framework finds them.
 
-        :param protect: returns a handler under an operation.
         :returns: False if the callback is not of such a framework.
         """
         return False
 
     @classmethod
     def hooks_of(cls, view_class: type) -> Collection[str]:
-        """The methods of a class that the framework calls before the handler.
-
-        It ignores what they return, so a replay there would not stop the handler.
-        """
+        """The methods of a class that run before the handler. A replay there would not stop the handler."""
         return {"setup"}
 
     @classmethod
     def doubts_about(cls, routed: RoutedHandler, callback: Any, parameters: Collection[str]) -> list[str]:
-        """Sentences on the checks of a protected handler that do not run before a replay.
+        """Sentences on checks of a protected handler that do not run before a replay.
 
-        :param callback: the callback of its URL.
-        :param parameters: the arguments of its URL.
+        :param callback: the callback of its URL, which has these ``parameters``.
         """
         return []
 
     def served_methods(self, name: str) -> Collection[str]:
-        """The methods that lead to the handler ``name`` of a class, or to a function if the name is empty.
-
-        :returns: no methods, if that is not known.
-        """
-        return served_methods(name) if name else ()  # nothing is known of a plain function
+        """The methods that lead to the handler ``name`` of a class, or to a function, which has no name. Empty if they
+        are not known."""
+        return served_methods(name) if name else ()
 
     def is_place_named(self, match: ResolverMatch) -> bool:
         """Whether the project has named the URL pattern. Patterns with one name are one place for a key."""
@@ -111,11 +101,9 @@ class Adapter:
         return parsed_body(self.http) if policy.command is None else policy.command(self.request)
 
     def render(self, answer: Any) -> Any:
-        """Turn what the handler returned into the final response, with its status, headers and content.
+        """The final response, with its status, headers and content, from what the handler returned.
 
-        Called once per run, inside its transaction.
-
-        :returns: the response; or ``answer`` itself if it is no response, which the caller then refuses.
+        Called once per run, inside its transaction. The caller refuses what is no response.
         """
         if hasattr(answer, "render") and not answer.is_rendered:
             answer = answer.render()
@@ -142,7 +130,7 @@ class Adapter:
         """
 
     def replay(self, outcome: Outcome) -> Any:
-        """Turn a recorded outcome into a response with the type and the attributes of the first response.
+        """A response with the type and the attributes of the first response, from its record.
 
         :raises OutcomeUnreadableError: the record does not hold a response.
         """

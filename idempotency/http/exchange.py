@@ -32,10 +32,10 @@ from ..identity.scope import Scope, key_on_path, scope_of
 from ..operation import Operation, Policy
 from ..options.values import ACCEPTED, REEXECUTE, Attach
 from ..outcome import RETENTION_HEADER, STATUS_HEADER, Outcome, outcome_of
-from ..protocol import claims
+from ..protocol import acquisition
+from ..protocol.acquisition import ClaimRequest, acquire_or_wait, refusal_to_begin
 from ..protocol.claim import Claim
-from ..protocol.claims import ClaimRequest, refusal_to_begin
-from ..protocol.execution import Running, acquire_or_wait, running
+from ..protocol.execution import Running, running
 from ..protocol.faults import fault_point
 from ..protocol.ownership import Ownership, on_behalf_of
 from ..store import records_database
@@ -81,7 +81,7 @@ class Exchange:
         """
         http = self.adapter.http
         self.adapter.profile = PROFILES[self.policy.profile]
-        self.adapter.headers = {STATUS_HEADER: "not-recorded"}
+        headers = self.adapter.headers = {STATUS_HEADER: "not-recorded"}
         try:
             self.key = _key_of(self.policy, self.adapter) or ""
         except IdempotencyError as error:
@@ -90,17 +90,17 @@ class Exchange:
             if not self.key:
                 return self.handler.pass_through()
             # As it was sent, if it was sent in the header. That is harmless because it is valid.
-            self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
-            self.adapter.headers[RETENTION_HEADER] = str(int(self.policy.ttl.total_seconds()))
-            setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
+            headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
+            headers[RETENTION_HEADER] = str(int(self.policy.ttl.total_seconds()))
+            setattr(http, HEADERS, headers)  # for the response to a crash, which is not made here
             try:
                 response = self._answer()
             except IdempotencyError as error:
                 if is_crash(http, error):
                     raise
                 response = self._refuse(error)
-        for name, value in self.adapter.headers.items():
-            response[name] = value
+        for name, value in headers.items():
+            response.headers[name] = value
         return response
 
     def _answer(self) -> Any:
@@ -122,7 +122,7 @@ class Exchange:
             if is_crash(self.adapter.http, error):
                 raise
             logger.warning("Operation %r: attempt %d lost its lease", policy.operation.name, settled.attempt)
-            return self._replay(claims.read_winner(self.request))
+            return self._replay(acquisition.read_winner(self.request))
 
     def _payload(self) -> Payload:
         adapter, http = self.adapter, self.adapter.http
@@ -206,23 +206,18 @@ def _key_of(policy: Policy, adapter: Adapter) -> str | None:
     own = None if policy.key is None else policy.key(adapter.request)
     if own is not None:
         own = keys.validate_key(own)
-    if keys.META_NAME not in adapter.http.META:
-        if own is None and policy.required:
-            raise _missing_key(policy)
+    if keys.META_NAME in adapter.http.META:
+        sent = keys.parse_header(adapter.http.META[keys.META_NAME])
+        if own is not None and own != sent:
+            raise KeyInvalidError("The request has one key in the header and another one in its operation's place.")
+        return sent
+    if own is not None or not policy.required:
         return own
-    sent = keys.parse_header(adapter.http.META[keys.META_NAME])
-    if own is not None and own != sent:
-        raise KeyInvalidError("The request has one key in the header and another one in its operation's place.")
-    return sent
-
-
-def _missing_key(policy: Policy) -> KeyMissingError:
-    """The error for a request without a key, which says where the operation looks for one."""
     if policy.key is None:
-        return KeyMissingError()
+        raise KeyMissingError
     known = isinstance(policy.key, (FromHeader, FromForm, FromJSON, FromCookie))
     place = str(policy.key) if known else "the place that it declares"
-    return KeyMissingError(
+    raise KeyMissingError(
         f"This operation needs a key: one unique value for each logical operation, in {place} or in the header "
         f"Idempotency-Key."
     )
@@ -245,10 +240,7 @@ class HandlerRun:
     has_ended: bool = False
 
     def is_here(self) -> bool:
-        """Whether the calling code runs in the run's thread, on the connection that has its transaction, if it has one.
-
-        A context may be copied into another thread. What is written there is not in the transaction.
-        """
+        """Whether the calling code runs in the run's thread, and so in its transaction. A context may be copied."""
         connection = self.claim.ownership.store.connection
         return not self.has_ended and connections[connection.alias] is connection
 
@@ -277,9 +269,9 @@ class HandlerRun:
             runs.reset(token)
 
     def outcome_of_error(self, error: Exception) -> Outcome | None:
-        """Turn an exception of the handler, whose writes have been rolled back, into an outcome.
+        """The outcome of the framework's response to an exception of the handler, whose writes have been rolled back.
+        None if that response is not recorded.
 
-        :returns: the outcome of the framework's response to it, or None if that response is not recorded.
         :raises Exception: ``error`` itself, if it is a crash.
         """
         self.discard()
@@ -346,7 +338,6 @@ def is_running(operation: Operation, http: HttpRequest) -> bool:
     It is, if the request runs this operation, as when the handler calls ``super().create()``. It also is, if both
     operations have ``transaction=True`` in one database, as when DRF's ``partial_update()`` calls ``update()``. A
     second claim could not commit inside the first one's transaction, and that transaction keeps the promises of both.
-
     A copy of the request is another request, because it may have another key.
     """
     here = [run.claim for run in runs.get() if run.adapter.http is http and run.is_here()]

@@ -35,8 +35,8 @@ _OPENED = "_idempotency_atomic_request"
 class EveryDatabase(set[str]):
     """The names of all databases. Django reads from this set on which databases a view is exempt.
 
-    ``exempted`` has the databases on which the project itself has exempted the view. Django's ``non_atomic_requests``
-    calls ``add()``.
+    ``exempted`` has the databases on which the project itself has exempted the view, by Django's
+    ``non_atomic_requests``, which calls ``add()``.
 
     :param view: the view that opens the transactions itself. Decorators above it have this set as a copied attribute.
     """
@@ -93,10 +93,7 @@ def exempt(view: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_protected(view: Any, request: HttpRequest) -> bool:
-    """Whether nothing of a request runs outside of its operation, so that it needs no transaction around the view.
-
-    What is above the protection, a decorator or an override, may not call it.
-    """
+    """Whether nothing of a request runs outside of its operation. A decorator or an override may not call it."""
     method = request.method or ""
     routed = next((routed for routed in handlers_of(view) if method in routed.methods), None)
     if routed is None or not (isinstance(routed.handler, Protection) or iscoroutinefunction(view)):
@@ -160,10 +157,8 @@ class Handler:
         """Refuse to claim within a transaction that would commit after the outcome is recorded.
 
         The transactions that were opened around the view for code above its protected handler, such as an override that
-        calls ``super().post()``, are committed first.
-
-        This also connects to the other databases on which the handler needs a transaction, so that nothing is claimed
-        if one of them can't be reached.
+        calls ``super().post()``, are committed first. If another database of the handler can't be reached, that is
+        found before the claim.
 
         :raises OuterTransactionError: a transaction is open on some database.
         """
@@ -191,7 +186,6 @@ class _ViewTransactions:
     blocks: dict[str, Atomic]
 
     def are_innermost(self) -> bool:
-        """Whether no other ``atomic()`` is open within one of them."""
         return all(connections[using].atomic_blocks[-1:] == [block] for using, block in self.blocks.items())
 
 

@@ -41,16 +41,12 @@ CHUNK = 64 * 1024
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 
-
 #: The attribute of a request in which its parts are kept, because the key may be one of them.
 _PARTS = "_idempotency_parts"
 
 
 def parsed_body(http: HttpRequest) -> object:
-    """The payload of a request as its handler sees it.
-
-    JSON is compared by its values, a form by its fields, and everything else by its bytes.
-    """
+    """The payload of a request as its handler sees it: JSON by its values, a form by its fields, or the bytes."""
     content_type = http.content_type or ""
     if content_type == MULTIPART and has_parts(http):
         return parts(http)
@@ -116,11 +112,8 @@ def has_parts(http: HttpRequest) -> bool:
 
 
 def parts(http: HttpRequest) -> MultiValueDict[str, object]:
-    """The fields and files of a multipart form.
-
-    They are parsed here with Django's limits. Django parses the form again for the handler, which may still choose its
-    upload handlers.
-    """
+    """The fields and files of a multipart form, parsed with Django's limits. Django parses the form again for the
+    handler, which may still choose its upload handlers."""
     kept: MultiValueDict[str, object] | None = getattr(http, _PARTS, None)
     if kept is not None:
         return kept
@@ -211,8 +204,8 @@ def route_of(
 ) -> dict[str, object]:
     """The place of a request and the arguments of its route by name or position.
 
-    :param match: None if no URL led to the view, as in a test that calls it.
-    :param arguments: the named arguments of the view, which stand for the route's if there is no match.
+    :param match: None if no URL led to the view, as in a test that calls it. Then the named ``arguments`` of the view
+        stand for the route's.
     :param is_named: whether the project has named the URL pattern.
     :raises TypeError: an argument has no text that is the same for a retry.
     """

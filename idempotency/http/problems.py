@@ -33,19 +33,16 @@ class Answer:
 
     status: int
     code: str
-    type: str = ""
-    """The category of the problem, where the profile has categories."""
+    type: str = ""  # the category of the problem, where the profile has categories
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The names and statuses of one convention."""
+    """The names and statuses of one convention, and the text that it follows."""
 
-    #: The text that it follows.
     source: str
     #: The header that marks a replay. Its value is ``true``.
     replayed: str
-    #: The content type of a problem.
     content_type: str
     #: Makes the members of a problem's body from the error, its answer, and the text for the client.
     body: Callable[[IdempotencyError, Answer, str], dict[str, object]]
@@ -82,12 +79,10 @@ KEY_STATUSES: Mapping[str, str] = {
 
 
 def _rfc_9457(error: IdempotencyError, answer: Answer, text: str) -> dict[str, object]:
-    name = error.code.removeprefix("idempotency_").replace("_", "-")
+    name, docs = error.code.removeprefix("idempotency_").replace("_", "-"), settings().problem_docs
     return {
         # A URL should lead to a page (RFC 9457, section 3.1.1), so without one the type is a URN.
-        "type": f"urn:idempotency:problem:{name}"
-        if settings().problem_docs is None
-        else f"{settings().problem_docs}#{name}",
+        "type": f"urn:idempotency:problem:{name}" if docs is None else f"{docs}#{name}",
         "title": error.title,
         "status": answer.status,
         "detail": text,

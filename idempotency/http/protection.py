@@ -53,10 +53,8 @@ class RoutedHandler:
 
 
 def protects_handler(operation: Operation, method: str, served: Collection[str]) -> bool:
-    """Whether a request to a method of a class is protected.
-
-    All methods are, with two exceptions: the operation names its methods itself, or the handler serves safe and unsafe
-    methods, as an ``@action(methods=["get", "post"])`` does.
+    """Whether a request to a method of a class is protected. It is, unless the operation names other methods itself, or
+    the handler serves safe and unsafe methods, as an ``@action(methods=["get", "post"])`` does.
 
     :param served: the methods that lead to the handler; empty if that is not known.
     """
@@ -162,9 +160,8 @@ def _holds(layer: Any, inner: object) -> bool:
         for value in held_by(waiting.pop()):
             if value is inner:
                 return True
-            if isinstance(value, (FunctionType, functools.partial, MethodType)) and not any(
-                value is known for known in seen
-            ):
+            can_hold = isinstance(value, (FunctionType, functools.partial, MethodType))
+            if can_hold and not any(value is known for known in seen):
                 seen.append(value)
                 waiting.append(value)
     return False

@@ -39,7 +39,7 @@ from .parsing import CSRF_FIELD, MAX_DEPTH, NOT_FINITE, TOO_DEEP, CanonicalJSON,
 
 CURRENT_VERSION: Final = "v2"
 
-#: Makes these keys differ from those that Django and other packages derive from the same secret.
+#: Makes these keys differ from others that are derived from the same secret.
 _PURPOSE: Final = "idempotency.fingerprint"
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -66,7 +66,6 @@ class Payload:
     The ``repr`` shows none of it, because crash reports show the ``repr`` of local variables.
 
     :param command: the parsed body, or the command object that the operation makes from the request.
-    :param method: the HTTP method.
     :param route: the place of the request and the arguments of its route by name or position.
     :param query: the raw query string.
     """
@@ -80,10 +79,8 @@ class Payload:
     def request_hash(self) -> str:
         """The fingerprint to record: the version of the algorithm, a colon, and 64 hexadecimal digits.
 
-        :raises PayloadInvalidError: the client's payload has no canonical form, because it contains a number that is
-            not finite or is nested too deeply.
-        :raises TypeError: the command contains an object whose type has no canonical form. That is the caller's
-            mistake.
+        :raises PayloadInvalidError: the payload contains a number that is not finite, or is nested too deeply.
+        :raises TypeError: the command contains an object whose type has no canonical form.
         """
         return _keyed(CURRENT_VERSION, self._digest(CURRENT_VERSION), settings().fingerprint_secrets[0])
 
@@ -152,10 +149,7 @@ _ALGORITHMS: Mapping[str, type[_Text]] = {"v1": _TextOfV1, "v2": _Text}
 
 
 def _write_value(value: object, out: _Text, depth: int) -> None:
-    """Write the canonical form of one value.
-
-    :param depth: how many further levels of nesting the value may have.
-    """
+    """Write the canonical form of one value, which may have ``depth`` further levels of nesting."""
     # A JSON text and the types of JSON come first and are compared by identity, which is fast. Most payloads have no
     # other types.
     kind = type(value)
@@ -189,7 +183,7 @@ def _write_float(value: float, out: _Text) -> None:
     # repr() is the shortest text that reads back as the same float, and the number that JSON writes for it.
     text = float.__repr__(value)
     if out.numbers_by_value:
-        _write_number(Decimal(text), out)
+        _write_decimal(Decimal(text), out)
     else:
         out.write(f"d{text};")
 
@@ -231,18 +225,11 @@ def _write_bytes(value: bytes | bytearray | memoryview, out: _Text, depth: int) 
     out.write(f"b{len(content)}:{hashlib.sha256(content).hexdigest()}")
 
 
-def _write_decimal(value: Decimal, out: _Text, depth: int) -> None:
+def _write_decimal(value: Decimal, out: _Text, depth: int = 0) -> None:
     if not value.is_finite():
         raise PayloadInvalidError(NOT_FINITE)
-    if out.numbers_by_value:
-        _write_number(value, out)
-    else:
-        out.write(f"D{decimal_text(value)};")
-
-
-def _write_number(exact: Decimal, out: _Text) -> None:
-    number = whole(exact)
-    out.write(f"D{decimal_text(exact)};" if number is None else f"i{number:x};")
+    number = whole(value) if out.numbers_by_value else None
+    out.write(f"D{decimal_text(value)};" if number is None else f"i{number:x};")
 
 
 def _write_datetime(value: dt.datetime, out: _Text, depth: int) -> None:
@@ -251,12 +238,11 @@ def _write_datetime(value: dt.datetime, out: _Text, depth: int) -> None:
         _write_text("w", f"{value.isoformat()}/{value.fold}", out)
     else:
         # Write the instant and not the offset from UTC, because the user's time zone may change before the retry.
-        since = value - _EPOCH
-        _write_text("W", f"{since.days}/{since.seconds}/{since.microseconds}", out)
+        _write_text("W", _parts(value - _EPOCH), out)
 
 
-def _write_timedelta(value: dt.timedelta, out: _Text, depth: int) -> None:
-    _write_text("p", f"{value.days}/{value.seconds}/{value.microseconds}", out)
+def _parts(duration: dt.timedelta) -> str:
+    return f"{duration.days}/{duration.seconds}/{duration.microseconds}"
 
 
 def _write_enum(value: Enum, out: _Text, depth: int) -> None:
@@ -273,8 +259,7 @@ def _write_set(value: Iterable[object], out: _Text, depth: int) -> None:
         _write_value(item, inner, depth - 1)
         written.append("".join(inner))
     # Sort the canonical texts, because a set has no order and its items may not be comparable with each other.
-    out.write(f"S{len(written)}:")
-    out.write("".join(sorted(written)))
+    out.write(f"S{len(written)}:{''.join(sorted(written))}")
 
 
 def _write_dataclass(value: object, out: _Text, depth: int) -> None:
@@ -290,7 +275,7 @@ def _write_dataclass(value: object, out: _Text, depth: int) -> None:
 
 
 def _write_form(value: MultiValueDict[str, object], out: _Text, depth: int) -> None:
-    """Write a parsed form or query. The order of the values of one name counts. The CSRF token does not count."""
+    """Write a parsed form or query, without the CSRF token. The order of the values of one name counts."""
     if not depth:
         raise PayloadInvalidError(TOO_DEEP)
     names = [name for name in _sorted_names(value) if name != CSRF_FIELD]
@@ -335,7 +320,7 @@ _OTHER_TYPES: Sequence[tuple[type | tuple[type, ...], Callable[[Any, _Text, int]
     (dt.datetime, _write_datetime),
     (dt.date, lambda value, out, depth: _write_text("y", value.isoformat(), out)),
     (dt.time, lambda value, out, depth: _write_text("h", f"{value.isoformat()}/{value.fold}", out)),
-    (dt.timedelta, _write_timedelta),
+    (dt.timedelta, lambda value, out, depth: _write_text("p", _parts(value), out)),
     (UploadedFile, _write_upload),
     (MultiValueDict, _write_form),
     (Mapping, _write_object),

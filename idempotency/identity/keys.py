@@ -106,10 +106,9 @@ def format_header(key: str) -> str:
 
 
 def shorten(key: str) -> str:
-    """Shorten a key so that it may be logged: enough to find the record, too little to use the key.
+    """Shorten a key so that it may be logged: enough to find the record, and never more than half of the key.
 
-    A reader who has a key can learn that its operation ran. So a log shows at most eight characters of a key, and never
-    more than half of it.
+    A reader who has a key can learn that its operation ran.
     """
     shown = key[: min(_SHOWN, len(key) // 2)]
     return f"{shown}… ({len(key)} characters)"

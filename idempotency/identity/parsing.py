@@ -39,7 +39,6 @@ TOO_DEEP: Final = f"The payload is nested more than {MAX_DEPTH} levels deep."
 #: The field in which Django's forms send the CSRF token. Its value differs each time the form is shown.
 CSRF_FIELD: Final = "csrfmiddlewaretoken"
 
-
 NOT_FINITE: Final = "The payload holds a number that is not finite."
 
 #: Two different numbers of at most 15 significant digits have different floats.
@@ -60,9 +59,9 @@ _Exact = tuple[float, str]
 
 
 def by_value(text: str) -> float | _Exact:
-    """The value of a JSON number that has a fraction or an exponent: an int if it is whole, otherwise a float.
+    """The value of a JSON number that has a fraction or an exponent: an int if it is whole, otherwise a float; or the
+    list ``[NaN, text]`` if no float holds it, or if it is whole and long.
 
-    :returns: for a number that no float holds, or a long whole one, the list ``[NaN, text]``.
     :raises PayloadInvalidError: it is beyond the range of a float.
     """
     parsed = by_type(text)
@@ -110,10 +109,7 @@ def whole(exact: Decimal) -> int | None:
 
 
 def decimal_text(value: Decimal) -> str:
-    """Write a finite number so that equal numbers, such as 1.0 and 1.00, have one text.
-
-    ``Decimal.normalize()`` is not used because it rounds.
-    """
+    """Write a finite number so that equal numbers have one text. ``Decimal.normalize()`` would round."""
     sign, digits, exponent = value.as_tuple()
     written = "".join(map(str, digits)).lstrip("0")
     significant = written.rstrip("0")
@@ -139,12 +135,10 @@ class CanonicalJSON:
 
 
 def parse_json(body: bytes) -> CanonicalJSON | bytes:
-    """Bring a JSON text into its canonical form.
+    """The canonical form of a JSON text, or ``body`` itself if it has more than ``MAX_CONTAINERS`` lists and objects.
 
-    The standard library decodes and encodes it in C, because a loop in Python over a hundred thousand containers would
-    take long.
+    The standard library decodes and encodes it in C, because a loop in Python would take long.
 
-    :returns: the canonical form, or ``body`` itself if it has more than ``MAX_CONTAINERS`` lists and objects.
     :raises PayloadInvalidError: Python can't represent it exactly: NaN, 1e400, an integer of thousands of digits, or
         too many levels of nesting.
     :raises ValueError: it is not JSON in UTF-8. The caller can fingerprint the bytes instead.
@@ -205,7 +199,6 @@ def sorted_pairs(query: str, without: Collection[bytes] = ()) -> list[str]:
 
     They stay encoded, because a handler may read the text as something else than parameters.
 
-    :param query: the text, as it was sent.
     :param without: the names of parameters to leave out.
     :raises TooManyFieldsSent: there are more parameters than Django itself accepts. Django turns this error into 400.
     """
@@ -230,8 +223,5 @@ def _decoded_name(parameter: str) -> bytes:
 
 
 def form_pairs(body: bytes) -> list[str]:
-    """The fields of a urlencoded form, sorted as by ``sorted_pairs``, without the CSRF token.
-
-    :raises TooManyFieldsSent: there are more fields than Django itself accepts.
-    """
+    """The fields of a urlencoded form as ``sorted_pairs``, without the CSRF token."""
     return sorted_pairs(body.decode("latin-1"), without={CSRF_FIELD.encode()})

@@ -70,11 +70,8 @@ class Scope:
 
     @property
     def trace(self) -> str:
-        """The trace: 32 hexadecimal digits that all operations of one chain share.
-
-        It is derived from the scope of the first operation, and the keys of the messages pass it on. It is meant for
-        logs and searches only, because a client that sends a key of a message's form chooses the trace.
-        """
+        """32 hexadecimal digits that all operations of one chain share: derived from the scope of the first operation,
+        and passed on by the keys of messages. For logs and searches only, because a client may choose such a key."""
         carried = _CARRIED.fullmatch(self.idempotency_key)
         return carried[1] if carried else self.derive_text("trace")
 
@@ -94,12 +91,9 @@ class Scope:
 
 
 def key_on_path(key: str, path: str) -> str:
-    """The key to record where one key on two paths is two requests: the client's key, a space, and the path.
+    """The key to record where one key on two paths is two requests: the client's key, a space, and the decoded path.
 
     No client's key has a space, so it equals no key that is recorded without a path.
-
-    :param key: a validated key.
-    :param path: the path of the request, decoded. It begins with a slash.
     """
     parts = key, quote(path, errors="surrogatepass")
     both = " ".join(parts)
@@ -107,7 +101,7 @@ def key_on_path(key: str, path: str) -> str:
 
 
 def scope_of(operation: str, account_id: str | None, key: str) -> Scope:
-    """Make a scope, after checking the account. The key is validated already.
+    """Make a scope of a validated key, and check the account.
 
     :raises AccountRequiredError: there is no account, or its identifier is empty, too long or not printable.
     :raises TypeError: the account is neither a str nor None.

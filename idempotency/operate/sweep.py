@@ -16,7 +16,7 @@ from ..exceptions import IdempotencyError, InProgressError, OutcomeUnknownError
 from ..lifecycle import Recovery, Status
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..operation import Operation, registry
-from ..protocol import claims
+from ..protocol import acquisition, ownership
 from ..protocol.faults import fault_point
 from ..protocol.recovery import announce_recovery, reconcile
 from ..store import Fence, Store, records_database, store_for
@@ -151,13 +151,13 @@ def settle_as(status: Status, rows: list[IdempotencyRecord], using: str) -> list
 
 def _reconcile(using: str, operation: Operation, row: IdempotencyRecord, result: RecoveryResult) -> None:
     observed = Fence(row.scope, row.pk, row.attempt, row.request_hash)
-    claim = claims.take_over_abandoned(operation.policy, observed, store_for(using))
+    claim = acquisition.take_over_abandoned(operation.policy, observed, store_for(using))
     if claim is None:
         return  # another sweep or a retry was faster
     try:
         if reconcile(claim) is not None:
             result.completed += 1
-        elif claims.release(claim):
+        elif ownership.release(claim):
             result.recoverable += 1
             announce_recovery(claim, Status.RECOVERABLE)
     except OutcomeUnknownError:

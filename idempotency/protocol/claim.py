@@ -63,8 +63,7 @@ class Claim:
     def renew(self) -> None:
         """Renew the lease: it then ends after the operation's ``lease`` from now.
 
-        A handler that takes longer than its lease calls this. The renewal is committed at once, over another connection
-        if the handler's connection has an open transaction.
+        A handler that takes longer than its lease calls this. The renewal is committed at once.
 
         :raises LeaseLostError: another attempt has taken over. Stop before the next effect.
         :raises UnavailableError: the database can't be reached. It is not known whether the lease is still valid.

@@ -17,9 +17,9 @@ from ..identity.scope import scope_of
 from ..operation import Operation, operation_for
 from ..options.table import Arguments
 from ..outcome import UNREADABLE, Outcome, decode_body, outcome_of_result
+from .acquisition import ClaimRequest, acquire_or_wait, refusal_to_begin
 from .claim import Claim
-from .claims import ClaimRequest, refusal_to_begin
-from .execution import Running, acquire_or_wait, running
+from .execution import Running, running
 
 
 class Run:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,54 +15,21 @@ from django.dispatch import Signal
 from .. import signals
 from ..exceptions import (
     IdempotencyError,
-    InProgressError,
     LeaseLostError,
     TransactionBrokenError,
     UnavailableError,
 )
 from ..lifecycle import Recovery
-from ..options.values import Wait
 from ..outcome import Outcome, recorded_reason
 from ..store import CommitError
-from . import claims
+from . import ownership
 from .claim import Claim
-from .claims import ClaimRequest
 from .context import claim_in_context
 from .faults import fault_point
 from .ownership import Ownership, unavailable
-from .recovery import reconcile
 from .renewal import heartbeat
 
 logger: Final = logging.getLogger("idempotency")
-
-#: The pauses, in seconds, between two looks of a waiting duplicate. They are short at first and then grow.
-FIRST_POLL = 0.02
-SLOWEST_POLL = 0.25
-
-
-def acquire_or_wait(request: ClaimRequest) -> Ownership | Outcome:
-    """Own the scope or learn the outcome, after the waiting and the recovery that the operation declares.
-
-    Raises the errors of ``claims.acquire``.
-    """
-    answer = request.policy.in_progress
-    deadline = time.monotonic() + (answer.seconds if isinstance(answer, Wait) else 0)
-    pause, has_waited = FIRST_POLL, False
-    while True:
-        try:
-            settled = claims.acquire(request, expect_record=has_waited)
-            if isinstance(settled, Ownership) and settled.abandoned:
-                outcome = reconcile(settled)
-                return settled if outcome is None else outcome
-            return settled
-        except InProgressError:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                signals.send(signals.conflicted, request.policy.operation, request.scope, 0)
-                raise
-            # No transaction and no lock is held meanwhile, and to look again is one read.
-            time.sleep(min(pause, left))  # no report of the end of another's attempt works with every database
-            pause, has_waited = min(pause * 2, SLOWEST_POLL), True
 
 
 @dataclass
@@ -132,8 +98,7 @@ class Phase(Enum):
     """How far the transaction of an attempt has come."""
 
     OPENING = auto()  # the operation has not begun
-    RUNNING = auto()  # the operation runs
-    COMPLETING = auto()  # the operation has ended, and its outcome is being recorded
+    RUNNING = auto()  # it runs, or its outcome is being recorded
     COMMITTING = auto()  # COMMIT is sent, after the completing update or with it
 
 
@@ -157,7 +122,6 @@ def _in_transaction(run: Running, outcome_of_error: Callable[[Exception], Outcom
                     ended_itself = watch.ended
             if ended_itself:
                 raise _ended_itself(owned)  # so that an open transaction rolls back
-            phase = Phase.COMPLETING
             if run.outcome is None:
                 transaction.set_rollback(True, using=using)
             elif store.connection.needs_rollback and run.outcome.status >= 400:
@@ -180,7 +144,7 @@ def _in_transaction(run: Running, outcome_of_error: Callable[[Exception], Outcom
         release_or_park(owned, reason)
         return
     if undone:
-        claims.record(owned, run.outcome)
+        ownership.record(owned, run.outcome)
     run.is_committed = True
 
 
@@ -189,7 +153,7 @@ def _raise_unless_rolled_back(error: Exception, phase: Phase, ended_itself: bool
     store, of_database = owned.store, isinstance(error, (DatabaseError, InterfaceError))
     if ended_itself:
         # It is not known what the operation has committed, so it must not run again automatically.
-        _end(owned, claims.park, recorded_reason(error), signals.parked)
+        _end(owned, ownership.park, recorded_reason(error), signals.parked)
         raise _ended_itself(owned) from error
     if phase is Phase.COMMITTING and not store.commit_was_refused(error):
         # The COMMIT may have succeeded, so a release could let the operation run twice. The retry reads the record.
@@ -217,15 +181,14 @@ def _in_autocommit(run: Running, outcome_of_error: Callable[[Exception], Outcome
         return
     # If the process dies before this COMMIT, or the COMMIT fails, there may be an effect without an outcome. The
     # claim is not released. When the lease is over, recovery does what the operation declares.
-    claims.record(owned, run.outcome)
+    ownership.record(owned, run.outcome)
     run.is_committed = True
 
 
 def _outcome_of_error(
     error: Exception, run: Running, outcome_of_error: Callable[[Exception], Outcome | None]
 ) -> Outcome | None:
-    """Turn an exception of the operation into an outcome. If it is a crash, release or park the claim and raise it
-    again.
+    """Turn an exception of the operation into an outcome. If it is a crash, release or park the claim, and raise it.
 
     An error of this attempt itself (its lease was lost, or the database failed) is never an outcome. An error of
     another claim, such as a ``claim()`` block in the handler, counts as an exception of the handler.
@@ -247,7 +210,7 @@ def _complete(owned: Ownership, outcome: Outcome) -> None:
     if owned.store.connection.needs_rollback:
         raise _broken(owned)
     try:
-        claims.complete(owned, outcome, commit=True)
+        ownership.complete(owned, outcome, commit=True)
     except (DatabaseError, InterfaceError) as error:
         if owned.store.was_broken_before(error):
             raise _broken(owned) from error
@@ -273,11 +236,10 @@ def _ended_itself(owned: Ownership) -> TransactionBrokenError:
 def release_or_park(owned: Ownership, reason: str | None = None) -> None:
     """End an attempt that recorded no outcome, as its operation declares.
 
-    The claim is released if all writes were in one transaction with the record, or if REEXECUTE is declared, because
-    then it is safe to run again at once. Otherwise the attempt may have taken effect. A PARK operation is parked. An
-    operation with a reconciler keeps its claim, because its call may still be on its way; the reconciler is asked when
-    the lease is over. Never raises, because the error that ended the attempt matters more. A claim that could not be
-    released is recovered when its lease is over.
+    The claim is released if it is safe to run again at once: all writes were in one transaction with the record, or
+    REEXECUTE is declared. Otherwise the attempt may have taken effect. A PARK operation is parked. An operation with a
+    reconciler keeps its claim, because its call may still be on its way; the reconciler is asked when the lease is
+    over. Never raises, because the error that ended the attempt matters more, and the lease ends by itself.
 
     :param reason: why the attempt failed, for the record; None if it answered with a status that is not recorded.
     """
@@ -286,9 +248,9 @@ def release_or_park(owned: Ownership, reason: str | None = None) -> None:
     undone = policy.transaction and not owned.has_effects_elsewhere
     if undone or policy.recovery is Recovery.REEXECUTE:
         declined = owned.declined and reason is None  # without a reason, the answer is what ended the attempt
-        _end(owned, claims.release, reason, signals.unrecorded if declined else signals.released)
+        _end(owned, ownership.release, reason, signals.unrecorded if declined else signals.released)
     elif policy.recovery is Recovery.PARK:
-        _end(owned, claims.park, reason, signals.parked)
+        _end(owned, ownership.park, reason, signals.parked)
 
 
 def _end(owned: Ownership, change: Callable[[Ownership, str | None], bool], reason: str | None, signal: Signal) -> None:

@@ -1,7 +1,7 @@
 """Fault points: named places at which tests can kill or stall a process or raise an error.
 
-The code calls ``fault_point["claim.before"]()``. In production each of these functions does nothing, and no environment
-variable can change that. A test puts its own function in the place of one.
+The code calls ``fault_point["claim.before"]()``. These functions do nothing, and no environment variable can change
+that. A test puts its own function in the place of one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PLACES = (
     "complete.before",  # the outcome is known, but nothing of it is sent
     "complete.committed",  # business state and outcome are committed, but no response is sent
     "release.before",
-    "release.sent",  # the update has run; if it needs a COMMIT, that has not run
+    "release.sent",  # the update is committed
     "heartbeat.before",
     "step.started",  # no result of the step was found
     "step.stored",

@@ -13,7 +13,7 @@ from ..lifecycle import Decision, decide
 from ..models import IdempotencyRecord
 from ..operation import Policy
 from ..store import records_database, status_of
-from . import claims
+from . import acquisition
 from .ownership import store_errors
 
 #: The status that a client reads, by what a retry with the same payload would meet.
@@ -70,7 +70,7 @@ def key_status(policy: Policy, scope: Scope) -> KeyStatus:
         return KeyStatus()
     status = KeyStatus(_STATUS_OF[decision], created_at=found["created_at"], expires_at=found["expires_at"])
     if decision is Decision.WAIT:
-        return replace(status, retry_after=claims.retry_after(lease_left, policy))
+        return replace(status, retry_after=acquisition.retry_after(lease_left, policy))
     if decision is Decision.REPLAY:
         return replace(status, response_status=found["response_status"], completed_at=found["completed_at"])
     return status

@@ -1,4 +1,13 @@
-"""``Ownership``: what an attempt knows about the record that it owns or owned, and how it changes that record alone."""
+"""``Ownership``: what an attempt knows about its record, and how it completes, releases or parks it.
+
+Every change of an owned record is fenced: it names the whole scope, the row, the attempt and the payload's fingerprint,
+and matches no row once another attempt owns the record.
+
+The row's id and the attempt would be enough if a database never lost a commit. But a first claim may commit without
+waiting for the disk. A database that crashes can then lose the claim *and* assign its id again, to another key, at
+attempt 1. Because the fence has the scope and the fingerprint, a claimant that survived such a crash can match only a
+claim of the same operation with the same payload. Either of the two may complete it, and only one can.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final, TypeVar
 
 from django.db import DatabaseError, InterfaceError
@@ -14,7 +24,9 @@ from django.db import DatabaseError, InterfaceError
 from ..exceptions import IdempotencyError, LeaseLostError, UnavailableError
 from ..identity.scope import Scope
 from ..operation import Policy
-from ..store import Fence, Store, own_transaction, store_for
+from ..outcome import Outcome
+from ..store import Fence, Store, store_for
+from .faults import fault_point
 
 logger: Final = logging.getLogger("idempotency")
 
@@ -33,11 +45,7 @@ FIRST_PAUSE = 0.1
 
 @dataclass
 class Ownership:
-    """One attempt's ownership of a record. The functions of the protocol use it; a handler sees it as a ``Claim``.
-
-    Every statement with which the attempt changes its record names its fence, and matches no row once another attempt
-    has taken over.
-    """
+    """One attempt's ownership of a record. The functions of the protocol use it; a handler sees it as a ``Claim``."""
 
     policy: Policy
     fence: Fence
@@ -70,8 +78,7 @@ class Ownership:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another attempt is known to own the record, or may own it because no renewal of the heartbeat has
-        succeeded for a whole lease. Sends no query."""
+        """Whether another attempt is known to own the record, or no heartbeat has renewed it for a whole lease."""
         if self.held_until is not None and time.monotonic() >= self.held_until:
             self.lost = True
         return self.lost
@@ -104,15 +111,14 @@ class on_behalf_of:  # noqa: N801 - used as a function is
 
 
 def fenced_change(owned: Ownership, change: Callable[[], T], *, step: str = "") -> T:
-    """Make a fenced change in a transaction of its own.
+    """Commit a fenced change by itself, and return what ``change`` returns.
 
     If an operation has an effect outside of the database, its outcome must not be lost because the connection died
     during the call to the outside, or because the server refused the change for the sake of another transaction. So it
     makes the same change again, over a new connection if need be. The fence lets it happen only once.
 
-    :param change: makes the change. It may be called again after a COMMIT that succeeded and whose answer was lost.
+    :param change: may be called again after a COMMIT that succeeded and whose answer was lost.
     :param step: the name of the step that the change belongs to. Without a step, the change is one statement.
-    :returns: what ``change`` returns.
     """
     what = f"Step {step!r} of operation {owned.scope.operation!r}" if step else owned.policy.operation
     tries = 1 if owned.policy.transaction or owned.shares_connection else MAX_TRIES
@@ -121,7 +127,7 @@ def fenced_change(owned: Ownership, change: Callable[[], T], *, step: str = "") 
     for number in range(1, tries + 1):
         session = connection.connection
         try:
-            with own_transaction(store, what, one_statement=not step):
+            with store.own_transaction(what) if step else store.own_statement(what):
                 return change()
         except (DatabaseError, InterfaceError) as error:
             if number == tries:
@@ -135,6 +141,61 @@ def fenced_change(owned: Ownership, change: Callable[[], T], *, step: str = "") 
     raise AssertionError  # pragma: no cover - the last try returns or raises
 
 
+def complete(owned: Ownership, outcome: Outcome, *, commit: bool = False) -> None:
+    """Record the outcome if the attempt still owns the record. This is the last statement of the business transaction.
+
+    If the process dies before the COMMIT, neither the business writes nor the outcome exist. If it dies after the
+    COMMIT, both exist. If it slept before this statement until another attempt took over, no row matches, and the
+    caller's transaction must roll back.
+
+    :param commit: let the store send COMMIT along, which may raise a ``CommitError``.
+    :raises LeaseLostError: another attempt owns the record.
+    """
+    fault_point["complete.before"]()
+    if not owned.store.complete(owned.fence, outcome, ttl=owned.policy.ttl, commit=commit):
+        owned.lost = True
+        raise owned.lost_error()
+
+
+def record(owned: Ownership, outcome: Outcome) -> None:
+    """Record an outcome by itself.
+
+    :raises LeaseLostError: another attempt owns the record.
+    :raises UnavailableError: the outcome could not be recorded, or it is not known whether it was.
+    """
+    with store_errors(owned.using):
+        try:
+            fenced_change(owned, lambda: complete(owned, outcome))
+        except LeaseLostError:
+            # The COMMIT of an earlier try may have succeeded although its answer was lost. Then the record has this
+            # attempt's outcome, and all is well.
+            row = store_for(owned.using).read(owned.scope)
+            if row is None or (row.fence, row.outcome) != (owned.fence, outcome):
+                raise
+
+
+def release(owned: Ownership, error: str | None = None) -> bool:
+    """Give the claim up so that a retry runs at once. Only for a run that is known to have had no effect.
+
+    :param error: why the run failed, for people. None keeps what is known of an earlier one.
+    :returns: False if another attempt owns the record. Then nothing is released.
+    """
+    fault_point["release.before"]()
+    released = fenced_change(owned, lambda: store_for(owned.using).release(owned.fence, error))
+    fault_point["release.sent"]()
+    return released
+
+
+def park(owned: Ownership, error: str | None = None) -> bool:
+    """Stop automatic handling, because it is not known whether the attempt took effect. Otherwise like ``release``."""
+    return fenced_change(owned, lambda: store_for(owned.using).park(owned.fence, error))
+
+
+def postpone(owned: Ownership, duration: timedelta) -> bool:
+    """Let the lease end after ``duration``, so that the next retry or sweep after that asks the reconciler again."""
+    return fenced_change(owned, lambda: store_for(owned.using).set_lease(owned.fence, duration, ttl=owned.policy.ttl))
+
+
 @contextmanager
 def store_errors(using: str) -> Iterator[None]:
     """Turn an error of the database in the block into an ``UnavailableError``."""
@@ -145,10 +206,9 @@ def store_errors(using: str) -> Iterator[None]:
 
 
 def unavailable(using: str, error: Exception) -> UnavailableError:
-    """Make the error that a caller gets for an error of the record's database.
+    """The error that a caller gets for an error of the record's database.
 
-    A permanent error, such as a missing column after half a deploy, is logged once and has no ``Retry-After``, because
-    every retry would meet it again.
+    A permanent error, such as a missing column after half a deploy, is logged once, and gets no ``Retry-After``.
     """
     if not store_for(using).is_permanent(error):
         return UnavailableError(retry_after=1)

@@ -1,8 +1,7 @@
 """Recovery: asks a reconciler what became of a claim whose process has disappeared.
 
-A retry that finds such a claim settles it at once (``execution.acquire_or_wait``). A sweep settles the claims without
-a retry. Both use ``reconcile``. It may be killed at any point and run again: what it changed is fenced, and what
-it did not change is found again.
+A retry settles the claim that it finds, and a sweep the claims without a retry. Both use ``reconcile``. It may be
+killed at any point and run again: what it changed is fenced, and what it did not change is found again.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ..lifecycle import Status
 from ..models import IdempotencyRecord
 from ..options.values import Completed, NotExecuted, Unknown
 from ..outcome import Outcome, outcome_of, outcome_of_result
-from . import claims
+from . import ownership
 from .faults import fault_point
 from .ownership import Ownership, store_errors
 from .renewal import renew
@@ -56,20 +55,20 @@ def reconcile(owned: Ownership) -> Outcome | None:
         outcome = _outcome_found(finding, owned)
         if outcome is not None:
             try:
-                claims.record(owned, outcome)
+                ownership.record(owned, outcome)
             except LeaseLostError as error:
                 raise InProgressError(retry_after=1) from error
             announce_recovery(owned, Status.COMPLETED)
             return outcome
     with store_errors(owned.using):
         if owned.attempt >= owned.policy.operation.reconcile.max_attempts:
-            if not claims.park(owned):
+            if not ownership.park(owned):
                 raise InProgressError(retry_after=1)  # this reconciler was slow, and another attempt took over
             signals.send(signals.parked, owned.policy.operation, owned.scope, owned.attempt)
             announce_recovery(owned, Status.PARKED)
             raise OutcomeUnknownError
         backoff = min(2**owned.attempt, LONGEST_BACKOFF)
-        claims.postpone(owned, timedelta(seconds=backoff))
+        ownership.postpone(owned, timedelta(seconds=backoff))
     raise InProgressError(retry_after=min(backoff, int(settings().max_retry_after.total_seconds()) or 1))
 
 

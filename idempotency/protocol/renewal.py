@@ -1,14 +1,14 @@
 """Renewal of leases: at the handler's request, and by a heartbeat while the handler runs.
 
-A heartbeat proves that the process is alive, but not that the work makes progress. So its total time is capped, and a
-hung handler keeps its claim until the cap only. If a renewal finds that the lease is lost, or if no renewal has
-succeeded for a whole lease, the claim is marked as lost. The handler then gets an error from its next ``renew``,
-``ensure_owned``, ``step`` or ``derive_key``, or when its outcome is recorded.
+A heartbeat proves that the process is alive, but not that the work makes progress. So its total time is capped. If a
+renewal finds that the lease is lost, or if no renewal has succeeded for a whole lease, the claim is marked as lost. The
+handler then gets an error from its next ``renew``, ``ensure_owned``, ``step`` or ``derive_key``, or when its outcome is
+recorded.
 
 One thread of the process for each database renews for all its handlers, so a database that hangs delays no renewal in
-another one. The thread has its own connection, from no pool of Django's. If it used the pool, a pool that is as small
-as the number of handlers would have no connection for it, and every lease would run out. The same holds for a pool
-outside of the process. So the setting ``RENEWAL_DATABASES`` may name another way to the same database.
+another one. Its connection is from no pool of Django's, because a pool that is as small as the number of handlers would
+have none for it, and every lease would run out. The same holds for a pool outside of the process. So the setting
+``RENEWAL_DATABASES`` may name another way to the same database.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from django.db import connections
 
 from ..conf import settings
 from ..exceptions import UnavailableError
-from ..store import own_transaction, store_for
+from ..store import store_for
 from ..store.own_connection import open_own_connection
 from .faults import fault_point
 from .ownership import Ownership, fenced_change, on_behalf_of, store_errors
@@ -47,10 +47,9 @@ LONGEST_WAIT = 10.0
 def renew(owned: Ownership) -> bool:
     """Renew the lease.
 
-    If the handler's connection has an open transaction, the statement is sent over another connection. In the open
-    transaction the new lease would be invisible until its end, and the record would be locked until then. If the
-    database has one writer only, an open transaction keeps all others from writing. So no other attempt can take over,
-    and it is enough to read the record.
+    In an open transaction of the handler's connection, the new lease would be invisible and the record locked until its
+    end. So the statement is then sent over another connection. If the database has one writer only, the transaction
+    keeps all others from writing. So no other attempt can take over, and it is enough to read the record.
 
     :returns: False if another attempt owns the record.
     :raises UnavailableError: the database can't be reached. It is not known whether the lease is still valid.
@@ -89,9 +88,9 @@ def _set_lease(owned: Ownership) -> bool:
 
 
 def _set_lease_over_own_connection(owned: Ownership) -> bool:
-    """Renew the lease in the renewer's thread, over a connection that only this thread uses."""
+    """Renew the lease in the renewer's thread."""
     connections[owned.using].close_if_unusable_or_obsolete()  # as Django does at the beginning of a request
-    with own_transaction(store_for(owned.using), owned.policy.operation, one_statement=True):
+    with store_for(owned.using).own_statement(owned.policy.operation):
         return _set_lease(owned)
 
 
@@ -106,10 +105,7 @@ class Task:
 
 
 class Renewer:
-    """The thread that renews leases in one database.
-
-    It starts when there is something to renew, and ends when nothing is left.
-    """
+    """The thread that renews leases in one database. It starts with the first task, and ends when none is left."""
 
     def __init__(self, using: str) -> None:
         self._using = using
@@ -139,11 +135,7 @@ class Renewer:
             self._changed.notify()
 
     def renew(self, owned: Ownership) -> bool:
-        """Renew the claim once, over this thread's connection.
-
-        :returns: False if another attempt owns the record.
-        :raises UnavailableError: it took too long, or the database can't be reached.
-        """
+        """Renew the claim once, over this thread's connection. ``renew()`` has the result and the errors."""
         answer: Future[bool] = Future()
 
         def work() -> None:
@@ -162,10 +154,7 @@ class Renewer:
             raise UnavailableError(retry_after=1) from error
 
     def _renew_for(self, owned: Ownership, task: Task) -> float | None:
-        """Renew once, for a heartbeat.
-
-        :returns: when to renew again, or None for never.
-        """
+        """Renew once, for a heartbeat, and return when to renew again. None stands for never."""
         now, lease = time.monotonic(), owned.policy.lease.total_seconds()
         fault_point["heartbeat.before"]()
         try:
@@ -213,10 +202,7 @@ class Renewer:
             connections.close_all()
 
     def _next(self) -> Task | None:
-        """Wait until a task is due.
-
-        :returns: the task, or None if no task is left.
-        """
+        """Wait until a task is due, and return it. None if no task is left."""
         with self._changed:
             while self._tasks:
                 task = min(self._tasks, key=attrgetter("due"))

@@ -85,13 +85,11 @@ def _refuse_wrong_use(owned: Ownership, log: StepLog, name: str, call: Callable[
 
 
 def _begin(owned: Ownership, name: str) -> str | None:
-    """Prove ownership, which also renews the lease, and look for the step's result.
+    """Prove ownership, which also renews the lease, and return the step's stored result, or None.
 
     If the process dies after this, nothing has happened yet. If it slept before this until another attempt took over,
     the fence matches no row and the step does not run. If it sleeps after this, only the derived key protects the call,
     because nothing here can stop it any more.
-
-    :returns: the stored result, or None.
     """
     kept = _kept(owned, name)
     return _change_owned(owned, name, lambda: kept.values_list("result", flat=True).first())
@@ -140,11 +138,7 @@ def prove_ownership(owned: Ownership) -> None:
 
 
 def _undeclarable(call: Callable[[], Any]) -> type | None:
-    """The type in the return annotation, if it can't be JSON. Then the step must not run, because its result can't be
-    stored.
-
-    A result without an annotation is checked after the step has run.
-    """
+    """The type in the return annotation, if it can't be JSON and so can't be stored. None if that is not known."""
     try:
         declared = get_type_hints(call).get("return", Any)
     except (TypeError, NameError, AttributeError):

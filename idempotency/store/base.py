@@ -46,10 +46,7 @@ class Row:
 
 
 def newer_record(what: str) -> UnavailableError:
-    """Make the error for a record that this release can't understand.
-
-    While a deploy is under way, a retry may meet a process of the newer release. So the client is asked to retry. Any
-    other answer would tell it something about the operation that this release doesn't know.
+    """The error for a record that this release can't understand. A retry may meet a process of the newer release.
 
     :param what: what is unknown, for the log.
     """
@@ -106,9 +103,8 @@ class CommitError(Exception):
 class Upkeep:
     """One of Django's connections, which belongs to one thread, and the upkeep of the records over it.
 
-    A purge's SELECT locks the oldest rows that are due and free. Statements by their ids follow. On SQLite nothing is
-    locked. There the SELECT and what follows see one snapshot, and a transaction that writes after another one has
-    written is refused.
+    A purge's SELECT locks the oldest rows that are due and free. Statements by their ids follow. SQLite locks nothing:
+    there all see one snapshot, and a transaction that writes after another one has written is refused.
     """
 
     def __init__(self, connection: BaseDatabaseWrapper, *, is_provisional: bool = False) -> None:
@@ -127,10 +123,7 @@ class Upkeep:
             return cursor.fetchone()
 
     def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
-        """Fetch rows and lock them. Rows that another transaction has locked are left out.
-
-        A database that can't skip locked rows locks none.
-        """
+        """Fetch rows and lock them, without those that others have locked. If a database can't skip them, lock none."""
         if self.connection.features.has_select_for_update_skip_locked:
             rows = rows.select_for_update(skip_locked=True)
         return list(rows[:limit])
@@ -142,12 +135,10 @@ class Upkeep:
         columns: Sequence[str],
         lock: Callable[[list[tuple[Any, ...]]], list[_Found]],
     ) -> list[_Found]:
-        """Find rows, and then lock them by a statement of their own, for ``select_unlocked()``.
-
-        If others have locked some of them, this looks further, as a statement that does both would. To a caller, fewer
-        rows than ``limit`` mean that no more are free.
+        """Find rows, and then lock them by another statement. If others have locked some of them, look further.
 
         :param columns: what ``lock`` needs of each row, the primary key first.
+        :returns: fewer rows than ``limit`` only if no more are free.
         """
         locked: list[_Found] = []
         seen: list[Any] = []
@@ -160,9 +151,7 @@ class Upkeep:
             seen += [pk for pk, *_ in found]
 
     def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> Taken:
-        """Delete the oldest records past their retention, with their steps.
-
-        This method and the next two leave out rows that other transactions have locked.
+        """Delete the oldest records past their retention, with their steps, without rows that others have locked.
 
         :param statuses: only records in one of these states are deleted.
         :param limit: how many rows to take at most.
@@ -172,19 +161,15 @@ class Upkeep:
         return self._change_oldest(due, "expires_at", limit, after, self._delete_with_steps)
 
     def delete_bodies(self, limit: int, after: datetime | None) -> Taken:
-        """Delete the oldest recorded responses that are kept no longer.
+        """Delete the oldest responses that are kept no longer, and what may tell the same: headers, errors, steps.
 
-        The record stays, with its status, its reference and ``BODY_GONE`` in the place of the body. Headers, the last
-        error and the results of steps are deleted, because they may tell what the body tells.
+        The record stays, with its status, its reference and ``BODY_GONE`` in the place of the body.
         """
         due = RecordQuerySet(IdempotencyRecord, using=self.using).with_body_past_retention()
         return self._change_oldest(due, "body_expires_at", limit, after, self._delete_bodies)
 
     def delete_rows(self, due: QuerySet[Any], due_at: str, limit: int, after: datetime | None) -> Taken:
-        """Delete the oldest rows of ``due``.
-
-        :param due_at: the field that says when a row became due.
-        """
+        """Delete the oldest rows of ``due``, which became due at the time in the field ``due_at``."""
         return self._change_oldest(due, due_at, limit, after, lambda rows, accounts: rows.delete()[0])
 
     def _change_oldest(
@@ -195,10 +180,7 @@ class Upkeep:
         after: datetime | None,
         change: Callable[[QuerySet[Any], dict[int, str]], int],
     ) -> Taken:
-        """Change the oldest rows of ``due``.
-
-        :param change: changes some of the rows and returns their number. It also gets their ids and accounts.
-        """
+        """Change the oldest rows of ``due`` by ``change``, which gets some of them at a time, and returns a number."""
         oldest = due if after is None else due.filter(**{f"{due_at}__gte": after})
         found = self.select_unlocked(oldest.order_by(due_at).values_list("pk", "account_id", due_at), limit)
         # A statement takes a bounded number of parameters, and names each row twice at most. On SQLite that number is
@@ -230,7 +212,7 @@ class Upkeep:
         steps.alias(record=record).filter(record__in=list(accounts)).delete()
 
     def measure(self) -> TableSize:
-        """The size of the table of records. It is unknown if the database would have to read the table."""
+        """The size of the table of records, if the database need not read the table for that."""
         return TableSize()
 
     def tables_outside_of_citus(self) -> list[str]:

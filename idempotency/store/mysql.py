@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from django.db import ProgrammingError
@@ -53,11 +53,14 @@ class MySQLStore(Store):
         connection: Any = self.connection
         return connection.execute_wrapper(_wait_for_a_bounded_time) if connection.mysql_is_mariadb else nullcontext()
 
-    def commit_at_once(self) -> None:
-        # Otherwise a process that freezes between its statement and its COMMIT would keep the record locked, because
-        # the server has no limit for that unless it is configured. Django's block sends no more messages than before.
-        if not self.is_nested:
-            self.connection.connection.autocommit(True)
+    @contextmanager
+    def own_statement(self, what: object) -> Iterator[None]:
+        with self.own_transaction(what):
+            # Otherwise a process that freezes between its statement and its COMMIT would keep the record locked,
+            # because the server has no limit for that unless it is configured.
+            if not self.is_nested:
+                self.connection.connection.autocommit(True)
+            yield
 
     def identity(self) -> tuple[Any, ...]:
         return tuple(self.row_of("SELECT @@hostname, @@port, DATABASE()"))

@@ -21,10 +21,7 @@ LOOK_EVERY = 0.1  # seconds
 
 
 def open_own_connection(using: str, entry: str) -> None:
-    """Let this thread reach database ``using`` by a connection of its own, with the settings of alias ``entry``.
-
-    The session is opened when the connection is first used.
-    """
+    """Let this thread reach database ``using`` by another connection, with the settings of alias ``entry``."""
     connection: Any = connections[entry].copy(alias=using)
     options = connection.settings_dict["OPTIONS"]
     options.pop("pool", None)
@@ -37,10 +34,7 @@ def open_own_connection(using: str, entry: str) -> None:
 
 
 def _open_session(connect: Callable[[Any], Any], driver: Any, parameters: Any) -> Any:
-    """Open a session of PostgreSQL that waits for each answer for a limited time.
-
-    libpq limits how long a host may be silent, but not how long a process may be.
-    """
+    """Open a session of PostgreSQL that waits for each answer for a limited time. libpq has no such limit."""
     session = connect(parameters)
 
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,10 +50,7 @@ def _open_session(connect: Callable[[Any], Any], driver: Any, parameters: Any) -
 
 
 def _in_time(work: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Do the driver's work, which yields what it waits for and receives what is ready, until the limit.
-
-    If nothing is ready, the driver resumes it after ``LOOK_EVERY``.
-    """
+    """Do the driver's work until the limit. It yields what it waits for, and is resumed after ``LOOK_EVERY``."""
     ends = time.monotonic() + LIMIT
     ready = None
     while True:

@@ -2,28 +2,28 @@
 
 It works on any database, with Django's ORM and the database's clock. SQLite's store differs little, so it is here, too.
 
-A method for claims that returns a bool is a compare-and-set: True means that one row matched and was changed. Methods
-don't commit, with two exceptions: ``complete(commit=True)``, and a statement after ``commit_at_once``, which may be
-committed when it returns. Each method is called in a transaction that the package has opened, so that its settings (how
-long to wait for a lock, how long to be idle) end with the transaction. Two methods differ: ``insert_message`` has no
-settings and is called in the caller's transaction, and ``measure`` in any transaction or none. In a TestCase the
-transaction is a savepoint of the test's transaction. Nothing is set there, because the settings would stay in force
-after the savepoint.
+A method that changes a record returns whether one row matched and was changed. It is called in ``own_statement()`` or
+in a transaction of this package, so that its settings, such as how long to wait for a lock, end with the transaction.
+Only ``complete(commit=True)`` commits by itself. In a TestCase the transaction is a savepoint, and nothing is set,
+because the settings would outlive it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
+from importlib import import_module
 from itertools import product
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
-from django.db import IntegrityError, OperationalError, ProgrammingError, transaction
+from django.db import Error, IntegrityError, OperationalError, ProgrammingError, connections, transaction
 from django.db.models import DateTimeField, ExpressionWrapper, F, Q, QuerySet, Value
 from django.db.models.functions import Greatest, Now
 
+from ..exceptions import OuterTransactionError
 from ..identity.scope import Scope
 from ..lifecycle import Status
 from ..models import IdempotencyRecord
@@ -46,11 +46,16 @@ def status_of(stored: str) -> Status:
         raise newer_record(f"the status {stored!r}") from None
 
 
+_RESPONSE = ("response_status", "response_headers", "response_body", "response_reference")
+
+
 class Store(Upkeep):
     """Any database. The changes of a record are the same compare-and-sets as PostgreSQL's."""
 
     #: Whether an open transaction that has written keeps every other connection from writing.
     has_one_writer = False
+    #: Whether the driver has a transaction open, such as by a BEGIN that bypassed Django, or can't tell.
+    has_open_transaction: Any = True
 
     # Claims
 
@@ -59,16 +64,14 @@ class Store(Upkeep):
     ) -> int | Row | None:
         """Insert the record of a first attempt.
 
-        :param wait_for_disk: False lets COMMIT return before the record is on disk, if the database can do that.
+        :param wait_for_disk: False lets a crash of the server lose the COMMIT, if the database can do that.
         :returns: the record's id. If the scope has a record already, that record, or None if it was not read.
         :raises IntegrityError: the scope has a record already, and the database reports that by an error.
         """
         # Not INSERT IGNORE, because on MySQL that truncates an over-long key even in strict mode, so that two keys
         # could become one.
         record = IdempotencyRecord.objects.using(self.using).create(
-            account_id=scope.account_id,
-            operation=scope.operation,
-            idempotency_key=scope.idempotency_key,
+            **vars(scope),
             request_hash=request_hash,
             status=Status.IN_PROGRESS,
             lease_expires_at=from_now(lease),
@@ -78,27 +81,20 @@ class Store(Upkeep):
 
     def read(self, scope: Scope) -> Row | None:
         """The record of the scope, or None if there is none."""
-        records = IdempotencyRecord.objects.using(self.using).filter(
-            account_id=scope.account_id, operation=scope.operation, idempotency_key=scope.idempotency_key
-        )
+        records = IdempotencyRecord.objects.using(self.using).filter(**vars(scope))
         record = records.annotate(now=ExpressionWrapper(Now(), DateTimeField())).values().first()
         if record is None:
             return None
         now, lease_expires_at = record["now"], record["lease_expires_at"]
-        status = status_of(record["status"])
+        status, outcome = status_of(record["status"]), None
+        if status is Status.COMPLETED:
+            outcome = Outcome.stored(*map(record.get, _RESPONSE))
         return Row(
             fence=Fence(scope, record["id"], record["attempt"], record["request_hash"]),
             status=status,
             lease_left=0.0 if lease_expires_at is None else (lease_expires_at - now).total_seconds(),
             retention_over=record["expires_at"] <= now,
-            outcome=Outcome.stored(
-                record["response_status"],
-                record["response_headers"],
-                record["response_body"],
-                record["response_reference"],
-            )
-            if status is Status.COMPLETED
-            else None,
+            outcome=outcome,
         )
 
     def take_over(self, observed: Fence, *, lease: timedelta, ttl: timedelta) -> bool:
@@ -124,13 +120,7 @@ class Store(Upkeep):
             lease_expires_at=from_now(lease),
             expires_at=from_now(ttl),
             created_at=Now(),
-            completed_at=None,
-            response_status=None,
-            response_headers=None,
-            response_body=None,
-            response_reference=None,
-            error=None,
-            body_expires_at=None,
+            **dict.fromkeys(("completed_at", "error", "body_expires_at", *_RESPONSE)),
         )
 
     def park_abandoned(self, observed: Fence) -> bool:
@@ -141,23 +131,22 @@ class Store(Upkeep):
     def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta, commit: bool = False) -> bool:
         """Record the outcome. The retention then ends ``ttl`` from now, or later if it was longer already.
 
-        :param commit: commit the open transaction, too, if the database does both in one message. Only for the last
-            statement of a transaction, whose COMMIT the caller then sends. It finds nothing to do if the transaction is
-            committed.
+        :param commit: send COMMIT along, if the database takes both in one message. The caller's own COMMIT then finds
+            nothing to do.
         :raises CommitError: COMMIT was sent along, and it has failed, or it is not known how it ended.
         """
-        end_of_body = {} if outcome.body_ttl is None else {"body_expires_at": from_now(outcome.body_ttl)}
+        response: dict[str, Any] = dict(
+            zip(_RESPONSE, (outcome.status, outcome.headers, outcome.body, outcome.reference), strict=True)
+        )
+        if outcome.body_ttl is not None:
+            response["body_expires_at"] = from_now(outcome.body_ttl)
         return self._change_one(
             self._matching(fence, status=Status.IN_PROGRESS),
             status=Status.COMPLETED,
             completed_at=Now(),
             lease_expires_at=None,
             expires_at=Greatest("expires_at", from_now(ttl)),
-            response_status=outcome.status,
-            response_headers=outcome.headers,
-            response_body=outcome.body,
-            response_reference=outcome.reference,
-            **end_of_body,
+            **response,
         )
 
     def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
@@ -176,10 +165,7 @@ class Store(Upkeep):
         return self._end(fence, Status.RECOVERABLE, error)
 
     def park(self, fence: Fence, error: str | None = None) -> bool:
-        """Park the record, so that nothing runs until an operator has found out how the attempt ended.
-
-        :param error: as for ``release``.
-        """
+        """Let nothing run until an operator has found out how the attempt ended. ``error`` is as for ``release``."""
         return self._end(fence, Status.PARKED, error)
 
     def _end(self, fence: Fence, status: Status, error: str | None) -> bool:
@@ -190,26 +176,65 @@ class Store(Upkeep):
 
     # Transactions
 
-    def commit_at_once(self) -> None:
-        """Let the next statement be the whole of the open transaction, of which nothing has been sent yet.
+    @contextmanager
+    def own_transaction(self, what: object) -> Iterator[None]:
+        """Run the block in a transaction that is committed when the block ends.
 
-        If the database commits a single statement by itself, this saves two round trips. The statement is then
-        committed when it returns, and not at the end of the transaction's block. SQLite has no round trips to save, and
-        others may need them for autocommit.
+        :param what: the subject of an error message, such as an operation.
+        :raises OuterTransactionError: another transaction is open, or autocommit is off.
         """
+        connection, using = self.connection, self.using
+        if not connection.in_atomic_block and not connection.get_autocommit():
+            raise OuterTransactionError(
+                f"{what} was called with autocommit off on database {using!r}, so its claim could not be committed for "
+                f"others to see. Remove AUTOCOMMIT from the database's settings, and undo every set_autocommit(False)."
+            )
+        opened = False
+        try:
+            # durable=True raises in an open transaction, except in the one that TestCase wraps a test in.
+            with transaction.atomic(using=using, durable=True):
+                opened = True
+                yield
+        except RuntimeError as error:
+            if opened:
+                raise
+            raise OuterTransactionError(
+                f"{what} was called inside an open transaction of database {using!r}, in which its claim could not be "
+                f"committed for others to see. Call it outside of atomic(). A protected view is exempt from "
+                f"ATOMIC_REQUESTS automatically; if another decorator or an overridden as_view() hides that, mark the "
+                f"outermost view with django.db.transaction.non_atomic_requests."
+            ) from error
+
+    @contextmanager
+    def own_statement(self, what: object) -> Iterator[None]:
+        """Run the block's only statement as a transaction, which the database commits when it has run the statement.
+
+        That saves the messages for BEGIN and COMMIT. Otherwise this is ``own_transaction()``, which refuses, or is a
+        savepoint in a TestCase.
+        """
+        connection = self.connection
+        if connection.in_atomic_block or not connection.get_autocommit() or self.has_open_transaction:
+            with self.own_transaction(what):
+                yield
+            return
+        try:
+            yield
+        except BaseException:
+            # As at the end of atomic(): a connection that is lost, or was interrupted, must not stay in use.
+            try:
+                connection.rollback()
+            except Error:
+                connection.close()
+            raise
 
     def bound_transaction(
-        self,
-        *,
-        idle: timedelta,
-        statement: timedelta | None = None,
-        wait_for_disk: bool = True,
+        self, *, idle: timedelta, statement: timedelta | None = None, wait_for_disk: bool = True
     ) -> None:
         """Set limits after which the database ends the open transaction, if it can do that.
 
         :param idle: how long the transaction may wait for its client's next statement.
-        :param statement: how long any further statement in it may run; None sets no bound.
-        :param wait_for_disk: False lets its COMMIT not wait, so that a crash of the server may lose it.
+        :param statement: how long a statement in it may run; None sets no bound.
+        :param wait_for_disk: False lets a crash of the server lose its COMMIT.
         """
 
     def watch_transaction(self) -> TransactionWatch:
@@ -219,10 +244,10 @@ class Store(Upkeep):
     # The outbox and the counters
 
     def insert_message(self, message: OutboxMessage, delay: timedelta) -> bool:
-        """Insert the message and set the values that the database has made.
+        """Insert the message, and set the values that the database has made. The caller's transaction stays usable.
 
         :param delay: how long from now the message is kept back.
-        :returns: False if there is a message with its id already. The transaction stays usable.
+        :returns: False if there is a message with its id already.
         """
         if delay:
             message.next_try_at = Now() + delay
@@ -236,11 +261,7 @@ class Store(Upkeep):
         return True
 
     def add_counts(self, counts: Mapping[tuple[str, str], int], hour: int) -> None:
-        """Add to the counters of each (operation, event): to that of the hour, and to that of all hours, which is 0.
-
-        Missing counters are created.
-        """
-        # The database's settings decide how long to wait for a lock.
+        """Add to the counters of each (operation, event): to that of the hour, and to that of all hours, which is 0."""
         model: Any = apps.get_model("idempotency_dashboard", "IdempotencyCounter")
         counters = model.objects.using(self.using)
         # In one order, so that no two processes can deadlock.
@@ -303,6 +324,7 @@ class SQLiteStore(Store):
     """SQLite: one writer at a time. Errors are known by their text, because Django's have no code of SQLite's."""
 
     has_one_writer = True
+    has_open_transaction = property(attrgetter("connection.connection.in_transaction"))
 
     def watch_transaction(self) -> TransactionWatch:
         return TransactionWatch(self.connection, attrgetter("in_transaction"))
@@ -322,3 +344,27 @@ class SQLiteStore(Store):
 def from_now(duration: timedelta) -> ExpressionWrapper[Any]:
     """The time ``duration`` from now, by the database's clock."""
     return ExpressionWrapper(Now() + Value(duration), output_field=DateTimeField())
+
+
+#: The module in this folder that has the store of a vendor, and its name there. Other vendors get the portable store.
+STORES = {
+    "postgresql": ("postgresql", "choose"),
+    "sqlite": ("portable", "SQLiteStore"),
+    "mysql": ("mysql", "MySQLStore"),
+}
+
+#: The attribute in which each of Django's connections keeps its store.
+_KEPT = "_idempotency_store"
+
+
+def store_for(using: str) -> Store:
+    """The store of the database alias ``using``, over this thread's connection."""
+    connection = connections[using]
+    kept: Store | None = vars(connection).get(_KEPT)
+    if kept is None:
+        # Imported at its first use, so that a process imports the store of its own database only.
+        module, name = STORES.get(connection.vendor, ("portable", "Store"))
+        kept = getattr(import_module(f".{module}", __package__), name)(connection)
+        if not kept.is_provisional:
+            setattr(connection, _KEPT, kept)
+    return kept

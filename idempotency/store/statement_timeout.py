@@ -53,8 +53,7 @@ def time_limit(using: str, limit: float | None = None) -> Iterator[None]:
 def connection_as_found(using: str) -> Iterator[None]:
     """Close the thread's connection at the end if it was not open at the beginning.
 
-    Django has already closed old connections when this runs, and under ASGI the thread ends with the request. So no one
-    would ever close a connection that was opened here.
+    Django has already closed old connections when this runs, and under ASGI the thread ends with the request.
     """
     connection = connections[using]
     was_open = connection.connection is not None

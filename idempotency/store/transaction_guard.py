@@ -29,9 +29,7 @@ class TransactionWatch:
     """In its block, checks around each statement that the driver still has the same transaction open.
 
     Django assumes that its ``atomic()`` block is one transaction. If a handler executes COMMIT or ROLLBACK itself, the
-    block becomes two transactions or none, and the handler's writes and its outcome are not committed together any
-    more.
-
+    handler's writes and its outcome are not committed together any more.
     """
 
     connection: BaseDatabaseWrapper

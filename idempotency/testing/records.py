@@ -18,7 +18,7 @@ from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..operation import Operation, registry
 from ..outcome import outcome_of
-from ..store import Fence, own_transaction, records_database, store_for
+from ..store import Fence, records_database, store_for
 
 #: So much in the past is certainly over, even on a database whose clock has whole seconds only.
 A_WHILE = timedelta(seconds=2)
@@ -119,4 +119,4 @@ def _fence(record: IdempotencyRecord) -> Fence:
 
 
 def _own_transaction() -> AbstractContextManager[None]:
-    return own_transaction(store_for(records_database()), "A helper of idempotency.testing")
+    return store_for(records_database()).own_transaction("A helper of idempotency.testing")

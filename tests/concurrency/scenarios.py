@@ -12,7 +12,7 @@ from django.contrib.auth import get_user_model
 from django.db import DatabaseError, connection, connections, transaction
 
 from idempotency.models import IdempotencyRecord
-from idempotency.store.postgresql import claims
+from idempotency.store.postgresql import statements
 from testproject.models import Transfer
 from tests.concurrency.failures import cut_connection, fail
 from tests.concurrency.racing import PATIENCE, elsewhere, is_waited_for
@@ -20,7 +20,7 @@ from tests.concurrency.traces import record
 from tests.providers import eventually
 from tests.records import HOUR, from_now
 
-WORDS = f'invalid input syntax for type integer: "{claims.FENCE_MISSED}"'
+WORDS = f'invalid input syntax for type integer: "{statements.FENCE_MISSED}"'
 
 #: A row with such a label is refused by COMMIT, with this SQLSTATE.
 REFUSED = {

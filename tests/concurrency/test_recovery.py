@@ -16,7 +16,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.operate.sweep import recover_once
 from idempotency.operation import registry
 from idempotency.options.values import MAX_WAIT
-from idempotency.protocol import claims
+from idempotency.protocol import acquisition, ownership
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import IN_PROGRESS, UNKNOWN, failing_database, just_before, problem
 from tests.concurrency.racing import PATIENCE, Gate, held
@@ -133,7 +133,7 @@ def test_what_a_reconciler_found_while_another_took_over_is_not_recorded_and_let
 
 def test_a_sweep_that_lost_its_claim_before_the_release_counts_nothing(post: Post, abandoned_one: None) -> None:
     handler.find_out = lambda row: NotExecuted()
-    with just_before(claims, "release", lambda held: IdempotencyRecord.objects.update(attempt=9)):
+    with just_before(ownership, "release", lambda held: IdempotencyRecord.objects.update(attempt=9)):
         assert recover_once().touched == 0
     assert (record().attempt, record().status) == (9, "in_progress")
 
@@ -143,11 +143,11 @@ def test_a_finding_that_can_not_be_recorded_is_asked_for_again(
     post: Post, abandoned_one: None, finding: Any, statement: str
 ) -> None:
     handler.find_out = lambda row: finding
-    with failing_database(claims, statement):
+    with failing_database(ownership, statement):
         assert post("/reconciled/").status_code == 503
     assert (recover_once().touched, record().status) == (0, "in_progress")
     end_lease()
-    with failing_database(claims, statement):
+    with failing_database(ownership, statement):
         assert recover_once().postponed == 1
     end_lease()
     handler.find_out = found_completed
@@ -158,7 +158,7 @@ def test_a_claim_that_was_renewed_since_the_sweep_saw_it_is_left_alone(abandoned
     def renew(*args: Any) -> None:
         IdempotencyRecord.objects.update(lease_expires_at="2100-01-01T00:00Z")
 
-    with just_before(claims, "take_over_abandoned", renew):
+    with just_before(acquisition, "take_over_abandoned", renew):
         assert recover_once().touched == 0
     assert record().attempt == 1
 
@@ -181,7 +181,7 @@ def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(post: Post, monke
     redeclare(monkeypatch, "race.inside", in_progress=Wait(MAX_WAIT.total_seconds()))
     gate, looked = Gate(), Gate()
     looked.open()
-    acquire = claims.acquire
+    acquire = acquisition.acquire
 
     def look(*args: Any, **options: Any) -> Any:
         try:
@@ -190,7 +190,7 @@ def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(post: Post, monke
             looked.pass_through()
             raise
 
-    monkeypatch.setattr(claims, "acquire", look)
+    monkeypatch.setattr(acquisition, "acquire", look)
     with (
         just_before(exchange, "running", lambda *rest: gate.pass_through()),
         held(post, gate) as first,

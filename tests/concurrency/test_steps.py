@@ -15,7 +15,7 @@ from django.db import transaction
 from idempotency import require_claim
 from idempotency.exceptions import LeaseLostError
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.protocol import claims, steps
+from idempotency.protocol import acquisition, steps
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import fail, unreachable
 from tests.concurrency.traces import effects, end_retention
@@ -195,7 +195,7 @@ def test_a_new_request_that_lost_its_claim_leaves_the_steps_alone(
 ) -> None:
     attempt(lambda: step("x", lambda: 1))
     end_retention()
-    monkeypatch.setattr(claims.store_for("default"), "start_over", lambda *args, **kwargs: False)
+    monkeypatch.setattr(acquisition.store_for("default"), "start_over", lambda *args, **kwargs: False)
     assert post("/again/", label="two").status_code == 409
     assert IdempotencyStep.objects.count() == 1
 

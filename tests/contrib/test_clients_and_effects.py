@@ -26,7 +26,7 @@ from idempotency.contrib.retrying import RetryPolicy
 from idempotency.exceptions import LeaseLostError
 from idempotency.http.accounts import Fixed
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol.claims import retry_after
+from idempotency.protocol.acquisition import retry_after
 from testproject.models import Charge
 from tests.concurrency.racing import elsewhere
 from tests.contrib.senders import Sender, no_sleep

@@ -16,8 +16,8 @@ from django.db import transaction
 from idempotency import lifecycle
 from idempotency.lifecycle import Decision, Recovery, Status
 from idempotency.operate import sweep
-from idempotency.protocol import claims, execution, recovery, steps
-from idempotency.store.postgresql import claims as statements
+from idempotency.protocol import acquisition, execution, ownership, recovery, steps
+from idempotency.store.postgresql import statements
 
 MUTATIONS: dict[str, Callable[[], None]] = {}
 
@@ -57,7 +57,7 @@ def completion_on_its_own() -> None:
         with transaction.atomic(using=run.claim.using, durable=True):
             yield
         assert run.outcome is not None
-        claims.record(run.claim.ownership, run.outcome)
+        ownership.record(run.claim.ownership, run.outcome)
         run.is_committed = True
 
     replace(execution, "_in_transaction", in_transaction)
@@ -94,7 +94,7 @@ def step_unfenced() -> None:
 def take_over_of_the_living() -> None:
     """A claim is taken over whether or not its lease is over."""
     decide = lifecycle.decide
-    replace(claims, "decide", lambda status, **facts: decide(status, **{**facts, "lease_over": True}))
+    replace(acquisition, "decide", lambda status, **facts: decide(status, **{**facts, "lease_over": True}))
     rewrite("AND lease_expires_at <= statement_timestamp()", "", "TAKE_OVER")
 
 

@@ -98,7 +98,7 @@ class Where:
 
 
 LIVE = ("stop-live",)
-SERVERS, SQLITE = (("mariadb", "postgres"), ("sqlite",))
+SQLITE = ("sqlite",)
 #: The cells that make no sense, and why.
 EXCLUSIONS = {
     Where(
@@ -114,11 +114,11 @@ EXCLUSIONS = {
         ("complete.sent",), databases=("postgres",)
     ): "the completing update and its COMMIT are one message: there is no moment between the two",
     Where(
+        ("complete.sent",), (), ("again", "ask", "park"), SQLITE
+    ): "an outcome outside of the handler's transaction is committed with its statement",
+    Where(
         ("complete.sent",), LIVE, ("again", "ask"), ("mariadb",)
     ): "an outcome outside of the handler's transaction is committed with its statement, so no attempt can win",
-    Where(
-        ("claim.sent",), LIVE, ("park",), SERVERS
-    ): "a claim is committed with its statement, so a parked operation isn't run by another attempt",
     Where(
         ("heartbeat.before",), declarations=("inside",), databases=SQLITE
     ): "there is no heartbeat: while the one writer has its transaction open nobody else could take over",
@@ -138,23 +138,17 @@ EXCLUSIONS = {
         ("on_commit",), LIVE, ("inside",)
     ): "on_commit follows the one COMMIT, so the outcome is recorded and no attempt can win",
     Where(
-        tuple(point for point in POINTS if point not in {"claim.before", "claim.sent"}), LIVE, ("park",)
+        tuple(point for point in POINTS if point != "claim.before"), LIVE, ("park",)
     ): "a parked operation isn't run by another attempt, so none can still be running",
 }
 
 #: On SQLite a frozen process that has a transaction open holds the file's one write lock, so nobody can win before it
 #: wakes. The cell is run all the same: everybody else must be refused, nothing may take effect, and all must be well
-#: once it wakes. A transaction is open at these places, and at the others while the handler is inside of one.
-SQLITE_WRITE_LOCK = (
-    "claim.sent",
-    "complete.before",
-    "complete.sent",
-    "release.sent",
-    "takeover.sent",
-    "sweep.selected",
-)
+#: once it wakes. A sweep has a transaction open at this place, and the handler at the others while it is inside of one.
+SQLITE_WRITE_LOCK = ("sweep.selected",)
 SQLITE_WRITE_LOCK_INSIDE = (
     *("handler.before", "handler.wrote", "downstream.sent", "downstream.answered", "render.before", "render.after"),
+    *("complete.before", "complete.sent"),
 )
 
 

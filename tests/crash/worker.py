@@ -241,9 +241,7 @@ class Worker:
             return way(send) if is_due else send()
 
         def commits_itself(sql: str) -> bool:
-            return connection.vendor == "postgresql" and (
-                sql.rstrip().endswith("COMMIT") or connection.connection.autocommit
-            )
+            return sql.rstrip().endswith("COMMIT") or connection.get_autocommit()
 
         def wrapper(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
             send = partial(execute, sql, *rest)

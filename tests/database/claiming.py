@@ -8,8 +8,8 @@ from idempotency import Operation
 from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
 from idempotency.outcome import Outcome
-from idempotency.protocol import claims
-from idempotency.protocol.claims import ClaimRequest
+from idempotency.protocol import acquisition
+from idempotency.protocol.acquisition import ClaimRequest
 
 PAYLOAD = Payload({"amount": 1})
 OUTCOME = Outcome(201, (), "{}")
@@ -17,4 +17,4 @@ OUTCOME = Outcome(201, (), "{}")
 
 def acquire(operation: Operation, key: str = "k", payload: Payload = PAYLOAD) -> Any:
     """The claim that account 1 is given for its key, or the recorded outcome."""
-    return claims.acquire(ClaimRequest(operation.policy, Scope("1", operation.name, key), payload))
+    return acquisition.acquire(ClaimRequest(operation.policy, Scope("1", operation.name, key), payload))

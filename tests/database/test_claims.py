@@ -13,7 +13,7 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from idempotency import PARK, REEXECUTE, Completed, Operation, Reconcile, claim, require_claim
 from idempotency.contrib.dashboard.counters import counters
-from idempotency.exceptions import InProgressError
+from idempotency.exceptions import InProgressError, UnavailableError
 from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
@@ -24,12 +24,12 @@ from idempotency.operate.sweep import recover_once
 from idempotency.outbox.backlog import purge_sent_once
 from idempotency.outbox.relay import relay_once
 from idempotency.outcome import MAX_REASON, Outcome, reason_of
-from idempotency.protocol import claims
-from idempotency.protocol.claims import ClaimRequest
-from idempotency.protocol.execution import acquire_or_wait, release_or_park
+from idempotency.protocol import acquisition, ownership
+from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
+from idempotency.protocol.execution import release_or_park
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
-from idempotency.store import own_transaction, store_for
+from idempotency.store import store_for
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire
 from tests.database.statements import fill, most_rows_read
 from tests.records import HOUR, MINUTE, database_now, expire, from_now, make_records
@@ -77,7 +77,7 @@ def test_nothing_about_a_record_is_read_from_a_replica() -> None:
         with pytest.raises(InProgressError):
             acquire(plain)
         renew(owned)
-        claims.record(owned, OUTCOME)
+        ownership.record(owned, OUTCOME)
         assert acquire(plain).status == 201
         assert (recover_once().touched, purge_once().deleted) == (0, 0)
         assert stats().records.value == 1
@@ -88,14 +88,14 @@ def test_nothing_about_a_record_is_read_from_a_replica() -> None:
 
 def take_over(owned: Ownership) -> object:
     IdempotencyRecord.objects.filter(pk=owned.fence.id).update(lease_expires_at=from_now(-HOUR))
-    return claims.take_over_abandoned(parks.policy, owned.fence, store_for("default"))
+    return acquisition.take_over_abandoned(parks.policy, owned.fence, store_for("default"))
 
 
 @pytest.mark.postgres
 @pytest.mark.failure_67
 @pytest.mark.parametrize(
     "change",
-    [lambda owned: claims.record(owned, OUTCOME), claims.release, claims.park, renew, take_over],
+    [lambda owned: ownership.record(owned, OUTCOME), ownership.release, ownership.park, renew, take_over],
     ids=["complete", "release", "park", "renew", "take over"],
 )
 def test_a_fenced_change_reads_its_own_record_and_no_other_claim(change: Callable[[Ownership], object]) -> None:
@@ -110,7 +110,7 @@ def test_a_fenced_change_reads_its_own_record_and_no_other_claim(change: Callabl
 @pytest.mark.postgres
 def test_a_claim_that_is_interrupted_leaves_a_connection_that_works() -> None:
     def interrupted() -> None:
-        with own_transaction(store_for("default"), "A claim", one_statement=True):
+        with store_for("default").own_statement("A claim"):
             connection.connection.pgconn.send_query(b"SELECT 1")  # its answer is never read
             raise KeyboardInterrupt
 
@@ -120,9 +120,21 @@ def test_a_claim_that_is_interrupted_leaves_a_connection_that_works() -> None:
     assert connection.get_autocommit()
 
 
+@pytest.mark.skipif(connection.vendor == "mysql", reason="BEGIN commits there what is open")
+def test_a_claim_is_refused_in_a_transaction_that_bypassed_django() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        try:
+            with pytest.raises(UnavailableError):
+                acquire(parks)
+        finally:
+            cursor.execute("ROLLBACK")
+    assert isinstance(acquire(parks), Ownership)
+
+
 @pytest.mark.postgres
 def test_an_error_in_a_transaction_is_not_taken_for_an_open_one() -> None:
-    with pytest.raises(RuntimeError, match="on purpose"), own_transaction(store_for("default"), "A claim"):
+    with pytest.raises(RuntimeError, match="on purpose"), store_for("default").own_transaction("A claim"):
         raise RuntimeError("on purpose")
 
 
@@ -147,8 +159,8 @@ def test_nothing_is_left_in_force_in_the_transaction_of_a_test() -> None:
         require_claim().step("a", lambda: 1)
         require_claim().renew()
     take_over(acquire(parks, "taken"))
-    claims.release(acquire(parks, "released"))
-    claims.park(acquire(parks, "parked"))
+    ownership.release(acquire(parks, "released"))
+    ownership.park(acquire(parks, "parked"))
     for work in (purge_once, purge_sent_once, recover_once, relay_once, counters.flush):
         work()
     assert bounds() == before
@@ -177,7 +189,7 @@ def reconcile(owned: Ownership) -> None:
 
 
 def park_and_record(owned: Ownership) -> None:
-    claims.park(owned)
+    ownership.park(owned)
     record_outcome(IdempotencyRecord.objects.get(), {"found": True}, by="ops")
 
 
@@ -186,7 +198,7 @@ def park_and_record(owned: Ownership) -> None:
     ("operation", "lease", "change"),
     [
         pytest.param(asks, HOUR, renew, id="a renewed lease"),
-        pytest.param(asks, HOUR, lambda owned: claims.postpone(owned, HOUR), id="a postponed lease"),
+        pytest.param(asks, HOUR, lambda owned: ownership.postpone(owned, HOUR), id="a postponed lease"),
         pytest.param(plain, -HOUR, lambda owned: acquire(plain), id="a take-over"),
         pytest.param(asks, -HOUR, reconcile, id="an outcome that a reconciler finds"),
         pytest.param(parks, HOUR, park_and_record, id="an outcome that an operator records"),
@@ -203,7 +215,7 @@ def test_retention_begins_anew_with(operation: Operation, lease: timedelta, chan
 def test_a_late_outcome_is_kept_for_the_whole_retention_and_no_longer_because_somebody_looked() -> None:
     owned = acquire(plain)
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
-    claims.record(owned, OUTCOME)
+    ownership.record(owned, OUTCOME)
     assert is_kept_for_the_whole_retention()
     assert purge_once().deleted == 0
     IdempotencyRecord.objects.update(expires_at=from_now(MINUTE))
@@ -215,7 +227,7 @@ def test_a_late_outcome_is_kept_for_the_whole_retention_and_no_longer_because_so
 def test_a_retention_that_ends_later_by_an_earlier_policy_stays() -> None:
     owned = acquire(plain)
     IdempotencyRecord.objects.update(expires_at=from_now(10 * TTL))
-    claims.record(owned, OUTCOME)
+    ownership.record(owned, OUTCOME)
     assert IdempotencyRecord.objects.get().expires_at - database_now() > 9 * TTL
 
 

@@ -17,7 +17,7 @@ from idempotency.exceptions import LeaseLostError
 from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol import claims
+from idempotency.protocol import ownership
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
 from idempotency.store import Fence, store_for
@@ -43,7 +43,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 def complete(owned: Ownership) -> bool:
     try:
-        claims.record(owned, OUTCOME)
+        ownership.record(owned, OUTCOME)
     except LeaseLostError:
         return False
     return True
@@ -51,10 +51,10 @@ def complete(owned: Ownership) -> bool:
 
 CHANGES: dict[str, Callable[[Ownership], bool]] = {
     "complete": complete,
-    "release": claims.release,
-    "park": claims.park,
+    "release": ownership.release,
+    "park": ownership.park,
     "renew": renew,
-    "postpone": lambda owned: claims.postpone(owned, HOUR),
+    "postpone": lambda owned: ownership.postpone(owned, HOUR),
 }
 
 

@@ -105,15 +105,13 @@ def test_each_claim_and_each_change_of_one_is_bounded_on_mysql(monkeypatch: pyte
 
 @pytest.mark.django_db
 def test_mysql_s_claim_is_committed_with_its_statement_but_in_a_test_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mysql, "own_transaction", lambda what: nullcontext())
     driver = Mock()
     monkeypatch.setattr(connection, "connection", driver)
-    with monkeypatch.context() as patch:
-        patch.setattr(connection, "savepoint_ids", [])
-        mysql.commit_at_once()
-    driver.autocommit.assert_called_once_with(True)
-    monkeypatch.setattr(connection, "savepoint_ids", ["of a test case"])
-    mysql.commit_at_once()
-    driver.autocommit.assert_called_once_with(True)
+    for savepoints in ([], ["of a test case"]):
+        monkeypatch.setattr(connection, "savepoint_ids", savepoints)
+        with mysql.own_statement("A claim"):
+            driver.autocommit.assert_called_once_with(True)
 
 
 @pytest.mark.django_db

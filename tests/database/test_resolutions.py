@@ -27,7 +27,7 @@ from idempotency.operate import resolutions
 from idempotency.operate.resolutions import ResolutionRefusedError, mark_not_executed, record_outcome, release
 from idempotency.options.values import PARK, REEXECUTE, Unknown
 from idempotency.outcome import Outcome, response_of
-from idempotency.protocol import claims
+from idempotency.protocol import ownership
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
 from tests.concurrency.racing import elsewhere, race
@@ -148,8 +148,8 @@ def test_a_claim_is_released_under_the_next_attempt_once_it_is_abandoned(operati
 
 def assert_powerless(owner: Ownership) -> None:
     with pytest.raises(LeaseLostError), transaction.atomic():
-        claims.complete(owner, OUTCOME)
-    assert [change(owner) for change in (claims.release, claims.park, renew)] == [False] * 3
+        ownership.complete(owner, OUTCOME)
+    assert [change(owner) for change in (ownership.release, ownership.park, renew)] == [False] * 3
 
 
 @pytest.mark.parametrize("operation", [in_transaction, again])
@@ -165,7 +165,7 @@ def test_a_live_claim_is_released_by_force_where_running_again_is_safe(operation
     assert_powerless(owner)
     winner = acquire(operation)
     assert_powerless(owner)
-    claims.record(winner, OUTCOME)
+    ownership.record(winner, OUTCOME)
     assert state(seen) == ("completed", 3)
 
 
@@ -179,7 +179,7 @@ def test_an_owner_that_is_about_to_commit_is_left_to_commit() -> None:
             release(seen, by="ops", force=True)
 
     with transaction.atomic():
-        claims.complete(owner, OUTCOME)
+        ownership.complete(owner, OUTCOME)
         elsewhere(try_to_release)
     assert state(seen) == ("completed", 1)
 

@@ -25,7 +25,7 @@ from idempotency.operate.sweep import recover_batches
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_batches
 from idempotency.outcome import BODY_GONE
-from idempotency.protocol import claims
+from idempotency.protocol import ownership
 from idempotency.protocol.ownership import Ownership
 from idempotency.signals import purged
 from idempotency.store import store_for
@@ -336,7 +336,7 @@ def test_purges_sweeps_relays_and_claims_at_once_end_and_no_claim_is_lost(level:
             owned = acquire(claimed_meanwhile, key)
             assert isinstance(owned, Ownership), f"{key} was answered from a record past retention"
             if number % 4 < 2:
-                claims.record(owned, OUTCOME)
+                ownership.record(owned, OUTCOME)
             (completed if number % 4 < 2 else open_claims).add(owned.fence.id)
 
     kinds: list[Callable[[], Iterator[BatchResult]]] = [

@@ -18,7 +18,7 @@ from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from idempotency.store import Fence, Store, store_for
-from idempotency.store.postgresql import CitusStore, PostgreSQLStore, choose, claims
+from idempotency.store.postgresql import CitusStore, PostgreSQLStore, choose, statements
 from tests.aliases import reconnected
 from tests.concurrency.racing import race
 from tests.database.claiming import OUTCOME
@@ -110,13 +110,12 @@ def test_a_claim_waits_for_the_disk_if_it_must(store: Any, binding: bool, wait_f
         assert in_force() == WAITING | IDLING | ({} if wait_for_disk else NO_DISK)
     with transaction.atomic(durable=True):
         store.add_counts({("tests.settings", "claimed"): 1}, 1)
-        assert in_force() == WAITING | NO_DISK
+        assert in_force() == WAITING | IDLING | NO_DISK
     assert IdempotencyCounter.objects.filter(operation="tests.settings").count() == 2
 
 
 def test_a_statement_is_committed_when_it_returns_if_one_message_brings_its_settings(store: Any, binding: bool) -> None:
-    with transaction.atomic(durable=True):
-        store.commit_at_once()
+    with store.own_statement("A claim"):
         insert(store)
         two_messages = isinstance(store, CitusStore) and binding
         assert (in_force() == {}) is not two_messages
@@ -127,9 +126,7 @@ def test_a_statement_is_committed_when_it_returns_if_one_message_brings_its_sett
 
 def test_in_a_test_case_nothing_is_set(store: Any) -> None:
     with transaction.atomic(), transaction.atomic():
-        fence = insert(store)
-        store.commit_at_once()
-        assert store.complete(fence, OUTCOME, ttl=HOUR)
+        assert store.complete(insert(store), OUTCOME, ttl=HOUR)
         assert in_force() == {}
 
 
@@ -144,13 +141,12 @@ def locked(fence: Fence) -> Iterator[None]:
 
 
 def change_at_once(store: Any, change: Callable[[Any, Fence], bool], fence: Fence) -> None:
-    with transaction.atomic(durable=True):
-        store.commit_at_once()
+    with store.own_statement("A change"):
         change(store, fence)
 
 
 def test_a_change_sets_its_bound_before_it_waits_for_the_record(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "WAITING", claims.Setting("lock_timeout", "10ms"))
+    monkeypatch.setattr(statements, "WAITING", statements.Setting("lock_timeout", "10ms"))
     for name, change in CHANGES.items():
         fence = begun(store)
         with locked(fence), pytest.raises(OperationalError) as refused:

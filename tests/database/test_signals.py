@@ -24,9 +24,9 @@ from idempotency.operate.sweep import recover_once
 from idempotency.operation import registry
 from idempotency.options.values import PARK
 from idempotency.outcome import Outcome
+from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
 from idempotency.protocol.claim import Claim
-from idempotency.protocol.claims import ClaimRequest
-from idempotency.protocol.execution import Running, acquire_or_wait, release_or_park, running
+from idempotency.protocol.execution import Running, release_or_park, running
 from idempotency.protocol.ownership import Ownership
 from tests.concurrency.traces import end_lease
 from tests.database.claiming import OUTCOME, PAYLOAD

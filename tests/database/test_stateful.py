@@ -24,7 +24,7 @@ from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
 from idempotency.outcome import Outcome, outcome_of_result
-from idempotency.protocol import claims
+from idempotency.protocol import ownership
 from idempotency.protocol.claim import Claim
 from idempotency.protocol.claim_block import result_of
 from idempotency.protocol.context import claim_in_context
@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
         mine = self.records.get(held.scope) is record and record.attempt == held.attempt
         is_repeated = mine and (record.status, record.result) == ("completed", result)
         try:
-            claims.record(held.claim.ownership, outcome_of_result(result, operation.policy))
+            ownership.record(held.claim.ownership, outcome_of_result(result, operation.policy))
         except LeaseLostError:
             assert not held.owns(self.records)
             assert not is_repeated
@@ -163,7 +163,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=numbers, parks=st.booleans())
     def give_up(self, which: int, parks: bool) -> None:
         held = self.one(which)
-        ended = (claims.park if parks else claims.release)(held.claim.ownership)
+        ended = (ownership.park if parks else ownership.release)(held.claim.ownership)
         assert ended is held.owns(self.records)
         if ended:
             held.record.status, held.record.lease_over = "parked" if parks else "recoverable", False

@@ -19,7 +19,7 @@ from idempotency.operate.sweep import recover_once
 from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
-from idempotency.protocol import claims
+from idempotency.protocol import ownership
 from idempotency.protocol.claim import Claim
 from tests.commands import run_command
 from tests.database.claiming import OUTCOME, acquire
@@ -54,10 +54,10 @@ def operation() -> Iterator[Operation]:
 def test_the_life_of_a_record_goes_on_while_a_newer_release_migrates(newer_tables: None, operation: Operation) -> None:
     first = acquire(operation)
     Claim(first).step("pay", lambda: 71)
-    assert claims.release(first, "refused")
+    assert ownership.release(first, "refused")
     second = acquire(operation)
     assert Claim(second).step("pay", lambda: 72) == 71
-    claims.record(second, OUTCOME)
+    ownership.record(second, OUTCOME)
     assert acquire(operation) == OUTCOME
 
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
@@ -67,7 +67,7 @@ def test_the_life_of_a_record_goes_on_while_a_newer_release_migrates(newer_table
     assert recover_once().parked == 1
     mark_not_executed(IdempotencyRecord.objects.get(), by="ops", reason="asked")
     fourth = acquire(operation)
-    claims.record(fourth, OUTCOME)
+    ownership.record(fourth, OUTCOME)
     assert acquire(operation) == OUTCOME
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
     assert purge_once().deleted == 1

@@ -27,7 +27,7 @@ from idempotency.identity.keys import new_key
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol import claims
+from idempotency.protocol import acquisition
 from tests.http.callers import FORM, Caller, assert_refused, claim_anew, effects, multipart, records, replayed
 from tests.http.serving import Framework, Serve, parse_as_post
 from tests.http.test_cost import CLAIM, COMPLETE, LOOK, WORK, authentication, statements
@@ -201,7 +201,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(keys, "time", SimpleNamespace(time_ns=lambda: int(clock.now * 1e9)))
-    monkeypatch.setattr(claims, "time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr(acquisition, "time", SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now))
     return clock
 
 

@@ -17,7 +17,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.views import exception_handler
 
 from idempotency import PARK, REEXECUTE, Reconcile, Unknown, idempotent
-from idempotency.protocol import claims
+from idempotency.protocol import ownership
 from testproject.models import Transfer
 from tests.http.callers import Caller, assert_refused, effects, problem_code, records
 from tests.http.serving import Serve, drf_view
@@ -103,13 +103,13 @@ def serve_writing(serve: Serve, end: Callable[[HttpRequest], Any] = CREATED, **p
 @policies
 def test_the_other_database_commits_first(alice: Caller, serve: Serve, policy: Any, monkeypatch: Any) -> None:
     seen: list[tuple[bool, list[str]]] = []
-    complete = claims.complete
+    complete = ownership.complete
 
     def look(*arguments: Any, **options: Any) -> None:
         seen.append((open_on_other(), notes()))
         complete(*arguments, **options)
 
-    monkeypatch.setattr(claims, "complete", look)
+    monkeypatch.setattr(ownership, "complete", look)
     serve_writing(serve, **policy)
     assert alice.post(key="k").status_code == 201
     assert seen == [(False, ["written"])]
@@ -271,7 +271,7 @@ def test_an_async_views_transactions_commit_before_its_outcome(alice: Caller, se
 def test_what_has_committed_elsewhere_is_not_run_again_by_itself(
     alice: Caller, serve: Serve, recovery: Any, left: str, again: str, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(claims, "complete", Mock(side_effect=OperationalError("disk full")))
+    monkeypatch.setattr(ownership, "complete", Mock(side_effect=OperationalError("disk full")))
     serve_writing(serve, recovery=recovery)
     assert problem_code(alice.post(key="k")) == "idempotency_unavailable"
     assert (notes(), effects(), records()) == (["written"], 0, [(left, 1)])

@@ -24,7 +24,7 @@ from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_body_batches
 from idempotency.operate.resolutions import record_outcome
 from idempotency.outcome import BODY_GONE, ENVELOPE, Outcome, outcome_of, response_of
-from idempotency.protocol import claims
+from idempotency.protocol import ownership
 from tests.database.claiming import acquire
 from tests.http.callers import Caller, assert_nothing_kept, assert_refused, effects, problem_code, replayed
 from tests.http.serving import OUTSIDE, Framework, Serve, serve_answer
@@ -241,7 +241,7 @@ def test_a_record_that_starts_over_forgets_when_its_body_was_due() -> None:
     """Otherwise the next body would be deleted too early, where body_ttl is declared no more."""
     with forgetting_operations("bodies."):
         operation = Operation("bodies.over", body_ttl=HOUR)
-        claims.record(acquire(operation), outcome_of(HttpResponse(), operation.policy))
+        ownership.record(acquire(operation), outcome_of(HttpResponse(), operation.policy))
         assert IdempotencyRecord.objects.get().body_expires_at is not None
         expire(IdempotencyRecord.objects.get().pk)
     with forgetting_operations("bodies."):
@@ -328,7 +328,7 @@ def test_what_the_body_tells_is_deleted_wherever_it_is_told() -> None:
 def test_an_outcome_that_a_person_records_is_kept_as_long_as_one_of_a_request(settings: Any) -> None:
     with forgetting_operations("bodies."):
         operation = Operation("bodies.parked", transaction=False, recovery=PARK)
-        claims.park(acquire(operation))
+        ownership.park(acquire(operation))
         settings.IDEMPOTENCY = {"BODY_TTL": HOUR}
         record_outcome(IdempotencyRecord.objects.get(), {"id": 1}, by="ops")
         IdempotencyRecord.objects.update(body_expires_at=from_now(-HOUR))

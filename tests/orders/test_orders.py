@@ -18,8 +18,8 @@ from django.db import connection
 
 from idempotency import lifecycle
 from idempotency.operate.sweep import _SETTLED_AS
-from idempotency.protocol import claims, execution, recovery, steps
-from idempotency.store.postgresql import claims as statements
+from idempotency.protocol import acquisition, execution, ownership, recovery, steps
+from idempotency.store.postgresql import statements
 from tests.crash.mutations import MUTATIONS
 from tests.orders.scheduler import every_order, scheduling, walk
 from tests.orders.stage import PAIRS, PLAYED, WALKERS, Schedule, lease_ends, nothing, request, retention_ends
@@ -112,7 +112,7 @@ def test_no_walk_of_three_breaks_a_promise(level: str, count: int | None, seed: 
 def planted(name: str) -> Iterator[None]:
     """A mutation of the crash matrix, in this process, for the block."""
     dictionaries: list[dict[Any, Any]] = [
-        *map(vars, (statements, execution, claims, steps, recovery)), lifecycle._ABANDONED, _SETTLED_AS
+        *map(vars, (statements, acquisition, execution, ownership, steps, recovery)), lifecycle._ABANDONED, _SETTLED_AS
     ]  # fmt: skip
     before = [dict(each) for each in dictionaries]
     MUTATIONS[name]()

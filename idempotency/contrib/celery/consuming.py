@@ -29,11 +29,11 @@ from ...operation import Operation, operation_for
 from ...options import validators
 from ...options.table import Arguments
 from ...outcome import Outcome, outcome_of_result
-from ...protocol import claims
+from ...protocol import ownership
+from ...protocol.acquisition import ClaimRequest, acquire_or_wait
 from ...protocol.claim import Claim
 from ...protocol.claim_block import result_of
-from ...protocol.claims import ClaimRequest
-from ...protocol.execution import Running, acquire_or_wait, running
+from ...protocol.execution import Running, running
 from ...protocol.ownership import Ownership
 from .deliveries import Delivery
 from .policy import ATTRIBUTE, TaskPolicy, policy_of
@@ -173,7 +173,7 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _give_back(owned: Ownership) -> None:
     """Release a claim under which nothing has run. This is safe for every declared recovery."""
     try:
-        released = claims.release(owned)
+        released = ownership.release(owned)
     except (DatabaseError, InterfaceError):
         logger.warning("Operation %r: a claim could not be released", owned.scope.operation, exc_info=True)
         return

@@ -20,7 +20,7 @@ from collections import Counter
 from typing import Any, Final
 
 from django.core.signals import request_finished
-from django.db import connections, transaction
+from django.db import connections
 
 from ... import signals
 from ...operate import purge, stats
@@ -231,8 +231,7 @@ def write_counts(using: str, counts: Counts) -> None:
 
     def transact() -> None:
         store = store_for(using)
-        with transaction.atomic(using=using, durable=True):
-            store.commit_at_once()
+        with store.own_transaction("A flush of the counters"):
             store.add_counts(counts, this_hour())
 
     retry_lost_races(MAX_ROUNDS, using, transact)

@@ -38,7 +38,7 @@ def _ask(connection: Any) -> bool:
     connection.ensure_connection()
     driver = connection.connection
     autocommit = driver.autocommit
-    # A transaction of which nothing was sent yet shall not begin with this question: see ``commit_at_once()``.
+    # A transaction of which nothing was sent yet shall not begin with this question.
     is_idle = driver.pgconn.transaction_status == TRANSACTION_IDLE
     with connection.wrap_database_errors:
         try:

@@ -9,7 +9,8 @@ shard only.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from django.db.models import QuerySet
 from ...lifecycle import Status
 from ..base import TableSize, Taken
 from ..portable import Store
-from .claims import Setting, with_settings
+from .statements import Setting, with_settings
 from .store import PostgreSQLStore
 
 _Found = TypeVar("_Found")
@@ -88,9 +89,10 @@ class CitusStore(PostgreSQLStore):
     def _prepares(self, cursor: Any) -> bool:
         return False  # the statement that claims and reads is not one task
 
-    def commit_at_once(self) -> None:
-        if self._sends_settings_along:
-            super().commit_at_once()
+    @contextmanager
+    def own_statement(self, what: object) -> Iterator[None]:
+        with super().own_statement(what) if self._sends_settings_along else self.own_transaction(what):
+            yield
 
     def _execute(self, cursor: Any, statement: str, parameters: Any, *settings: Setting) -> None:
         # Citus sends a setting to the workers if a SET LOCAL has made it, and not if set_config() has, which it refuses

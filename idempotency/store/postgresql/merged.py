@@ -18,12 +18,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..transaction_guard import TransactionWatch
 
-#: libpq's PQTRANS_IDLE: no transaction is open.
-TRANSACTION_IDLE = 0
-#: libpq's PQTRANS_INTRANS: a transaction is open, and no statement of it has failed.
-TRANSACTION_SOUND = 2
-#: libpq's PQTRANS_INERROR: a transaction is open, and a statement of it has failed.
-TRANSACTION_FAILED = 3
+#: The states of libpq: no transaction is open, none of its statements has failed, one has.
+TRANSACTION_IDLE, TRANSACTION_SOUND, TRANSACTION_FAILED = 0, 2, 3
 
 
 def has_open_transaction(driver: Any) -> bool:
@@ -49,9 +45,7 @@ class BeginningWatch(TransactionWatch):
     """
 
     def __init__(self, connection: BaseDatabaseWrapper, takes_several: Callable[[Any], bool]) -> None:
-        """
-        :param takes_several: whether a message of a driver's cursor can hold several statements.
-        """
+        """:param takes_several: whether a message of a driver's cursor can hold several statements."""
         is_open = attrgetter("pgconn.transaction_status")  # only TRANSACTION_IDLE is 0
         super().__init__(connection, is_open, partial(_identity, connection))
         self._takes_several = takes_several

@@ -1,4 +1,4 @@
-"""The store of PostgreSQL: messages, counters, the purge and what checks ask. ``claims.py`` has the claims."""
+"""The store of PostgreSQL: messages, counters, the purge and what checks ask. ``statements.py`` has the claims."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...lifecycle import Status
 from ..base import Replication, TableSize, Taken
-from .claims import NO_DISK, WAITING, Claims
+from .statements import NO_DISK, RecordStore
 
 if TYPE_CHECKING:
     from ...outbox.models import OutboxMessage
@@ -98,7 +98,7 @@ SELECT current_setting('synchronous_commit'), current_setting('synchronous_stand
 _IDENTITY = "SELECT current_database(), to_regclass('idempotency_record')::oid, pg_postmaster_start_time()"
 
 
-class PostgreSQLStore(Claims):
+class PostgreSQLStore(RecordStore):
     """PostgreSQL. Each change is one statement."""
 
     def insert_message(self, message: OutboxMessage, delay: timedelta) -> bool:
@@ -114,7 +114,7 @@ class PostgreSQLStore(Claims):
         operations, events = [operation for operation, _ in counts], [event for _, event in counts]
         parameters: list[Any] = [hour, operations, events, list(counts.values())]
         with self.connection.cursor() as cursor:
-            self._execute(cursor, _ADD_COUNTS, parameters, WAITING, NO_DISK)
+            self._execute(cursor, _ADD_COUNTS, parameters, *self._bounds(), NO_DISK)
 
     def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> Taken:
         parameters = {

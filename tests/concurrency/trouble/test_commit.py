@@ -148,8 +148,9 @@ def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(pos
 
     with business_commit(look):
         assert post(path).status_code == 201
-    assert seen["handler"] == ["0", "0", "2s" if path == "/bounded/" else "0"]
-    assert seen["commit"] == seen["handler"]
+    bounds = ["0", "0", "2s" if path == "/bounded/" else "0"]
+    # Without a transaction the completing update is committed by itself.
+    assert seen == {"handler": bounds} | ({} if path == "/again/" else {"commit": bounds})
 
 
 @pytest.mark.failure_60

@@ -12,8 +12,10 @@ from django.db import connection
 
 from idempotency import signals
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol import claims, ownership
+from idempotency.protocol import ownership
+from idempotency.protocol.acquisition import MAX_ROUNDS
 from idempotency.protocol.faults import fault_point
+from idempotency.store import store_for
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import (
     UNAVAILABLE,
@@ -53,7 +55,7 @@ def test_a_connection_that_dies_in_the_handler_leaves_nothing(post: Post, moment
 
 def test_a_claim_that_can_not_be_released_is_left_to_its_lease(post: Post, caplog: pytest.LogCaptureFixture) -> None:
     handler.before = fail
-    with failing_database(claims, "release"):
+    with failing_database(ownership, "release"):
         assert post().status_code == 500
     assert record().status == "in_progress"
     assert "its lease runs out by itself" in caplog.text
@@ -98,7 +100,7 @@ def locked_file() -> Iterator[None]:
 
 
 def busy_when_the_business_transaction_begins() -> AbstractContextManager[None]:
-    return failing_database(claims.store_for("default"), "bound_transaction")
+    return failing_database(store_for("default"), "bound_transaction")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def _nothing_is_said_already(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.failure_17
 @pytest.mark.postgres
-@pytest.mark.parametrize(("times", "status"), [(1, 201), (claims.MAX_ROUNDS - 1, 201), (claims.MAX_ROUNDS, 409)])
+@pytest.mark.parametrize(("times", "status"), [(1, 201), (MAX_ROUNDS - 1, 201), (MAX_ROUNDS, 409)])
 def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole_a_bounded_number_of_times(
     post: Post, monkeypatch: pytest.MonkeyPatch, times: int, status: int
 ) -> None:
@@ -175,7 +177,7 @@ def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole_a_bounded_num
 
     monkeypatch.setitem(fault_point, "claim.before", deadlock)
     assert post().status_code == status
-    assert len(rounds) == min(times + 1, claims.MAX_ROUNDS)
+    assert len(rounds) == min(times + 1, MAX_ROUNDS)
     assert effects() == (["one"] if status == 201 else [])
 
 
@@ -183,7 +185,7 @@ def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_a
     post: Post, cut_off: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_off("/park/")
-    store = claims.store_for("default")
+    store = store_for("default")
     park_abandoned = store.park_abandoned
     monkeypatch.setattr(store, "park_abandoned", lambda *args: park_abandoned(*args) and park_abandoned(*args))
     with receiving(signals.parked) as parked:
@@ -194,7 +196,7 @@ def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_a
 def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(request: Any) -> None:
         IdempotencyRecord.objects.update(attempt=2)
-        monkeypatch.setattr(claims.store_for("default"), "read", unreachable)
+        monkeypatch.setattr(store_for("default"), "read", unreachable)
 
     handler.before = lose
     assert problem(post()) == UNAVAILABLE
@@ -203,6 +205,6 @@ def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post: Post, monkeypatc
 
 def test_a_record_purged_between_the_lost_insert_and_the_read_is_claimed_anew(post: Post) -> None:
     post()
-    with just_before(claims.store_for("default"), "read", lambda scope: IdempotencyRecord.objects.all().delete()):
+    with just_before(store_for("default"), "read", lambda scope: IdempotencyRecord.objects.all().delete()):
         assert post().status_code == 201
     assert handler.attempts == [1, 1]

@@ -14,7 +14,7 @@ from django.http import HttpResponse
 
 from idempotency import Completed, require_claim
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.protocol import claims, ownership
+from idempotency.protocol import ownership
 from tests.concurrency.conftest import Post
 from tests.concurrency.failures import (
     IN_PROGRESS,
@@ -55,7 +55,7 @@ def test_a_late_attempt_learns_nothing_of_another_payload_that_has_its_key_since
 
 
 def test_outside_of_a_transaction_a_lost_recording_leaves_the_claim_to_recovery(post: Post) -> None:
-    with failing_database(claims, "complete"):
+    with failing_database(ownership, "complete"):
         assert problem(post("/park/")) == UNAVAILABLE
     assert state() == ("in_progress", ["one"])
 
@@ -106,18 +106,19 @@ def unconfirmed_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 @pytest.mark.failure_74
 def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_again(
-    post: Post, unconfirmed_commit: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete = claims.complete
+    complete = ownership.complete
     tries: list[int] = []
 
     def lose_the_first_answer(owned: Any, outcome: Any) -> None:
-        complete(owned, outcome)
+        complete(owned, outcome)  # the update is committed by itself
         tries.append(1)
         if len(tries) == 1:
-            unconfirmed_commit()
+            monkeypatch.setattr(connection, "is_usable", lambda: False)
+            unreachable()
 
-    monkeypatch.setattr(claims, "complete", lose_the_first_answer)
+    monkeypatch.setattr(ownership, "complete", lose_the_first_answer)
     answer = post("/park/")
     assert (answer.status_code, len(tries)) == (201, 1)
     assert post("/park/").content == answer.content
@@ -226,7 +227,7 @@ def test_a_server_that_does_not_come_back_leaves_the_claim_to_recovery_after_bou
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[int] = []
-    monkeypatch.setattr(claims, "complete", lambda *args: tries.append(1) or unreachable())
+    monkeypatch.setattr(ownership, "complete", lambda *args: tries.append(1) or unreachable())
     monkeypatch.setattr(ownership, "FIRST_PAUSE", 0)
     handler.after = lambda request: monkeypatch.setattr(connection, "is_usable", lambda: False)
     assert problem(post("/park/")) == UNAVAILABLE

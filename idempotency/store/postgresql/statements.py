@@ -172,8 +172,10 @@ SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL, 
 """
 
 
-class Claims(Store):
+class RecordStore(Store):
     """Claims, the transactions around them, and what the server's errors mean."""
+
+    has_open_transaction = property(attrgetter("connection.connection.pgconn.transaction_status"))  # 0 if it is idle
 
     def insert_claim(
         self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
@@ -197,70 +199,58 @@ class Claims(Store):
         return None if found is None else _row(scope, found)
 
     def take_over(self, observed: Fence, *, lease: timedelta, ttl: timedelta) -> bool:
-        return self._change(TAKE_OVER, (lease, ttl, *_matching(observed)))
+        return self._change(TAKE_OVER, lease, ttl, *_matching(observed))
 
     def start_over(self, observed: Fence, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
-        return self._change(START_OVER, (request_hash, lease, ttl, *_matching(observed)))
+        return self._change(START_OVER, request_hash, lease, ttl, *_matching(observed))
 
     def park_abandoned(self, observed: Fence) -> bool:
-        return self._change(PARK_ABANDONED, _matching(observed))
+        return self._change(PARK_ABANDONED, *_matching(observed))
 
     def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
-        return self._change(SET_LEASE, (duration, ttl, *_matching(fence)))
+        return self._change(SET_LEASE, duration, ttl, *_matching(fence))
 
     def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta, commit: bool = False) -> bool:
-        if commit:
-            return self._complete_and_commit(fence, outcome, ttl)
-        # This is the last statement of the business transaction. After it, only this process can delay the COMMIT, if
-        # it freezes before sending it, and one setting bounds that. The others would also apply to COMMIT, which checks
-        # deferred foreign keys and may wait for rows that the handler needs.
-        settings = None if self._is_alone else (IDLING,)
-        return self._change(COMPLETE, _completing(fence, outcome, ttl), settings)
-
-    def _complete_and_commit(self, fence: Fence, outcome: Outcome, ttl: timedelta) -> bool:
         driver = self.connection.connection
+        response = (outcome.status, json.dumps(outcome.headers), outcome.body, outcome.reference)
+        parameters = (ttl, *response, outcome.body_ttl, *_matching(fence))
         with self.connection.cursor() as cursor:
-            if self.is_nested or not self.takes_several(cursor.cursor) or not is_silent(driver):
-                return self.complete(fence, outcome, ttl=ttl)
+            if not commit or self.is_nested or not self.takes_several(cursor.cursor) or not is_silent(driver):
+                # After this update only this process can delay the COMMIT, if it freezes before sending it, and one
+                # setting bounds that. The others would also apply to COMMIT, which checks deferred foreign keys and may
+                # wait for rows that the handler needs.
+                self._execute(cursor, COMPLETE, parameters, WAITING if driver.autocommit else IDLING)
+                return bool(cursor.rowcount == 1)
             try:
-                cursor.execute(COMPLETE_AND_COMMIT, (*_completing(fence, outcome, ttl), str(fence.id)))
+                cursor.execute(COMPLETE_AND_COMMIT, (*parameters, str(fence.id)))
             except Exception as error:
                 if not has_open_transaction(driver):
                     raise CommitError(error) from None
-                # The COMMIT was not reached. A deferred trigger that says the same is, because it runs in COMMIT.
+                # The COMMIT was not reached. A deferred trigger may raise the same text, but it runs in COMMIT.
                 if FENCE_MISSED in _said(error):
                     return False
                 raise
-        return True
+            return True
 
     def release(self, fence: Fence, error: str | None = None) -> bool:
-        return self._change(RELEASE, (error, *_matching(fence)))
+        return self._change(RELEASE, error, *_matching(fence))
 
     def park(self, fence: Fence, error: str | None = None) -> bool:
-        return self._change(PARK, (error, *_matching(fence)))
+        return self._change(PARK, error, *_matching(fence))
 
     def bound_transaction(
-        self,
-        *,
-        idle: timedelta,
-        statement: timedelta | None = None,
-        wait_for_disk: bool = True,
+        self, *, idle: timedelta, statement: timedelta | None = None, wait_for_disk: bool = True
     ) -> None:
         if self.is_nested:
             return
         bounds = {"idle_in_transaction_session_timeout": idle, "statement_timeout": statement}
-        wanted = [(name, _milliseconds(duration)) for name, duration in bounds.items() if duration is not None]
-        wanted += [] if wait_for_disk else [("synchronous_commit", "off")]
-        with self.connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT {', '.join(['set_config(%s, %s, true)'] * len(wanted))}",
-                [text for setting in wanted for text in setting],
-            )
-
-    def commit_at_once(self) -> None:
-        if not self.is_nested:
-            # Django's block has nothing to commit then, and sets autocommit again when it ends, whatever ends it.
-            self.connection.connection.autocommit = True
+        # 0 would switch a bound off.
+        settings = [
+            Setting(name, f"{max(1, int(duration.total_seconds() * 1000))}ms")
+            for name, duration in bounds.items()
+            if duration is not None
+        ]
+        self.row_of(with_settings("SELECT {settings}", tuple(settings if wait_for_disk else [*settings, NO_DISK])))
 
     def watch_transaction(self) -> TransactionWatch:
         return BeginningWatch(self.connection, self.takes_several)
@@ -302,59 +292,35 @@ class Claims(Store):
         return False  # ON CONFLICT answers without an error
 
     def _execute(self, cursor: Any, statement: str, parameters: Any, *settings: Setting) -> None:
-        """Execute a statement under settings of its transaction.
-
-        A SET LOCAL of its own would be one more round trip on every request. In a TestCase the settings would outlive
-        the savepoint, so they are left out.
-
-        :param statement: contains ``{settings}``, a condition that is always true and makes the settings. It is in what
-            the statement writes, which the server computes before it waits for a row's lock.
-        """
+        """Execute a statement that contains ``{settings}``. In a TestCase the settings would outlive the savepoint."""
         cursor.execute(with_settings(statement, () if self.is_nested else settings), parameters)
 
     def _bounds(self) -> tuple[Setting, ...]:
         """The settings of a short transaction. If it is one statement, it is never idle."""
-        return (WAITING,) if self._is_alone else (WAITING, IDLING)
+        return (WAITING,) if self.connection.connection.autocommit else (WAITING, IDLING)
 
-    #: True if the next statement is a transaction by itself.
-    _is_alone = property(attrgetter("connection.connection.autocommit"))
-
-    def _change(self, update: str, parameters: tuple[Any, ...], settings: tuple[Setting, ...] | None = None) -> bool:
+    def _change(self, update: str, *parameters: Any) -> bool:
         with self.connection.cursor() as cursor:
-            self._execute(cursor, update, parameters, *(settings or self._bounds()))
+            self._execute(cursor, update, parameters, *self._bounds())
             return bool(cursor.rowcount == 1)
 
 
 def _row(scope: Scope, found: tuple[Any, ...]) -> Row:
-    pk, attempt, status, request_hash, lease_left, retention_over, *response = found
+    pk, attempt, status, request_hash, lease_left, retention_over, code, headers, body, reference = found
     return Row(
         fence=Fence(scope, pk, attempt, request_hash),
         status=status_of(status),
         lease_left=lease_left or 0.0,
         retention_over=retention_over,
-        outcome=_outcome(*response) if status == Status.COMPLETED else None,
+        outcome=Outcome.stored(code, json.loads(headers or "null"), body, reference)
+        if status == Status.COMPLETED
+        else None,
     )
 
 
-def _outcome(status: int, headers: str | None, body: str | None, reference: str | None) -> Outcome:
-    return Outcome.stored(status, json.loads(headers or "null"), body, reference)
-
-
-def _milliseconds(duration: timedelta) -> str:
-    return f"{max(1, int(duration.total_seconds() * 1000))}ms"  # 0 would switch the bound off
-
-
-def _parts(scope: Scope) -> tuple[str, str, str]:
-    return (scope.account_id, scope.operation, scope.idempotency_key)
-
-
-def _completing(fence: Fence, outcome: Outcome, ttl: timedelta) -> tuple[Any, ...]:
-    response = (outcome.status, json.dumps(outcome.headers), outcome.body, outcome.reference)
-    return (ttl, *response, outcome.body_ttl, *_matching(fence))
-
-
-def _matching(fence: Fence) -> tuple[Any, ...]:
-    return (*_parts(fence.scope), fence.id, fence.attempt, fence.request_hash)
+#: The parameters by which a statement finds a scope, and those by which ``OBSERVED`` finds what a fence names.
+_parts = attrgetter("account_id", "operation", "idempotency_key")
+_matching = attrgetter("scope.account_id", "scope.operation", "scope.idempotency_key", "id", "attempt", "request_hash")
 
 
 def _said(error: BaseException) -> str:

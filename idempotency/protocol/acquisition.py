@@ -1,12 +1,6 @@
-"""Claim, take over, complete, release and park. Each is one statement and a compare-and-set.
+"""Who may run an operation: claim its record, take it over, wait, or learn the outcome.
 
-Only this module decides who owns a record. Every change of an owned record is fenced: it names the whole scope, the
-row, the attempt and the payload's fingerprint, and matches no row once another attempt owns the record.
-
-The row's id and the attempt would be enough if a database never lost a commit. But a first claim may commit without
-waiting for the disk (see ``_insert``). A database that crashes can then lose the claim *and* assign its id again, to
-another key, at attempt 1. Because the fence has the scope and the fingerprint, a claimant that survived such a crash
-can match only a claim of the same operation with the same payload. Either of the two may complete it, and only one can.
+Each change of a record is one statement and a compare-and-set. Only this module gives a record to an owner.
 """
 
 from __future__ import annotations
@@ -14,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, router, transaction
 from django.dispatch import Signal
@@ -27,7 +20,6 @@ from ..exceptions import (
     KeyExpiredError,
     KeyInvalidError,
     KeyReusedError,
-    LeaseLostError,
     OutcomeUnknownError,
     RequestError,
 )
@@ -38,16 +30,22 @@ from ..identity.scope import Scope
 from ..lifecycle import Decision, Recovery, Status, decide
 from ..models import IdempotencyRecord
 from ..operation import Policy
+from ..options.values import Wait
 from ..outcome import Outcome
-from ..store import Fence, Row, Store, newer_record, own_transaction, store_for
+from ..store import Fence, Row, Store, newer_record, store_for
 from . import steps
 from .faults import fault_point
-from .ownership import Ownership, fenced_change, store_errors, unavailable
+from .ownership import Ownership, store_errors, unavailable
+from .recovery import reconcile
 
 #: A claim starts again if the record changed meanwhile: it was purged after the insert found it, another attempt took
 #: it over, or the database refused with a serialization failure (REPEATABLE READ) or a deadlock (InnoDB). Each round
 #: needs a change by another process, so after a few rounds another one would not help.
 MAX_ROUNDS = 8
+
+#: The pauses, in seconds, between two looks of a waiting duplicate. They are short at first and then grow.
+FIRST_POLL = 0.02
+SLOWEST_POLL = 0.25
 
 
 @dataclass(frozen=True)
@@ -71,18 +69,16 @@ class ClaimRequest:
 def refusal_to_begin(policy: Policy, key: str) -> RequestError | None:
     """The error for a request that would begin a new operation under this key, or None if it may.
 
-    Past the retention of a record, a late retry would run again. A key that carries its time can be refused then. It is
-    enough to refuse what would *begin* under it: an outcome that is still recorded is replayed, whatever the age of its
-    key, and a released or abandoned claim is the same operation.
+    Past the retention of a record, a late retry would run again. A key that carries its time can be refused then. Only
+    a beginning is refused: a recorded outcome is replayed, and a released or abandoned claim is the same operation.
 
     Why nothing runs twice: a record is kept for ``ttl`` from its first request, and a key is made before that. So a
     retry that finds no record any more has a key that is older than ``ttl``, if all clocks agree. They may differ by
     ``CLOCK_SKEW``, so ``max_key_age`` plus that is at most ``ttl``, and a key from further in the future is refused,
-    too. The clock is this server's and not the database's, because to ask the database would be one more round trip.
+    too. The clock is this server's, because to ask the database would be one more round trip.
 
-    A derived key has no time, so one that comes late can't be refused. ``timed_keys`` accepts it, because its sender is
-    another operation, whose every attempt sends this key. Nothing runs twice if this ``ttl`` is longer than the time
-    from the sender's first attempt to its last.
+    A derived key has no time. ``timed_keys`` accepts it, because its sender is another operation, whose every attempt
+    sends this key. Nothing runs twice if this ``ttl`` is longer than the sender's attempts take together.
     """
     if policy.max_key_age is None and not policy.timed_keys:
         return None
@@ -101,12 +97,34 @@ def refusal_to_begin(policy: Policy, key: str) -> RequestError | None:
     return None
 
 
+def acquire_or_wait(request: ClaimRequest) -> Ownership | Outcome:
+    """``acquire``, with the waiting and the recovery that the operation declares."""
+    answer = request.policy.in_progress
+    deadline = time.monotonic() + (answer.seconds if isinstance(answer, Wait) else 0)
+    pause, has_waited = FIRST_POLL, False
+    while True:
+        try:
+            settled = acquire(request, expect_record=has_waited)
+            if isinstance(settled, Ownership) and settled.abandoned:
+                outcome = reconcile(settled)
+                return settled if outcome is None else outcome
+            return settled
+        except InProgressError:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                signals.send(signals.conflicted, request.policy.operation, request.scope, 0)
+                raise
+            # No transaction and no lock is held meanwhile, and to look again is one read.
+            time.sleep(min(pause, left))  # no report of the end of another's attempt works with every database
+            pause, has_waited = min(pause * 2, SLOWEST_POLL), True
+
+
 def acquire(request: ClaimRequest, *, expect_record: bool = False) -> Ownership | Outcome:
     """Own the scope, or learn its outcome.
 
-    :param expect_record: whether the scope is likely to have a record, so that it is read before a claim is tried.
-    :returns: an ``Ownership`` if this caller must run the operation; if it is ``abandoned``, the caller must first ask
-        the reconciler what became of the earlier attempt. The ``Outcome`` if the operation has run already.
+    :param expect_record: read the record before a claim is tried, because there is probably one.
+    :returns: an ``Ownership`` if this caller must run the operation, after the reconciler if it is ``abandoned``. The
+        ``Outcome`` if the operation has run already.
     :raises IdempotencyError: nothing ran. Its class says why.
     """
     for _ in range(MAX_ROUNDS):
@@ -126,10 +144,7 @@ def acquire(request: ClaimRequest, *, expect_record: bool = False) -> Ownership 
 
 
 def _one_round(request: ClaimRequest, expect_record: bool) -> Ownership | Outcome | None:
-    """Read or insert. If there is a record, do what ``decide`` says about it.
-
-    :returns: None if the record changed meanwhile, so that another round is needed.
-    """
+    """Read or insert, and do what ``decide`` says about a record. None if it changed meanwhile: try another round."""
     # If the database has one writer, an insert waits for it, and the writer may be the very attempt that a duplicate
     # must learn of. A read does not wait.
     look_first = expect_record or request.store.has_one_writer or request.refusal is not None
@@ -167,7 +182,7 @@ def _insert(request: ClaimRequest) -> Ownership | Row | None:
     policy, store, request_hash = request.policy, request.store, request.payload.request_hash
     fault_point["claim.before"]()
     try:
-        with own_transaction(store, policy.operation, one_statement=True):
+        with store.own_statement(policy.operation):
             inserted = store.insert_claim(
                 request.scope,
                 request_hash,
@@ -195,10 +210,6 @@ def _owned(policy: Policy, fence: Fence, store: Store, signal: Signal) -> Owners
 
 
 def _follow(decision: Decision, request: ClaimRequest, row: Row) -> Ownership | Outcome | None:
-    """Carry out a decision.
-
-    :returns: as for ``_one_round``.
-    """
     policy, store, attempt = request.policy, request.store, row.fence.attempt
     match decision:
         case Decision.REPLAY:
@@ -222,7 +233,7 @@ def _follow(decision: Decision, request: ClaimRequest, row: Row) -> Ownership | 
         case Decision.START_OVER:
             return _start_over(request, row)
         case Decision.PARK:
-            with own_transaction(store, policy.operation, one_statement=True):
+            with store.own_statement(policy.operation):
                 won = store.park_abandoned(row.fence)
             if won:
                 signals.send(signals.parked, policy.operation, request.scope, attempt)
@@ -235,7 +246,7 @@ def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
     if request.refusal is not None:
         raise request.refusal
     policy, store, request_hash = request.policy, request.store, request.payload.request_hash
-    with own_transaction(store, policy.operation):
+    with store.own_transaction(policy.operation):
         # Delete the steps of the earlier request. If another attempt wins the claim, the deletion is rolled back.
         steps.forget(row.fence, store.using)
         won = store.start_over(row.fence, request_hash, lease=policy.lease, ttl=policy.ttl)
@@ -246,16 +257,13 @@ def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
 
 
 def take_over(policy: Policy, observed: Fence, store: Store, signal: Signal) -> Ownership | None:
-    """Own a record that is released or abandoned.
+    """Own a record that is released or abandoned. None if another process was faster, or the lease was renewed.
 
     The update names the attempt that was observed. So if many callers saw the same abandoned claim, one wins, and if
-    this process slept since, it matches no row. The update also checks the lease again, so a claim that was renewed
-    meanwhile is left alone. Its COMMIT waits for the disk, because if a crash loses a take-over, the same attempt
-    number could be given out twice.
-
-    :returns: None if another process was faster, or if the owner is alive and has renewed its lease.
+    this process slept since, it matches no row. The update also checks the lease again. Its COMMIT waits for the disk,
+    because if a crash loses a take-over, the same attempt number could be given out twice.
     """
-    with own_transaction(store, policy.operation, one_statement=True):
+    with store.own_statement(policy.operation):
         won = store.take_over(observed, lease=policy.lease, ttl=policy.ttl)
         fault_point["takeover.sent"]()
     return _owned(policy, replace(observed, attempt=observed.attempt + 1), store, signal) if won else None
@@ -267,69 +275,6 @@ def take_over_abandoned(policy: Policy, observed: Fence, store: Store) -> Owners
     if owned is not None:
         owned.abandoned = True
     return owned
-
-
-def complete(owned: Ownership, outcome: Outcome, *, commit: bool = False) -> None:
-    """Record the outcome if the attempt still owns the record. This is the last statement of the business transaction.
-
-    If the process dies before the COMMIT, neither the business writes nor the outcome exist. If it dies after the
-    COMMIT, both exist. If it slept before this statement until another attempt took over, no row matches, and the
-    caller's transaction must roll back.
-
-    :param commit: whether the store may send COMMIT along.
-    :raises LeaseLostError: another attempt owns the record.
-    :raises CommitError: COMMIT has failed, or it is not known how it ended. Only if it may be sent along.
-    """
-    fault_point["complete.before"]()
-    if not owned.store.complete(owned.fence, outcome, ttl=owned.policy.ttl, commit=commit):
-        owned.lost = True
-        raise owned.lost_error()
-
-
-def record(owned: Ownership, outcome: Outcome) -> None:
-    """Record an outcome in a transaction of its own.
-
-    :raises LeaseLostError: another attempt owns the record.
-    :raises UnavailableError: the outcome could not be recorded, or it is not known whether it was.
-    """
-    with store_errors(owned.using):
-        try:
-            fenced_change(owned, lambda: complete(owned, outcome))
-        except LeaseLostError:
-            # The COMMIT of an earlier try may have succeeded although its answer was lost. Then the record has this
-            # attempt's outcome, and all is well.
-            row = store_for(owned.using).read(owned.scope)
-            if row is None or (row.fence, row.outcome) != (owned.fence, outcome):
-                raise
-
-
-def release(owned: Ownership, error: str | None = None) -> bool:
-    """Give the claim up so that a retry runs at once. Only for a run that is known to have had no effect.
-
-    :param error: why the run failed, for people. None keeps what is known of an earlier one.
-    :returns: False if another attempt owns the record. Then nothing is released.
-    """
-    fault_point["release.before"]()
-
-    def change() -> bool:
-        released = store_for(owned.using).release(owned.fence, error)
-        fault_point["release.sent"]()
-        return released
-
-    return fenced_change(owned, change)
-
-
-def park(owned: Ownership, error: str | None = None) -> bool:
-    """Stop automatic handling, because the attempt ended and it is not known whether it took effect.
-
-    Parameter and result are those of ``release``.
-    """
-    return fenced_change(owned, lambda: store_for(owned.using).park(owned.fence, error))
-
-
-def postpone(owned: Ownership, duration: timedelta) -> bool:
-    """Let the lease end after ``duration``, so that the next retry or sweep after that asks the reconciler again."""
-    return fenced_change(owned, lambda: store_for(owned.using).set_lease(owned.fence, duration, ttl=owned.policy.ttl))
 
 
 def read_winner(request: ClaimRequest) -> Outcome:
@@ -346,10 +291,7 @@ def read_winner(request: ClaimRequest) -> Outcome:
 
 def retry_after(lease_left: float, policy: Policy) -> int:
     """When to retry, in whole seconds: after as long as the attempt has been running, bounded by the lease and
-    ``MAX_RETRY_AFTER``.
-
-    So the duplicate of a short request comes back after a second, and the duplicates of a long request come less often.
-    """
+    ``MAX_RETRY_AFTER``. So duplicates of a long request come less often than those of a short one."""
     running_for = policy.lease.total_seconds() - lease_left
     bound = min(lease_left, settings().max_retry_after.total_seconds())
     return max(1, math.ceil(min(running_for, bound)))
